@@ -47,6 +47,11 @@ class Cluster(ABC):
         return self.placement.world_size
 
     @property
+    def processes(self) -> list[tuple[str, int]]:
+        """Host and process id of each rank. Default: nobody knows."""
+        return []
+
+    @property
     def dp_size(self) -> int:
         """Data-parallel ranks: the parts that a split call cuts its batch into. Asks the workers the first time."""
         return self._known_layouts(None)[0].dp_size

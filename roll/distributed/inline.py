@@ -10,7 +10,9 @@ import asyncio
 import concurrent.futures
 import functools
 import logging
+import os
 import queue
+import socket
 import sys
 import threading
 import traceback
@@ -53,6 +55,10 @@ class InlineCluster(Cluster):
         info = WorkerInfo(placement.role, 0, 1, "", 0, slots, local_rank=slots[0] if slots else 0)
         self._worker: Worker | None = None
         self._worker = self._attributed("__init__", lambda: worker_cls(info, *init_args))
+
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        return [(socket.gethostname(), os.getpid())]
 
     def shutdown(self) -> None:
         worker, self._worker = self._worker, None

@@ -52,6 +52,10 @@ class RayCluster(Cluster):
         self._healthy = True
         self._running = True
 
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        return [(peer.home.host, peer.home.pid) for peer in self._peers if peer.home is not None]
+
     def find_homes(self) -> list[Home]:
         """Wait for every process to stand."""
         homes = self._collect({peer.shell.home.remote(): rank for rank, peer in enumerate(self._peers)}, "start", None)

@@ -19,6 +19,7 @@ from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, Async
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
+from roll.rollout.progress import RolloutProgress
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task
@@ -43,6 +44,11 @@ class Collector(ABC):
     @abstractmethod
     def restore(self, state: dict[str, Any], folder: Path) -> None:
         """Continue from a checkpoint; `state` is that of `state` and the checkpoint's `step`."""
+
+    @property
+    def progress(self) -> RolloutProgress:
+        """How far the playing is, for other threads. Default: nothing is played."""
+        return RolloutProgress()
 
     def set_version(self, version: int) -> None:
         """Note that the engines sample with weights of this version from now on. Default: nobody asks."""
@@ -86,6 +92,10 @@ class SyncCollector(Collector):
         self._source = source
         self._plan = plan
 
+    @property
+    def progress(self) -> RolloutProgress:
+        return self._scheduler.progress
+
     def collect(self, step: int) -> Collected:
         return self._scheduler.collect(self._source, replace(self._plan, step=step))
 
@@ -108,6 +118,10 @@ class AsyncCollector(Collector):
     def __init__(self, scheduler: AsyncRolloutScheduler, source: TrainingSource) -> None:
         self._scheduler = scheduler
         self._source = source
+
+    @property
+    def progress(self) -> RolloutProgress:
+        return self._scheduler.progress
 
     def collect(self, step: int) -> Collected:
         return self._scheduler.collect(step)

@@ -20,6 +20,7 @@ from roll.pipelines.kept_config import keep_config
 from roll.pipelines.recording import RunRecorder
 from roll.pipelines.report import Report
 from roll.strategies.base import Output
+from roll.tracking.usage import RoleUsage
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.utils.importing import load_object
 from roll.utils.locking import run_lock
@@ -45,6 +46,7 @@ class Loop(ABC):
         self.checkpoints = Checkpoints(config, clusters)
         self.offloader = clusters.offloader
         self.recorder = RunRecorder(config, clusters)
+        self._usage = RoleUsage(lambda: {role: cluster.processes for role, cluster in clusters.by_role.items()})
         self.start_step = 0
         self.report: Report
 
@@ -77,6 +79,10 @@ class Loop(ABC):
     def close(self) -> None:
         """Release what isn't a cluster. Default: there is nothing."""
 
+    def gauges(self) -> dict[str, Any]:
+        """Return what is shown of a run under way, JSON values by name; called from another thread, every second."""
+        return {"usage": self._usage.read()}
+
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -90,6 +96,7 @@ class Loop(ABC):
         self.report = Report(
             self.config, self.timers, self.tokenizer, resume_step=resume_step, total_steps=self.total_steps
         )
+        self.report.watch(self.gauges)
         try:
             with self.recorder.run(resumed=resume_step is not None):
                 if only_validates or (self.start_step == 0 and self.validates_first):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,10 @@ class Report:
         self._health = Health(without=OF_LENGTH if config.one_token_responses else ())
         self._warned: set[str] = set()
         self._unshown: tuple[int, dict[str, float]] = (-1, {})
+
+    def watch(self, gauges: Callable[[], Mapping[str, Any]]) -> None:
+        """Show what changes within a phase to those who follow the run; see `LiveFiles.watch`."""
+        self._live.watch(gauges)
 
     def row(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
         """Write a step's metrics, timings and counters as one line to every tracker. Called every step, shown when due.

@@ -20,7 +20,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,14 @@ class RLPipeline(Loop):
             self._validation = RolloutScheduler(
                 self.driver, workload.player(self.driver, "val"), seed=config.seed, on_group=self._progress.add
             )
+
+    def gauges(self) -> dict[str, Any]:
+        load = self.driver.load()
+        playing = {"train": self.collector.progress.shown()}
+        if self.workload.validation_tasks is not None:
+            playing["validation"] = self._validation.progress.shown()
+        playing = {purpose: shown for purpose, shown in playing.items() if shown}
+        return {**super().gauges(), "rollout": playing, "engines": asdict(load)}
 
     # --- the loop -------------------------------------------------------------------------------------------------
 

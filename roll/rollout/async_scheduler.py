@@ -24,6 +24,7 @@ from typing import Any
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, ResumableTaskSource, RolloutPlan
+from roll.rollout.progress import RolloutProgress
 from roll.rollout.scheduler import Collected
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
@@ -102,7 +103,10 @@ class AsyncRolloutScheduler:
         self._on_drop = on_drop
         self._drops: list[tuple[Group, str]] = []
         self._keep = keep
-        self._starter = GroupStarter(engines, player, plan, seed=seed, purpose="train", completed=self._completed)
+        self.progress = RolloutProgress()
+        self._starter = GroupStarter(
+            engines, player, plan, seed=seed, purpose="train", completed=self._completed, progress=self.progress
+        )
         self._new_window()
         self._open: dict[int, OpenGroup] = {}
         self._open_versions: Counter[int] = Counter()  # Groups in flight by the version under which they were started
@@ -175,6 +179,7 @@ class AsyncRolloutScheduler:
         assert step == self._version + 1, f"step {step} trains weights {step - 1}, the engines have {self._version}"
         self._begun = True
         self._wanted = self._plan.groups
+        self.progress.begin(step, self._wanted)
         self._fill()
         while (chosen := self._choose(step)) is None:
             self._starter.raise_failed()
@@ -182,7 +187,7 @@ class AsyncRolloutScheduler:
             if not self._open:
                 break  # the source has ended, and what is ready isn't enough
             await self._engines.advance()
-        self._wanted = 0
+        self._wanted = self.progress.groups_wanted = 0
         return self._hand_over(chosen)
 
     async def _set_version(self, version: int) -> None:
@@ -228,6 +233,11 @@ class AsyncRolloutScheduler:
             self._open_versions[self._version] += 1
             self._started += 1
             self._window_started += 1
+        self._note()
+
+    def _note(self) -> None:
+        dropped = self._group_filter.dropped
+        self.progress.note(done=self._num_ready, open_groups=len(self._open), dropped=dropped)
 
     def _completed(self, group: OpenGroup) -> None:
         """Decide about a group of which enough episodes have ended."""
@@ -240,6 +250,7 @@ class AsyncRolloutScheduler:
         if self._group_filter.accept(outcome, self._metrics):
             versions = [min(turn.versions) for t in outcome.group.survivors for turn in t.turns if turn.versions]
             self._add_ready(ReadyGroup(group.position, outcome.group, min(versions, default=group.version)))
+        self._note()
         self._fill()
 
     def _add_ready(self, ready: ReadyGroup) -> None:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, aborted_completion
+from roll.rollout.engine_driver import EngineDriver, EngineLoad, EngineRanks, RolloutStalled, aborted_completion
 from roll.rollout.in_flight import EngineState, InFlightRequest
 from roll.rollout.routing import Router
 from roll.strategies.base import Completion, EngineCounters, Request
@@ -244,6 +244,13 @@ class ContinuousDriver(EngineDriver):
 
     async def mark_dead(self, rank: int, error: BaseException) -> None:
         self._failed(self._engines[rank], error)
+
+    def load(self) -> EngineLoad:
+        running = tuple(len(engine.running) for engine in self._engines)
+        up = set(self._router.up_ranks)
+        down = tuple(engine.rank for engine in self._engines if engine.rank not in up)
+        waiting = max(len(self._in_flight) - sum(running), 0)
+        return EngineLoad(running, waiting, down, dict(Counter(list(self._busy.values()))))
 
     def take_metrics(self) -> Metrics:
         metrics, counts, self._counts = Metrics(), self._counts, Counter()

@@ -10,7 +10,8 @@ engines that compute on their own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from roll.strategies.base import Completion, Request
@@ -26,6 +27,20 @@ class RolloutStalled(RuntimeError):
 def aborted_completion(request_id: str) -> Completion:
     """Return what an abort gives for a request that no engine has seen."""
     return Completion(id=request_id, token_ids=(), logprobs=(), versions=(), finish_reason="abort")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What engines and episodes do at a moment."""
+
+    running: tuple[int, ...]
+    """Requests that each engine has, by rank."""
+    waiting: int
+    """Requests that no engine has got so far."""
+    down: tuple[int, ...] = ()
+    """Engines that are being replaced."""
+    busy: Mapping[str, int] = field(default_factory=dict)
+    """Episodes that wait for no tokens, by what they do."""
 
 
 class EngineRanks(Protocol):
@@ -103,6 +118,10 @@ class EngineDriver(ABC):
         """Replace an engine that somebody found dead by this error. Default: nothing is replaced, raise the error."""
         del rank
         raise error
+
+    @abstractmethod
+    def load(self) -> EngineLoad:
+        """Return what is under way, from any thread and at any time; not exact to the moment."""
 
     def take_metrics(self) -> Metrics:
         """Return what happened to engines and requests since the last call. Default: nothing is counted."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_key import EpisodeKey
+from roll.rollout.progress import RolloutProgress
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task, Trajectory
 from roll.types.metrics import Metrics
@@ -140,6 +141,7 @@ class GroupStarter:
 
     Args:
         completed: called once with every group that is complete.
+        progress: is told of every episode that begins and ends.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class GroupStarter:
         seed: int,
         purpose: str,
         completed: Callable[[OpenGroup], None],
+        progress: RolloutProgress,
     ) -> None:
         self._engines = engines
         self._player = player
@@ -158,6 +161,7 @@ class GroupStarter:
         self._seed = seed
         self._purpose = purpose
         self._completed = completed
+        self._progress = progress
         self.round_number = 0  # Of the engines' rounds, as far as whoever drives them counts them
         self._tasks: dict[str, asyncio.Task[None]] = {}  # By name of the episode
         self._stopped: set[str] = set()  # Episodes that were stopped and haven't ended
@@ -185,6 +189,7 @@ class GroupStarter:
         async def play() -> None:
             try:
                 trajectory = await self._player.play(group.task, key, self._plan.params)
+                self._progress.ended(trajectory)
                 if group.add(trajectory, self.round_number):
                     self._completed(group)
             except asyncio.CancelledError:
@@ -197,11 +202,13 @@ class GroupStarter:
             finally:
                 self._engines.mark_ended(name)  # wakes whoever looks for failures
 
+        self._progress.episodes_running += 1
         self._tasks[name] = asyncio.get_running_loop().create_task(play())
         self._tasks[name].add_done_callback(lambda task: self._done(name, task))
 
     def _done(self, name: str, task: asyncio.Task[None]) -> None:
         del self._tasks[name]
+        self._progress.episodes_running -= 1
         self._stopped.discard(name)
         if not task.cancelled():
             task.exception()  # looked at, or asyncio would complain

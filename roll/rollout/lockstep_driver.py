@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, aborted_completion
+from roll.rollout.engine_driver import EngineDriver, EngineLoad, EngineRanks, RolloutStalled, aborted_completion
 from roll.strategies.base import Completion, Request
 from roll.utils import spans
 
@@ -56,6 +56,11 @@ class LockstepDriver(EngineDriver):
 
     def close(self) -> None:
         self._loop.close()
+
+    def load(self) -> EngineLoad:
+        placed = Counter(list(self._placed.values()))
+        running = tuple(placed[rank] for rank in range(self._ranks.world_size))
+        return EngineLoad(running, len(self._queued), busy=dict(Counter(list(self._busy.values()))))
 
     def mark_busy(self, episode: str, doing: str) -> None:
         """No round starts until it is done."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, RolloutPlan, TaskSource
+from roll.rollout.progress import RolloutProgress
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
 
@@ -60,6 +61,8 @@ class RolloutScheduler:
     """See `GroupFilter`."""
     on_group: Callable[[Group], None] = lambda _group: None
     """Told of every group as soon as it is accepted."""
+    progress: RolloutProgress = field(default_factory=RolloutProgress)
+    """How far `collect` is, for other threads."""
 
     def collect(self, source: TaskSource, plan: CollectPlan) -> Collected:
         """Play tasks from `source` until `plan.groups` groups are accepted.
@@ -79,6 +82,7 @@ class _Collection:
         self._on_group = scheduler.on_group
         self._source = source
         self._plan = plan
+        self._progress = scheduler.progress
         self._filter = GroupFilter(min_survivors=plan.min_survivors, keep=scheduler.keep, on_drop=scheduler.on_drop)
         self._completed: list[OpenGroup] = []  # Open groups that are complete, not yet decided about
         self._starter = GroupStarter(
@@ -88,6 +92,7 @@ class _Collection:
             seed=scheduler.seed,
             purpose=plan.purpose,
             completed=self._completed.append,
+            progress=self._progress,
         )
         self._open: dict[int, OpenGroup] = {}
         self._started = 0
@@ -95,12 +100,14 @@ class _Collection:
         self._accepted: list[tuple[int, Group]] = []
 
     async def run(self) -> Collected:
+        self._progress.begin(self._plan.step, self._plan.groups)
         try:
             self._launch()
             while True:
                 await self._engines.wait_idle()
                 self._starter.raise_failed()
                 await self._settle()
+                self._note()
                 if len(self._accepted) >= self._plan.groups or not self._open:
                     break
                 self._starter.round_number += 1
@@ -108,6 +115,7 @@ class _Collection:
             await self._abort_rest()
         finally:
             await self._starter.end()
+            self._progress.groups_wanted = 0
         await self._engines.wait_idle()  # nothing of this step is left on the engines: they may sleep now
         self._result.groups = [group for _, group in sorted(self._accepted, key=lambda item: item[0])]
         return self._result
@@ -127,6 +135,10 @@ class _Collection:
         for task in tasks:
             self._open[self._started] = self._starter.start(task, position=self._started, step=plan.step)
             self._started += 1
+        self._note()
+
+    def _note(self) -> None:
+        self._progress.note(done=len(self._accepted), open_groups=len(self._open), dropped=self._filter.dropped)
 
     async def _settle(self) -> None:
         """Decide about complete groups in plan order; start what is to take their place."""

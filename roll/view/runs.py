@@ -131,10 +131,12 @@ class Run:
         return {kind: steps_of(place, kind) if place else [] for kind in KINDS}
 
     def version(self) -> str:
-        """Return a text that changes when a file of the run does."""
+        """Return words that change when a file of the run does: of its metrics, what it does now, events, drops,
+        itself, its rollouts; and its status."""
         names = (METRICS_FILE, LIVE_FILE, EVENTS_FILE, DROPPED_FILE, RUN_FILE)
         places = [*(self.logs / name for name in names), self.rollouts or self.folder / "rollouts"]
-        return " ".join(f"{found.st_mtime_ns:x}.{found.st_size:x}" if (found := _stat(p)) else "-" for p in places)
+        stamps = [f"{found.st_mtime_ns:x}.{found.st_size:x}" if (found := _stat(p)) else "-" for p in places]
+        return " ".join([*stamps, _status(_json(self.logs / LIVE_FILE), self.about())])
 
     def state(self) -> dict[str, Any]:
         """Return what the run is doing, how far it is, and where its time goes."""
@@ -154,7 +156,10 @@ class Run:
                 "status": status,
                 "outcome": live.get("outcome"),
                 "doing": live.get("doing", []),
-                "since": live.get("time"),
+                "since": live.get("since", live.get("time")),
+                "rollout": live.get("rollout", {}),
+                "engines": live.get("engines", {}),
+                "usage": live.get("usage", {}),
                 "now": time.time(),
                 "step": step,
                 "total_steps": total,

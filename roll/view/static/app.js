@@ -49,7 +49,7 @@ async function render() {
   drawHeader(view, params);
   document.title = `${known.title} \u00b7 ${app.run(params)?.name || ""} \u00b7 roll view`;
   const fresh = h("div", { class: `view view-${view}` });
-  app.refresh = null;
+  app.refresh = app.refreshLive = null;
   try {
     await known.show(fresh, params, app);
   } catch (error) {
@@ -151,15 +151,24 @@ function onKey(event) {
 
 // --- runs under way ---------------------------------------------------------------------------------------------------
 
+// Of a run's version, all but what it does at the moment: that changes every second.
+function withoutLive(version) {
+  return version.split(" ").filter((_, place) => place !== 1).join(" ");
+}
+
 async function poll() {
   if (document.hidden) return;
   try {
     const { versions } = await get("/api/version");
     setLost(false);
-    const changed = versions.filter((version, place) => version !== app.versions[place]).length;
     const first = app.versions.length === 0;
+    const old = app.versions;
     app.versions = versions;
-    if (!changed || first) return;
+    if (first || versions.join() === old.join()) return;
+    if (versions.map(withoutLive).join() === old.map(withoutLive).join()) {
+      if (app.refreshLive) await app.refreshLive();
+      return;
+    }
     await loadRuns();
     const { view, params } = current();
     drawHeader(view, params);

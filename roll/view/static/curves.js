@@ -2,6 +2,7 @@
 
 import { announce, field, h, number, replace, seconds, select, table } from "./dom.js";
 import { get } from "./source.js";
+import { lasting, nowOf, usageOf } from "./live.js";
 import { go, hashOf } from "./routes.js";
 import { profileLinks } from "./timeline.js";
 
@@ -121,6 +122,7 @@ export async function showCurves(main, params, app) {
     for (const plot of plots) plot.destroy();
   });
   app.refresh = redraw;
+  app.refreshLive = () => drawLive(live, app);
   await draw();
 }
 
@@ -213,7 +215,16 @@ function drawEvents(place, runs, events) {
 
 async function drawLive(place, app) {
   const cards = await Promise.all(app.runs.map((run) => cardOf(run)));
+  // What a reader has opened or closed stays so.
+  const opened = new Map([...place.querySelectorAll("details")].map((one) => [keyOfDetails(one), one.open]));
+  for (const one of cards.flatMap((card) => [...card.querySelectorAll("details")])) {
+    if (opened.has(keyOfDetails(one))) one.open = opened.get(keyOfDetails(one));
+  }
   replace(place, cards);
+}
+
+function keyOfDetails(one) {
+  return `${one.closest("[data-run]").dataset.run} ${one.className}`;
 }
 
 async function cardOf(run) {
@@ -230,16 +241,18 @@ async function cardOf(run) {
     "article",
     { class: "card run-card", "data-run": run.number, "data-status": state.status },
     h("h2", {}, run.name, h("span", { class: `chip state-${state.status}` }, state.status)),
-    h("p", { class: "doing" }, `Step ${state.step}${total ? ` of ${total}` : ""}: ${doing}`),
+    h("p", { class: "doing" }, `Step ${state.step}${total ? ` of ${total}` : ""}: ${doing}${lasting(state)}`),
     total ? h("progress", { max: total, value: Math.min(state.step, total), "aria-label": `${run.name}: steps done` }) : null,
+    nowOf(state),
     h("dl", { class: "facts" },
       fact("a step takes", seconds(state.step_seconds)),
       state.seconds_left !== null ? fact("time left", seconds(state.seconds_left)) : null,
       quick.map(([name, value]) => fact(name, number(value, 1)))),
     shares(latest),
-    traces.length ? h("details", {}, h("summary", {}, `Profiles for Perfetto: ${traces.length}`), profileLinks(run, traces)) : null,
+    usageOf(state),
+    traces.length ? h("details", { class: "traces" }, h("summary", {}, `Profiles for Perfetto: ${traces.length}`), profileLinks(run, traces)) : null,
     causes.length ? causesOf(run, causes) : null,
-    failures.length ? h("details", {}, h("summary", {}, `Dropped and failed: ${failures.length} examples`), failures.map((one) =>
+    failures.length && !causes.length ? h("details", { class: "drops" }, h("summary", {}, `Dropped and failed: ${failures.length} examples`), failures.map((one) =>
       h("div", { class: "drop" }, h("strong", {}, `step ${one.step}, ${one.reason}: `), `${one.item} \u2014 ${String(one.detail).slice(0, 500)}`))) : null,
   );
 }
