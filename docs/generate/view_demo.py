@@ -7,8 +7,9 @@ r"""Make the recorded runs of `roll view --demo` from runs that took place: some
     dial="seed=1 max_steps=60 eval_steps=5 save_steps=20 tracing.enabled=true train_env_manager.num_env_groups=8 \
         rollout_batch_size=64 val_env_manager.num_env_groups=16 track_with=[jsonl] \
         custom_envs.dial.env_type=docs/generate/jammed_dial.py:JammedDial rollout_dump_outputs=[old_logprobs,entropies]"
-    roll train examples/custom_env/agentic_dial exp_name=dial output_dir=RUN rollout_dump_dir=RUN/rollouts $dial
-    python docs/generate/view_demo.py RUN dial --steps 5 50 60 --traced 50
+    roll train examples/custom_env/agentic_dial exp_name=dial output_dir=RUN rollout_dump_dir=RUN/rollouts $dial \
+        actor_infer.model_args.dtype=bf16
+    python docs/generate/view_demo.py RUN dial --steps 5 50 --traced 50
     roll train examples/custom_env/agentic_dial exp_name=dial-collapsed output_dir=RUN2 \
         rollout_dump_dir=RUN2/rollouts $dial entropy_loss_coef=0 actor_train.training_args.learning_rate=2.0e-2 \
         actor_train.training_args.lr_scheduler_type=constant

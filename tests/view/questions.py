@@ -34,17 +34,18 @@ def which_tokens_differ_most(page: Page, shot: Shot) -> None:
     shot("mismatch_list")
     page.click_on("tbody a", shows="Token ")
     assert page.run("return document.querySelector('.tokens').ariaLabel") == "Tokens, coloured by difference"
-    assert "log-prob of the engine when it was sampled" in page.text(".detail")
+    assert {"sampling_logprobs", "old_logprobs", "difference"} <= set(page.texts(".detail dt"))
     shot("mismatch_token")
 
 
 def which_environment_failed(page: Page, shot: Shot) -> None:
     page.click_on(".run-card .causes summary", shows="the dial is jammed at 7")
-    lines = [line.split("\t") for line in page.texts(".run-card[data-run='0'] .causes tbody tr")]
+    lines = [line.split("\t") for line in page.texts("[data-run='0'] .causes tbody tr")]
     assert lines[0][:2] == ["dial", "env_error"] and "RuntimeError: the dial is jammed at 7" in lines[0][2]
     shot("failure_causes")
     page.click_on(".causes tbody a", "the first one")
-    assert "It wasn't trained on: " in page.text(".why") and "jammed_dial.py" in page.text(".why")
+    assert "It failed (env_error), so it has no reward." in page.text(".why")
+    assert "RuntimeError: the dial is jammed at 7 (docs/generate/jammed_dial.py:29, in step)" in page.text(".why")
     assert page.texts(".message.response .text")[-1].strip() == "7"
     shot("failure_episode")
 
@@ -67,10 +68,12 @@ def what_changed_on_this_task(page: Page, shot: Shot) -> None:
 def is_the_policy_collapsing(page: Page, shot: Shot) -> None:
     page.click_on(".sets button", "Collapse")
     assert page.texts(".panel .metric")[:2] == ["actor/entropy", "group/zero_signal_share"]
-    assert "the entropy has fallen" in page.text(".happened")
+    left, gone = (float(said.split()[-4]) for said in page.text("[data-metric='actor/entropy'] .last").split(","))
+    assert left > 1 and gone < 0.01, "nats a token at the last step of the two runs"
+    assert "in no group do the rewards differ" in page.text(".happened tr:has(.mark-warning)")
     shot("collapse_curves")
-    page.click_on(".happened a", "step")
-    page.wait(lambda: "distinct" in page.text(".group h2"), "the groups")
+    page.click_on(".happened tr:has(.mark-warning) a", "step 5")
+    assert page.texts(".group h2") and all("1 distinct response" in head for head in page.texts(".group h2"))
     shot("collapse_groups")
 
 

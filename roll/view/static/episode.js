@@ -11,6 +11,7 @@ import { tokenView } from "./tokens.js";
 const THOUGHT = /<(think|thinking|thought|reasoning)>([\s\S]*?)(?:<\/\1>|$)/g;
 const CALL = /<tool_call>([\s\S]*?)(?:<\/tool_call>|$)/g;
 const LONG_PROMPT = 1500;
+const FAILURES = new Set(["env_error", "reward_error", "timeout", "aborted"]);
 
 export async function showEpisode(main, params, app) {
   const run = app.run(params);
@@ -54,9 +55,10 @@ function whyCard(found, kind, to) {
   const spread = Math.sqrt(rewards.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (rewards.length || 1));
   const apart = found.reward - mean;
   const where = Math.abs(apart) < 1e-9 ? "the same as" : `${number(Math.abs(apart))} ${apart > 0 ? "above" : "below"}`;
-  const words = [`Its reward is ${number(found.reward)}`];
-  if (own.length) words.push(`, ${where} the mean of its group (${number(mean)} over ${rewards.length} rows, spread ${number(spread)})`);
-  words.push(".");
+  const failed = FAILURES.has(found.status);
+  const words = failed ? [`It failed (${found.status}), so it has no reward.`] : [`Its reward is ${number(found.reward)}`];
+  if (own.length && !failed) words.push(`, ${where} the mean of its group (${number(mean)} over ${rewards.length} rows, spread ${number(spread)})`);
+  if (!failed) words.push(".");
   if (found.shaped_reward !== null && Math.abs(found.shaped_reward - found.reward) > 1e-9) words.push(` After shaping and normalisation it is ${number(found.shaped_reward)}.`);
   if (kind === "train" && found.advantage !== null) {
     words.push(` The mean advantage of its tokens is ${signed(found.advantage)}: `);
@@ -67,8 +69,11 @@ function whyCard(found, kind, to) {
     const left = found.columns.action_mask.reduce((sum, on, at) => sum + (on && !found.columns.loss_mask[at] ? 1 : 0), 0);
     if (left) words.push(` ${left} of its tokens are left out of the loss.`);
   }
-  if (found.dropped) words.push(` It wasn't trained on: ${found.dropped}.`);
-  if (found.error && found.error !== found.dropped) words.push(` Error: ${found.error}`);
+  // Errors may be tracebacks: their first line says what was raised, the rest is folded.
+  const firstLine = (text) => text.trim().split("\n")[0];
+  if (found.dropped) words.push(` It wasn't trained on: ${firstLine(found.dropped)}.`);
+  if (found.error && found.error !== found.dropped) words.push(` Error: ${firstLine(found.error)}`);
+  const long = [found.error, found.dropped].find((text) => text && text.trim().includes("\n"));
   const parts = Object.entries(found.reward_parts || {});
   const most = Math.max(...found.group.map((member) => Math.abs(member.reward ?? 0)), 1e-9);
   return h(
@@ -76,6 +81,7 @@ function whyCard(found, kind, to) {
     { class: "card why", "aria-labelledby": "why-title" },
     h("h2", { id: "why-title" }, kind === "train" ? "Why it got its advantage" : "How it ended"),
     h("p", { class: "words" }, words.join("")),
+    long ? h("details", { class: "traceback" }, h("summary", {}, "The whole error"), textBlock(long, "The whole error")) : null,
     parts.length ? h("dl", { class: "facts" }, parts.map(([name, value]) => fact(`part ${name}`, number(value)))) : null,
     found.turns?.length > 1 ? h("dl", { class: "facts" }, found.turns.map((turn) => fact(`turn ${turn.number}`, signed(turn.reward)))) : null,
     found.explanation ? h("div", { class: "explanation" }, h("h3", {}, "What the reward says"), textBlock(found.explanation, "Explanation of the reward")) : null,
