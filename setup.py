@@ -71,6 +71,8 @@ EXTRAS_REQUIRE = {
     "tools": ["mcp>=1.10,<3"],
     # roll view: the server of its page.
     "view": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
+    # track_with: prometheus. Ray brings it along, too.
+    "prometheus": ["prometheus-client>=0.20,<1"],
     # tracing.endpoint: spans for a collector.
     "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
     # Learning curves of benchmarks/agentic_learning.py.

@@ -58,5 +58,13 @@ TRACKERS: dict[str, Entry] = {
         package="trackio",
         options={**_OF_PROJECT, "space_id": Option(str | None), "group": Option(str | None)},
     ),
+    "prometheus": TrackerEntry(
+        path="roll.tracking.prometheus:PrometheusTracker",
+        package="prometheus_client",
+        options={
+            "host": Option(str, default="127.0.0.1"),
+            "port": Option(int, bounds={"ge": 0, "le": 65535}, default=9464),
+        },
+    ),
 }
 """Classes of `roll.tracking.base.Tracker`, made as `cls(destination, **options)`."""

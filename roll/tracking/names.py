@@ -396,6 +396,23 @@ def check_names(names: Iterable[str]) -> None:
     )
 
 
+_MEANINGS = {
+    "step": "Latest step of training on record",
+    "last_row_timestamp_seconds": "When it was written, in seconds since 1970",
+}
+"""Of what trackers add by themselves."""
+
+
+@lru_cache(maxsize=4096)
+def meaning(name: str) -> str:
+    """Return what a metric means, with its unit in brackets; empty for one that the table doesn't have."""
+    for group in GROUPS.values():
+        for metric in group:
+            if re.fullmatch(_regex(metric.pattern), name):
+                return f"{metric.meaning} [{metric.unit}]"
+    return _MEANINGS.get(name, "")
+
+
 def _regex(pattern: str) -> str:
     parts = re.split(r"(<\w+>|\*$)", pattern)
     return "".join(".+" if p == "*" else "[^/]+" if p.startswith("<") else re.escape(p) for p in parts)
