@@ -191,12 +191,28 @@ def _add_view(groups: Any) -> None:
         metavar="URL",
         help="where traces of `tracing.endpoint` are shown, with {trace} for the id: http://localhost:16686/trace/{trace}",
     )
-    parser.add_argument("--export", type=Path, metavar="FILE.html", help="write the page as one file instead")
     parser.add_argument(
-        "--episodes", type=int, default=200, metavar="N", help="with --export: most episodes in the file (default 200)"
+        "--export",
+        type=Path,
+        metavar="FILE",
+        help="write a file instead: .html the page, .eval or .json a log of Inspect with one run's episodes",
+    )
+    parser.add_argument("--trackio", metavar="PROJECT", help="add one run's episodes to a project of trackio, as traces")
+    parser.add_argument(
+        "--episodes", type=int, default=200, metavar="N", help="with these: most episodes that are written (default 200)"
     )
     parser.add_argument(
-        "--steps", type=int, nargs="+", metavar="STEP", help="with --export: of these steps (default: spread over all)"
+        "--steps",
+        type=int,
+        nargs="+",
+        metavar="STEP",
+        help="with these: of which steps (default: spread over all for .html, else the last one)",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=("train", "dropped", "validation"),
+        default="train",
+        help="with .eval, .json and --trackio: which episodes (default train)",
     )
 
 

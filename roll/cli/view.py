@@ -7,10 +7,15 @@ import importlib.util
 import secrets
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roll.cli.exits import Exit, say
 
+if TYPE_CHECKING:
+    from roll.view.api import Api
+
 NEEDS = ("starlette", "uvicorn")
+FORMATS = (".html", ".eval", ".json")
 
 
 def view(options: argparse.Namespace) -> int:
@@ -29,7 +34,7 @@ def view(options: argparse.Namespace) -> int:
             "of Jaeger"
         )
     api = Api(named_runs(folders), trace_url=url)
-    if options.export is not None:
+    if options.export is not None or options.trackio is not None:
         return _export(api, options)
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
@@ -48,12 +53,34 @@ def view(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _export(api: object, options: argparse.Namespace) -> int:
-    from roll.view.api import Api
+def _export(api: Api, options: argparse.Namespace) -> int:
     from roll.view.export import export_page
+    from roll.view.inspect_log import write_inspect_log
+    from roll.view.trackio_traces import write_trackio_traces
+    from roll.view.transcripts import choose
 
-    assert isinstance(api, Api)
-    exported = export_page(api, options.export, episodes=options.episodes, steps=options.steps)
-    size = options.export.stat().st_size / 2**20
-    say(f"{options.export}: {exported} episodes, {size:.1f} MiB; it opens from disk, without a network")
+    file: Path | None = options.export
+    if options.episodes < 1:
+        raise ValueError(f"--episodes {options.episodes}: give a number from 1")
+    if file is not None and file.suffix not in FORMATS:
+        raise ValueError(f"--export {file}: the end of its name says the format; known are {', '.join(FORMATS)}")
+    if options.trackio is not None and importlib.util.find_spec("trackio") is None:
+        raise ValueError("--trackio needs the package trackio, which isn't installed: pip install trackio")
+    if file is not None and file.suffix == ".html":
+        count = export_page(api, file, episodes=options.episodes, steps=options.steps)
+        say(f"{file}: {count} episodes, {_mib(file)}; it opens from disk, without a network")
+    if options.trackio is None and (file is None or file.suffix == ".html"):
+        return Exit.DONE
+    chosen = choose(api, kind=options.kind, steps=options.steps, most=options.episodes)
+    more = f"; {chosen.left_out} more are left out (--episodes {options.episodes})" if chosen.left_out else ""
+    if file is not None and file.suffix != ".html":
+        write_inspect_log(chosen, file)
+        say(f"{file}: {len(chosen.rows)} episodes, {_mib(file)}; inspect view --log-dir {file.parent}{more}")
+    if options.trackio is not None:
+        write_trackio_traces(chosen, options.trackio)
+        say(f"{len(chosen.rows)} traces; trackio show --project {options.trackio}{more}")
     return Exit.DONE
+
+
+def _mib(file: Path) -> str:
+    return f"{file.stat().st_size / 2**20:.1f} MiB"
