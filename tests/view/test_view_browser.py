@@ -327,6 +327,51 @@ def test_a_run_under_way_is_followed(tmp_path):
         shown.driver.quit()
 
 
+def test_what_happens_within_a_step_is_shown_while_it_lasts(tmp_path):
+    folder = write_run(tmp_path / "live", {1: group("t:1", 1.0, 0.0)}, ended=False)
+    about = {"exp_name": "live", "total_steps": 10, "rollouts": "../rollouts"}
+    live = LiveFiles(folder / "logs", about, resume_step=1)
+    playing = {
+        "step": 2, "groups_wanted": 8, "groups_done": 3, "groups_open": 5, "groups_dropped": 1,
+        "episodes_running": 20, "episodes_ended": 12, "episodes_failed": 2, "last_failure": HOSTILE,
+    }  # fmt: skip
+    load = {"running": [12, 4], "waiting": 7, "down": [1], "busy": {"in its environment": 4}}
+    usage = {"actor_train": {"processes": 2, "memory_gib": 3.5, "cores": 1.25, "elsewhere": 6, "devices": [
+        {"index": 0, "memory_gib": 12.0, "total_gib": 80.0, "utilisation": 0.75}]}}  # fmt: skip
+    shown = Page(served([folder]))
+    try:
+        shown.open("curves")
+        live.watch(lambda: {"rollout": {"train": playing}, "engines": load, "usage": usage})
+        live.phase(["step", "generate"])
+        begun = time.monotonic()
+        words = shown.wait(lambda: shown.text(".playing"), "the groups")
+        assert time.monotonic() - begun < 10, "two seconds, on a machine with nothing else to do"
+        assert (
+            "Generating for step 2: 3 of 8 groups, 5 open, 1 dropped, 20 episodes under way, 12 ended, 2 failed"
+            in words
+        )
+        assert "onerror=" in words and shown.run("return document.title").endswith("roll view")
+        assert shown.text(".engines") == (
+            "16 requests in engines (engine 0: 12, engine 1: 4); 7 waiting; being replaced: engine 1; "
+            "episodes elsewhere: 4 in its environment"
+        )
+        assert shown.texts(".usage tbody tr") == [
+            "actor_train\t2 here, 6 elsewhere\t3.50 GiB\t1.25\t0: 12.0 of 80.0 GiB, 75 % busy"
+        ]
+        shown.run("document.querySelector('.usage').open = false")
+        plot = shown.all(".panel canvas")[0]
+        playing["groups_done"] = 7
+        shown.wait(lambda: "7 of 8 groups" in shown.text(".playing"), "the next groups")
+        assert shown.run("return document.querySelector('.usage').open") is False, "it stays closed"
+        assert plot.is_displayed(), "curves aren't drawn again for what changes within a step"
+        live.end("finished")
+        shown.wait(lambda: "live: finished" in shown.text("header"), "the end")
+        assert not shown.all(".playing") and not shown.all(".usage")
+    finally:
+        live.end("finished")
+        shown.driver.quit()
+
+
 def test_the_exported_file_works_from_disk_without_a_network(folders, tmp_path):
     out = tmp_path / "run.html"
     export_page(Api(named_runs(folders)), out, episodes=100)

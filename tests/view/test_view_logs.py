@@ -94,10 +94,7 @@ def turn(number: int, start: int, prompt: str, response: str, **more: Any) -> di
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     calls = [{"id": "c1", "name": "add", "arguments": '{"a": 2}'}, {"id": "", "name": "add", "arguments": "{a"}]
-    turns = [
-        turn(0, 0, "Two plus two", "", tool_calls=calls),
-        turn(1, 5, "4", "It is four.", observation="Well done."),
-    ]
+    turns = [turn(0, 0, "Two plus two", "", tool_calls=calls), turn(1, 5, "4", "It is four.", observation="Well done.")]
     agent = row(
         "room/1", 1, 1.0, 0.5, answer="four", explanation="right", num_turns=2, turns=turns, num_tokens=10,
         num_response_tokens=4, token_ids=list(range(10)), action_mask=[False] * 10, loss_mask=[False] * 10,
@@ -175,8 +172,6 @@ def test_inspect_reads_its_log_back(run, tmp_path, ending):
 
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="needs the package trackio")
 def test_trackio_finds_the_traces_with_messages_numbers_and_spans(tmp_path, monkeypatch):
-    import trackio.utils
-
     for module in ("trackio.utils", "trackio.sqlite_storage"):
         monkeypatch.setattr(f"{module}.TRACKIO_DIR", tmp_path, raising=False)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
