@@ -197,9 +197,9 @@ def _add_view(groups: Any) -> None:
         metavar="FILE",
         help="write a file instead: .html the page, .eval or .json a log of Inspect with one run's episodes",
     )
-    parser.add_argument("--trackio", metavar="PROJECT", help="add one run's episodes to a project of trackio, as traces")
+    parser.add_argument("--trackio", metavar="PROJECT", help="add a run's episodes to a project of trackio, as traces")
     parser.add_argument(
-        "--episodes", type=int, default=200, metavar="N", help="with these: most episodes that are written (default 200)"
+        "--episodes", type=int, default=200, metavar="N", help="with these: most episodes written (default 200)"
     )
     parser.add_argument(
         "--steps",

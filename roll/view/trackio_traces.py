@@ -19,7 +19,8 @@ def write_trackio_traces(chosen: Chosen, project: str) -> None:
     import trackio
 
     spans = SpanFile(chosen.run.logs / SPANS_FILE)
-    run = trackio.init(project=project, name=chosen.run.name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+    quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    run = trackio.init(project=project, name=chosen.run.name, resume="allow", **quiet)
     for step in chosen.steps:
         traces = [
             trackio.Trace(**trace_of(row, spans.trace(trace_id(row["trace"] or ""))))

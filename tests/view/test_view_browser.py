@@ -275,7 +275,7 @@ def test_every_view_fits_a_telephone_and_has_names_for_its_controls(page, view):
     try:
         assert page.run("return document.documentElement.scrollWidth") <= 390
         nameless = """const controls = document.querySelectorAll('main select, main input, main a, button');
-            const named = (one) => one.innerText || one.ariaLabel || one.labels?.length || one.closest('label');
+            const named = (one) => one.textContent || one.ariaLabel || one.labels?.length || one.closest('label');
             return [...controls].filter((one) => !named(one)).map((one) => one.outerHTML);"""
         assert page.run(nameless) == []
         assert page.run("return document.querySelectorAll('main, header, nav').length") == 3
@@ -356,7 +356,7 @@ def test_what_happens_within_a_step_is_shown_while_it_lasts(tmp_path):
             "episodes elsewhere: 4 in its environment"
         )
         assert shown.texts(".usage tbody tr") == [
-            "actor_train\t2 here, 6 elsewhere\t3.50 GiB\t1.25\t0: 12.0 of 80.0 GiB, 75 % busy"
+            "actor_train\t2 here, 6 elsewhere\t3.50 GiB\t1.25\t0: 12 of 80 GiB, 75 % busy"
         ]
         shown.run("document.querySelector('.usage').open = false")
         plot = shown.all(".panel canvas")[0]
