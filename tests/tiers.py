@@ -38,6 +38,7 @@ EVIDENCE = (
 FULL = (
     # A browser.
     "view/test_view_browser.py::*",
+    "view/test_view_questions.py::*",
     # Other engines, and compilers.
     "strategies/test_engines_vllm*",
     "strategies/test_engines_sglang*",
