@@ -73,6 +73,8 @@ EXTRAS_REQUIRE = {
     "view": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
     # track_with: prometheus. Ray brings it along, too.
     "prometheus": ["prometheus-client>=0.20,<1"],
+    # Memory and utilisation of NVIDIA devices by role in roll view.
+    "nvidia": ["nvidia-ml-py>=12"],
     # tracing.endpoint: spans for a collector.
     "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
     # Learning curves of benchmarks/agentic_learning.py.
