@@ -22,6 +22,7 @@ DISTRIBUTIONS = {
     "megatron": "megatron-core",
     "mlflow": "mlflow-skinny",
     "opentelemetry": "opentelemetry-sdk",
+    "pynvml": "nvidia-ml-py",
 }
 """Import names that aren't their distribution's."""
 
