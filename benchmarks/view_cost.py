@@ -2,13 +2,16 @@
 
     python benchmarks/view_cost.py --model FOLDER       # the quickstart's model, for its tokenizer
 
-Prints CPU seconds per step of 64 responses: rows with their texts and the file, and the files for a run under way. The
+Prints CPU seconds per step of 64 responses: rows with their texts and the file, and the files for a run under way; and
+what it costs to look every second at what processes use, with this process and its children as the run. The
 quickstart's own CPU seconds per step are printed by `/usr/bin/time -v roll quickstart`, divided by its 16 steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import statistics
 import tempfile
 import time
@@ -18,9 +21,11 @@ import torch
 
 from roll.pipelines.assemble import assemble
 from roll.pipelines.rollout_rows import Texts, training_rows
+from roll.rollout.progress import RolloutProgress
 from roll.tracking.live import LiveFiles
 from roll.tracking.recorded import rollouts
 from roll.tracking.rollouts import write_rollouts
+from roll.tracking.usage import RoleUsage
 from roll.types.episode import Group, Task, Trajectory, Turn
 from roll.view.demo import demo_runs
 
@@ -73,6 +78,22 @@ def main() -> None:
             followed.append(time.process_time() - begun)
     print(f"rows and file: {statistics.median(written):.4f} CPU seconds a step (the first {written[0]:.3f})")
     print(f"what a page follows: {statistics.median(followed):.5f} CPU seconds a step")
+    print(f"a look every second: {looks():.5f} CPU seconds a second")
+
+
+def looks(seconds: int = 120) -> float:
+    """Return the CPU seconds that it costs to read and write what changes within a step, per second of a run."""
+    now = 0.0
+    usage = RoleUsage(lambda: {"actor_train": [(socket.gethostname(), os.getpid())]}, clock=lambda: now)
+    playing = RolloutProgress(groups_wanted=64, episodes_running=512)
+    with tempfile.TemporaryDirectory() as temporary:
+        live = LiveFiles(Path(temporary), {"exp_name": "cost"}, resume_step=None)
+        begun = time.process_time()
+        for _ in range(seconds):
+            now += 1.0
+            gauges = {"usage": usage.read(), "rollout": {"train": playing.shown()}}
+            live.show(gauges)
+        return (time.process_time() - begun) / seconds
 
 
 if __name__ == "__main__":

@@ -69,10 +69,14 @@ class LiveFiles:
             except Exception:  # a page that shows less is no reason to end a run
                 _logger.exception("live.json has no gauges from now on; the run goes on")
                 return
-            with self._lock:
-                if not self._stop.is_set():
-                    self._gauges = found
-                    self._live()
+            self.show(found)
+
+    def show(self, gauges: Mapping[str, Any]) -> None:
+        """Say what changes within a phase, JSON values by name; nothing once the run has ended."""
+        with self._lock:
+            if not self._stop.is_set():
+                self._gauges = gauges
+                self._live()
 
     def phase(self, doing: Sequence[str]) -> None:
         """Say what the run does now: names of timed spans, outermost first; none: between two."""
