@@ -366,7 +366,7 @@ def test_what_happens_within_a_step_is_shown_while_it_lasts(tmp_path):
         assert plot.is_displayed(), "curves aren't drawn again for what changes within a step"
         live.end("finished")
         shown.wait(lambda: "live: finished" in shown.text("header"), "the end")
-        assert not shown.all(".playing") and not shown.all(".usage")
+        shown.wait(lambda: not shown.all(".playing") and not shown.all(".usage"), "the card of a finished run")
     finally:
         live.end("finished")
         shown.driver.quit()
