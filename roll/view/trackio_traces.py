@@ -19,8 +19,9 @@ def write_trackio_traces(chosen: Chosen, project: str) -> None:
     import trackio
 
     spans = SpanFile(chosen.run.logs / SPANS_FILE)
-    quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    run = trackio.init(project=project, name=chosen.run.name, resume="allow", **quiet)
+    run = trackio.init(
+        project=project, name=chosen.run.name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
+    )
     for step in chosen.steps:
         traces = [
             trackio.Trace(**trace_of(row, spans.trace(trace_id(row["trace"] or ""))))
