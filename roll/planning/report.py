@@ -116,10 +116,16 @@ def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
     if fixes:
         for change in fixes:
             yield f"  change this: {change}"
-    elif any(place.missing and place.worst.phase == "start" for place in plan.devices):
-        yield "  take deepspeed_train with ZeRO 3 or megatron_train there, which don't hold it whole on a device"
+    elif any(place.missing and _too_full(place, "start") for place in plan.devices):
+        whole = "which don't hold it whole on a device"
+        yield f"  take fsdp2_train, deepspeed_train with ZeRO 3 or megatron_train there, {whole}"
     else:
         yield "  no single key helps; roll plan --suggest looks for several, else it needs more or larger devices"
+
+
+def _too_full(place: Place, phase: str) -> bool:
+    use = place.worst_of((phase,))
+    return use is not None and place.capacity is not None and use.nbytes > place.capacity
 
 
 def _moment(use: Use) -> str:

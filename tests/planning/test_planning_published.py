@@ -16,8 +16,9 @@ def test_what_people_reported_of_training(tmp_path, case):
     assert plan.fits == told["fits"]
     if "where" in told:
         assert plan.tightest.name == told["where"]
-    if "phase" in told:
-        assert plan.tightest.worst.phase == told["phase"]
+    if "phase" in told:  # the first that is too much; a later one may be even more
+        tight = plan.tightest
+        assert next(use.phase for use in tight.uses if use.nbytes > (tight.capacity or 0)) == told["phase"]
 
 
 @pytest.mark.parametrize("case", ROLLOUTS)
