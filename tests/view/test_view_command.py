@@ -26,6 +26,18 @@ def test_the_demo_is_a_whole_run_of_the_quickstart():
     assert size < 800_000, "it is in every wheel"
 
 
+def test_the_demo_of_agents_is_small_and_names_no_machine():
+    runs = demo_runs("agentic")
+    assert [run.name for run in runs] == ["dial", "dial-collapsed"]
+    assert [roll.rollouts(run).steps for run in runs] == [[5, 50], [5, 50]]
+    files = [path for run in runs for path in run.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_100_000, "it is in every wheel"
+    about = [row["error"] + row["dropped"] for run in runs for row in roll.rollouts(run).rows(kind="dropped")]
+    texts = [*about, *(path.read_text() for path in files if path.suffix in (".json", ".jsonl"))]
+    assert any("jammed_dial.py" in text for text in texts)
+    assert not [text for text in texts if str(Path.cwd()) in text or '"pid"' in text or '"host"' in text]
+
+
 def test_an_export_of_the_demo_is_written_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "demo.html"
     assert main(["view", "--demo", "--export", str(out), "--episodes", "70", "--steps", "16"]) == 0

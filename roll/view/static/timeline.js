@@ -31,7 +31,7 @@ export async function timeline(found, run, step, traceUrl) {
     const about = Object.entries(span.attributes).map(([name, value]) => `${name} ${value}`).join(", ");
     return h("li", { class: span.failed ? "failed" : "" },
       h("span", { class: "name", css: { "padding-left": `${depth.get(span.id)}rem` } }, span.name),
-      h("span", { class: "lane", "aria-hidden": "true" }, h("span", { class: "bar", css: { left: `${(100 * span.start) / whole}%`, width: `${Math.max((100 * span.seconds) / whole, 0.4)}%` } })),
+      h("span", { class: "lane", "aria-hidden": "true" }, h("span", { class: "during", css: { left: `${(100 * span.start) / whole}%`, width: `${Math.max((100 * span.seconds) / whole, 0.4)}%` } })),
       h("span", { class: "num" }, `${seconds(span.seconds)} from ${seconds(span.start)}`),
       h("span", { class: "about quiet" }, about));
   });
