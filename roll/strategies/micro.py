@@ -158,7 +158,7 @@ def lay_out_tree(
     tree, place, source = tree_of(batch)
     padding = -tree.num_tokens % multiple
     index, targets = place[plain.index], plain.targets
-    pairs = torch.cat([index[:, None], targets.view(len(index), -1)], dim=1)
+    pairs = torch.cat([index[:, None], targets if targets.dim() > 1 else targets[:, None]], dim=1)
     unique, copies = torch.unique(pairs, dim=0, return_inverse=True)
     positions = torch.cat([plain.positions[0, source], torch.zeros(padding, dtype=torch.int64)])
     return replace(

@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 from layout_contract import FAMILIES, layout_spec, relative
-from prefix_rows import answers, pairs, turns
+from prefix_rows import answers, batch_of, pairs, turns
 from test_hf_packing import REFUSED, sizes_of_passes
 from test_strategies_models import ARCHITECTURES, make_model
 from tiny_models import build_tiny_model
@@ -187,6 +187,14 @@ def stepped(info, spec):
     for _ in range(2):
         strategy.train_step(batch.select(list(range(place.dp_rank, len(batch), place.dp_size))), LOSS)
     return {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
+
+
+def test_rows_that_share_tokens_and_score_none_are_computed(model_of):
+    rows = [[*range(10, 20), 30], [*range(10, 20), 31], [50, 51, 52, 53]]
+    batch = batch_of(rows, [[False] * 11, [False] * 11, [False, True, True, True]])
+    alone = {"per_device_train_batch_size": 1}
+    spec = make_spec(model_of("llama"), training=alone)
+    same(played(spec, lambda: batch), played(with_worker(spec, **OFF), lambda: batch))
 
 
 # --- what is computed ------------------------------------------------------------------------------------------------
