@@ -71,13 +71,12 @@ EXTRAS_REQUIRE = {
     "tools": ["mcp>=1.10,<3"],
     # roll view: the server of its page.
     "view": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
-    # track_with: prometheus. Ray brings it along, too.
+    # track_with: prometheus. ray[default] brings it along, too.
     "prometheus": ["prometheus-client>=0.20,<1"],
     # Memory and utilisation of NVIDIA devices by role in roll view.
     "nvidia": ["nvidia-ml-py>=12"],
     # tracing.endpoint: spans for a collector.
     "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
-    # Learning curves of benchmarks/agentic_learning.py.
     # roll plot, and the learning curves of benchmarks/agentic_learning.py.
     "plots": ["matplotlib>=3.10,<4"],
     # make docs-site. Below 0.1, so every patch may change it.

@@ -149,9 +149,10 @@ def reason(why: str) -> str:
     text = re.sub(r", line \d+\)$", ")", text)
     text = re.sub(r"( directory not found): \S+$", r"\1", text)
     text = re.sub(r",? first in line \d+ of its trace: .*?(?=\. [A-Z]|; \w[\w ,-]*: |$)", "", text, flags=re.DOTALL)
+    text = re.sub(r"\bof seed \d{5,}", "of a seed", text)
     text = re.sub(r"(/[\w.-]+)+/(?=[\w.-])|\b\d{5,}\b ?", "", text)
     text = re.sub(r"\. (Draw from|Please use|The clock).*?(?=; \w[\w ,-]*: |$)", "", text, flags=re.DOTALL)
-    text = " ".join(text.split()).replace("|", "\\|")
+    text = " ".join(text.split()).rstrip(" :").replace("|", "\\|")
     return text if len(text) <= 260 else f"{text[:260]}..."
 
 

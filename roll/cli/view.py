@@ -75,7 +75,8 @@ def _export(api: Api, options: argparse.Namespace) -> int:
     more = f"; {chosen.left_out} more are left out (--episodes {options.episodes})" if chosen.left_out else ""
     if file is not None and file.suffix != ".html":
         write_inspect_log(chosen, file)
-        say(f"{file}: {len(chosen.rows)} episodes, {_mib(file)}; inspect view --log-dir {file.parent}{more}")
+        reader = f"inspect view --log-dir {file.parent}" if file.suffix == ".eval" else "for Inspect's read_eval_log"
+        say(f"{file}: {len(chosen.rows)} episodes, {_mib(file)}; {reader}{more}")
     if options.trackio is not None:
         write_trackio_traces(chosen, options.trackio)
         say(f"{len(chosen.rows)} traces; trackio show --project {options.trackio}{more}")

@@ -59,13 +59,13 @@ def init_process_group(info: WorkerInfo, backend: str, *, timeout: float | None 
             master_listen_fd=held.detach() if held is not None else None,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise _nobody_came(info, seconds, [0]) from error
+        raise _absent_error(info, seconds, [0]) from error
     _meet(store, info, seconds)
     dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
 
 
 def _meet(store: Any, info: WorkerInfo, seconds: float) -> None:
-    """Wait until every rank has said that it is there."""
+    """Wait until every rank has set its key in the store."""
     import torch.distributed as dist
 
     keys = [f"roll/here/{rank}" for rank in range(info.world_size)]
@@ -76,11 +76,11 @@ def _meet(store: Any, info: WorkerInfo, seconds: float) -> None:
         try:
             absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
         except (dist.DistNetworkError, dist.DistStoreError):
-            absent = [0]  # it keeps the list, and is gone
-        raise _nobody_came(info, seconds, absent) from error
+            absent = [0]  # it hosts the store, which is gone
+        raise _absent_error(info, seconds, absent) from error
 
 
-def _nobody_came(info: WorkerInfo, seconds: float, absent: Sequence[int]) -> TimeoutError:
+def _absent_error(info: WorkerInfo, seconds: float, absent: Sequence[int]) -> TimeoutError:
     ranks = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent[:16]))}"
     more = f" and {len(absent) - 16} more" if len(absent) > 16 else ""
     return TimeoutError(

@@ -44,7 +44,7 @@ class Ping:
     role: str
     rank: int
     node: str
-    """The machine's name for itself. Containers of different machines may have the same one."""
+    """The host name. Containers on different machines may have the same one."""
     pid: int
     machine: str = ""
     """Which machine: the same text for all processes that share it, and another for any other. Ray's id of its node,

@@ -195,12 +195,12 @@ def _turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
 
 
 def _add(found: dict[int, Turn], turn: Row, row: Row, start: int, ids: Sequence[int]) -> int:
-    """Put a turn to those that are found, unless another row trains it; return where the next one starts."""
+    """Add a turn to those found, unless another row trains it; return where the next one starts."""
     given, response, name = turn["prompt_tokens"], turn["response_tokens"], row["row_id"]
     if turn["start"] != start or given is None or response is None or min(given, response) < 0:
         raise ValueError(f"turn {turn['number']} of row {name!r} doesn't begin where the one before it ends")
-    said = start + given
-    end = said + response
+    acted = start + given
+    end = acted + response
     if end > len(ids):
         raise ValueError(f"the turns of row {name!r} have more tokens than the row")
     if turn["shared"]:
@@ -211,12 +211,12 @@ def _add(found: dict[int, Turn], turn: Row, row: Row, start: int, ids: Sequence[
         raise ValueError(f"turn {turn['number']} of row {name!r} ended by {turn['finish_reason']!r}")
     if turn["reward"] is None or not math.isfinite(turn["reward"]):
         raise ValueError(f"turn {turn['number']} of row {name!r} has no reward that is a number")
-    acting = row["action_mask"][said:end]
+    acting = row["action_mask"][acted:end]
     found[turn["number"]] = Turn(
-        prompt_ids=tuple(ids[start:said]),
-        response_ids=tuple(ids[said:end]),
-        logprobs=tuple(row["sampling_logprobs"][said:end]) if response else (),
-        versions=tuple(row["versions"][said:end]) if response else (),
+        prompt_ids=tuple(ids[start:acted]),
+        response_ids=tuple(ids[acted:end]),
+        logprobs=tuple(row["sampling_logprobs"][acted:end]) if response else (),
+        versions=tuple(row["versions"][acted:end]) if response else (),
         finish_reason=turn["finish_reason"],
         observation=turn["observation"] or "",
         reward=turn["reward"],

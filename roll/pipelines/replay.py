@@ -59,8 +59,9 @@ class ReplayPipeline(RLPipeline):
             logger.warning("not replayed: %s, because max_steps is %d", shown_steps(left), self.total_steps)
         if self._recording.run_schedule != self._recording.schedule:
             logger.warning(
-                "schedules are made for %d steps, and those of the run were for %d: max_steps as there has the same",
+                "schedules are made for %d steps, and those of the run were for %d; to have the same, max_steps=%d",
                 self._recording.schedule,
+                self._recording.run_schedule,
                 self._recording.run_schedule,
             )
         super().train()

@@ -47,8 +47,8 @@ T = TypeVar("T")
 
 _ABORT_AGAIN = 0.25
 """Seconds after which an abort is repeated: one that overtakes the start of its request is lost inside engines."""
-_LINGER = 0.03  # seconds that `poll` waits for more while nobody waits for what there is: a call for each is costly
-_MANY = 64  # responses that `poll` hands out without waiting for more
+_BATCH_WAIT_S = 0.03  # seconds that `poll` waits for more responses where only a batch waits: each call is costly
+_BATCH = 64  # responses that `poll` hands out without waiting for more
 _HEALTH_EVERY = 1.0  # seconds between two looks at the engine's processes
 _HEALTH_TIMEOUT = 60.0  # seconds such a look may take
 _CLOSE_TIMEOUT = 30.0  # seconds an engine gets to end by itself before its processes are killed
@@ -82,7 +82,7 @@ class AsyncEngine(InferEngine):
         """Guards what callers' threads touch too: `_responses`, `_finished`, `_cause`, `_closed`."""
         self._responses: dict[str, InFlightResponse] = {}  # by request id
         self._finished: list[Completion] = []
-        self._hurry = False  # somebody waits for one of them
+        self._urgent = False  # somebody waits for one of them
         self._cause: BaseException | None = None  # what the engine died of
         self._closed = False
         self._version = 0
@@ -129,14 +129,14 @@ class AsyncEngine(InferEngine):
         with self._changed:
             self._changed.wait_for(lambda: self._finished or self._cause or self._closed, timeout=max(0.0, budget))
             if self._finished:
-                self._changed.wait_for(self._has_enough, timeout=min(_LINGER, max(0.0, budget)))
-            finished, self._finished, self._hurry = self._finished, [], False
+                self._changed.wait_for(self._has_enough, timeout=min(_BATCH_WAIT_S, max(0.0, budget)))
+            finished, self._finished, self._urgent = self._finished, [], False
             if not finished:
                 self._require_alive()
             return finished
 
     def _has_enough(self) -> bool:
-        return bool(self._hurry or len(self._finished) >= _MANY or not self._responses or self._cause or self._closed)
+        return bool(self._urgent or len(self._finished) >= _BATCH or not self._responses or self._cause or self._closed)
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
         """Works on a dead engine too, as long as it isn't closed.
@@ -334,7 +334,7 @@ class AsyncEngine(InferEngine):
                 return  # `_abort` hands it out
             del self._responses[response.request.id]
             self._finished.append(response.completion(reason))
-            self._hurry = self._hurry or not response.request.patient
+            self._urgent = self._urgent or not response.request.patient
             self._changed.notify_all()
 
     async def _interrupt(self, responses: Sequence[InFlightResponse]) -> None:

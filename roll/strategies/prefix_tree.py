@@ -18,7 +18,7 @@ from torch import Tensor
 
 from roll.types.batch import TokenBatch
 
-WORTH_IT = 0.8
+MAX_TREE_SHARE = 0.8
 """Rows are laid out as a tree if it has at most this share of their tokens: attention over it takes more calls."""
 
 LONGEST_BRANCH = 512
@@ -175,7 +175,7 @@ def plan_shared_batches(
     if len(batch) < 2:
         return None
     found = sort_rows(batch, units)
-    if found.cost(0, len(found.rows)) > WORTH_IT * sum(found.lengths):
+    if found.cost(0, len(found.rows)) > MAX_TREE_SHARE * sum(found.lengths):
         return None
     if max_tokens is None:
         assert max_rows is not None, "a plan needs a limit"

@@ -59,10 +59,10 @@ class LiveFiles:
         Args:
             gauges: returns JSON values by name; called from that thread. If it fails once it isn't asked again.
         """
-        self._thread = threading.Thread(target=self._look, args=(gauges,), name="live", daemon=True)
+        self._thread = threading.Thread(target=self._poll, args=(gauges,), name="live", daemon=True)
         self._thread.start()
 
-    def _look(self, gauges: Callable[[], Mapping[str, Any]]) -> None:
+    def _poll(self, gauges: Callable[[], Mapping[str, Any]]) -> None:
         while not self._stop.wait(_GAUGE_SECONDS):
             try:
                 found = gauges()

@@ -43,9 +43,9 @@ def recording_of(config: RLConfig) -> Recording:
     there = files.steps
     if not there:
         raise ValueError(f"{files.folder} has no rollouts of a training step, but those of validations or dropped ones")
-    said = planned = _recorded_schedule(run)
+    recorded = planned = _recorded_schedule(run)
     if config.max_steps:
-        planned = min(config.max_steps, said) if config.num_train_epochs and said else config.max_steps
+        planned = min(config.max_steps, recorded) if config.num_train_epochs and recorded else config.max_steps
     last = there[-1] if source.last is None else source.last
     if source.chosen and planned and last > planned:
         raise ValueError(f"step {last} is beyond the run's last one, {planned}: raise max_steps")
@@ -54,7 +54,7 @@ def recording_of(config: RLConfig) -> Recording:
     if missing := [step for step in steps if step not in set(there)]:
         raise ValueError(_missing(config.replay_from, files, missing[0], there, chosen=source.chosen))
     schedule = planned or end
-    return Recording(run, files, steps, schedule, range(end + 1, last + 1), said or schedule)
+    return Recording(run, files, steps, schedule, range(end + 1, last + 1), recorded or schedule)
 
 
 def _missing(given: str, files: RecordedRollouts, step: int, there: list[int], *, chosen: bool) -> str:
@@ -102,7 +102,7 @@ def replay_violations(config: RunConfig) -> Iterator[Violation]:
     }
     for key, folder in folders.items():
         if folder.resolve() in resolved:
-            said = f"it is a folder of the run that is replayed, {run}, which would be overwritten"
-            yield problem(key, said, f"give the replay a folder of its own: {key}=...", str(folder))
+            why = f"it is a folder of the run that is replayed, {run}, which would be overwritten"
+            yield problem(key, why, f"give the replay a folder of its own: {key}=...", str(folder))
             if key == "output_dir":
                 return  # the others follow it

@@ -18,8 +18,8 @@ Processes = Mapping[str, Sequence[tuple[str, int]]]
 CONTROLLER = "controller"
 OTHERS = "other processes"
 """Descendants of the controller that are no role's: environments, rewards, Ray itself."""
-_LOOK_SECONDS = 10.0
-"""Between two looks at which processes there are."""
+_SCAN_SECONDS = 10.0
+"""Between two scans for processes."""
 _MOST_SHARE = 0.005
 """Of one core: what reading may cost. Where there are many processes they are read less often."""
 
@@ -47,7 +47,7 @@ class RoleUsage:
         self._clock = clock
         self._devices = _Devices()
         self._rows: dict[str, _Row] = {}
-        self._looked: float | None = None
+        self._scanned: float | None = None
         self._read_at: float | None = None
         self._wait = 0.0
         self._last: dict[str, dict[str, Any]] = {}
@@ -64,16 +64,16 @@ class RoleUsage:
         if self._read_at is not None and now - self._read_at < self._wait:
             return self._last
         cost = time.thread_time()
-        if self._looked is None or now - self._looked >= _LOOK_SECONDS:
-            self._look()
-            self._looked = now
+        if self._scanned is None or now - self._scanned >= _SCAN_SECONDS:
+            self._scan()
+            self._scanned = now
         seconds = None if self._read_at is None else now - self._read_at
         used = self._devices.read()
         self._last = {name: _read(row, seconds, used) for name, row in self._rows.items()}
         self._read_at, self._wait = now, (time.thread_time() - cost) / _MOST_SHARE
         return self._last
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         here, own = socket.gethostname(), os.getpid()
         children: dict[int, list[int]] = {}
         for process in psutil.process_iter():

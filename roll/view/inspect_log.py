@@ -22,12 +22,11 @@ from statistics import fmean
 from typing import Any
 
 from roll import __version__
-from roll.view.transcripts import Chosen, arguments_of, facts, messages
+from roll.view.transcripts import FAILED, Chosen, arguments_of, facts, messages
 
 VERSION = 2
 SCORER = "reward"
 _STOP = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
-_FAILED = ("env_error", "reward_error", "timeout", "aborted")
 _SUMMARY_CHARACTERS = 1000
 
 
@@ -56,7 +55,7 @@ def inspect_log(chosen: Chosen) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     written = [datetime.fromtimestamp(at, timezone.utc).isoformat() for at in _times(chosen)]
     several = len(chosen.steps) > 1
     samples = _distinct([_sample(row, name, several) for row in chosen.rows])
-    rewards = [row["reward"] for row in chosen.rows if row["reward"] is not None and row["status"] not in _FAILED]
+    rewards = [row["reward"] for row in chosen.rows if row["reward"] is not None and row["status"] not in FAILED]
     steps = ", ".join(map(str, chosen.steps))
     failed = sum(sample["error"] is not None for sample in samples)
     task = f"{name} {chosen.kind}"
@@ -116,7 +115,7 @@ def _sample(row: dict[str, Any], model: str, several: bool) -> dict[str, Any]:
     shown = [_message(message, place, model) for place, message in enumerate(said)]
     before = next((place for place, message in enumerate(said) if message["role"] == "assistant"), len(said))
     last = next((message for message in reversed(shown) if message["role"] == "assistant"), None)
-    failed = row["status"] in _FAILED
+    failed = row["status"] in FAILED
     context = row["row_id"][len(f"{row['task_id']}#{row['member']}") :]
     words = row["error"] or row["dropped"] or row["status"]
     return {

@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from roll.view.spans import SPANS_FILE, SpanFile, trace_id
-from roll.view.transcripts import Chosen, facts, messages
-
-_FAILED = ("env_error", "reward_error", "timeout", "aborted")
+from roll.view.transcripts import FAILED, Chosen, facts, messages
 
 
 def write_trackio_traces(chosen: Chosen, project: str) -> None:
@@ -34,7 +32,7 @@ def write_trackio_traces(chosen: Chosen, project: str) -> None:
 
 def trace_of(row: dict[str, Any], spans: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a trace is made of: `messages` as OpenAI writes them, `metadata`, `spans`."""
-    failed = row["status"] in _FAILED
+    failed = row["status"] in FAILED
     about = {
         **facts(row),
         "task": row["task_id"],

@@ -12,6 +12,8 @@ from roll.tracking.rollouts import Kind
 from roll.view.api import Api
 from roll.view.runs import Run
 
+FAILED = ("env_error", "reward_error", "timeout", "aborted")
+"""Statuses of episodes that have no reward."""
 KIND_WORDS: dict[Kind, str] = {"train": "trained on", "dropped": "dropped", "validation": "of validations"}
 
 
@@ -60,10 +62,10 @@ def messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     for turn in turns:
         if turn["prompt"]:
             found.append({"role": "user", "content": turn["prompt"]})
-        said: dict[str, Any] = {"role": "assistant", "content": turn["response"] or ""}
+        reply: dict[str, Any] = {"role": "assistant", "content": turn["response"] or ""}
         if turn.get("tool_calls"):
-            said["tool_calls"] = turn["tool_calls"]
-        found.append(said)
+            reply["tool_calls"] = turn["tool_calls"]
+        found.append(reply)
     if observation := turns[-1].get("observation"):
         found.append({"role": "user", "content": observation})
     return found

@@ -252,7 +252,7 @@ def test_poll_returns_as_soon_as_something_finished_and_at_the_latest_after_its_
 
 
 def test_responses_that_only_a_batch_waits_for_come_together_and_all_others_at_once(make, monkeypatch):
-    monkeypatch.setattr(async_engine, "_LINGER", 60.0)
+    monkeypatch.setattr(async_engine, "_BATCH_WAIT_S", 60.0)
     engine = make(Counting(pace=0.01))
     engine.submit(
         [replace(request(name, max_new_tokens=n), patient=True) for name, n in {"a": 2, "b": 9, "c": 40}.items()]
@@ -260,7 +260,7 @@ def test_responses_that_only_a_batch_waits_for_come_together_and_all_others_at_o
     assert [completion.id for completion in engine.poll(90.0)] == ["a", "b", "c"], "no more can come"
     engine.submit([replace(request("d", max_new_tokens=900), patient=True), request("waited for", max_new_tokens=1)])
     assert [completion.id for completion in engine.poll(90.0)] == ["waited for"]
-    monkeypatch.setattr(async_engine, "_MANY", 3)
+    monkeypatch.setattr(async_engine, "_BATCH", 3)
     engine.submit([replace(request(str(n), max_new_tokens=1), patient=True) for n in range(3)])
     assert sorted(completion.id for completion in engine.poll(90.0)) == ["0", "1", "2"]
     assert [completion.id for completion in engine.abort(["d"])] == ["d"], "the longest was on its way all the time"

@@ -20,8 +20,8 @@ def replay_rules(config: RLConfig) -> Iterator[Violation]:
         expected = f"a run's folder, with steps as RUN:5 or RUN:5-8; {error}"
         yield Violation("replay_from", expected, "replay_from=<output_dir of a run>", config.replay_from)
     if config.val_only:
-        said = "a replay has no engine that could play the validation, so nothing would be left to do"
-        yield problem("val_only", said, "remove it, or replay_from", True)
+        why = "a replay has no engine that could play the validation, so nothing would be left to do"
+        yield problem("val_only", why, "remove it, or replay_from", True)
 
 
 def replay_warnings(config: RLConfig) -> Iterator[str]:

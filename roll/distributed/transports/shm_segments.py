@@ -93,7 +93,7 @@ class ShmSegment:
             self._path = None
 
     def outlive(self) -> None:
-        """Be found through this process from now on, under a path that the next transfer doesn't know yet."""
+        """Unlink the file and keep the memory: from now on other processes open it by this process's descriptor."""
         self.forget()
         self.token = {**self.token, "path": f"/proc/{os.getpid()}/fd/{self._fd}"}
 
@@ -139,7 +139,7 @@ def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> 
 
 
 def keep(segment: ShmSegment | DeviceSegment) -> None:
-    """Let go of a segment that nobody reads any more; the next transfer of this process may get it again.
+    """Release a segment that nobody reads any more; the next transfer of this process may reuse it.
 
     Fresh memory costs as much as several copies, at both ends.
     """

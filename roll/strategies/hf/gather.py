@@ -144,7 +144,7 @@ def _begun(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
 
 def _arrived(batch: Sequence[_Share], work: dist.Work, mine: Tensor, table: Tensor) -> Iterator[tuple[str, Tensor]]:
     work.wait()
-    del mine  # until now the collective read it
+    del mine  # the collective may have read it until here
     start = 0
     for share in batch:
         yield share.name, _assembled(share, table[:, start : start + share.rows * share.row_bytes])

@@ -84,7 +84,7 @@ def _around(model: Any, spec: TrainSpec) -> PolicyModel | ValueModel:
 
 
 def _attend_alike(decoder: Any, other: Any) -> None:
-    """Let a decoder compute attention by the function that another one of its class was found to be right with."""
+    """Give a decoder the attention function that was verified on another one of its class."""
     name = other.config._attn_implementation
     if decoder.config._attn_implementation != name:
         decoder.set_attn_implementation(name)

@@ -284,7 +284,7 @@ class PolicyModel(nn.Module):
     """
 
     shares_prefixes = False
-    """Whether it was found to compute trees of rows as rows by themselves."""
+    """Whether a check at the start found that it computes a tree of rows as it computes each row alone."""
 
     def __init__(self, lm: PreTrainedModel, temperature: float, *, fused: bool = False) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class ValueModel(nn.Module):
     """A backbone with a scalar head, zero at the start so that the first values are 0, not noise."""
 
     shares_prefixes = False
-    """Whether it was found to compute trees of rows as rows by themselves."""
+    """Whether a check at the start found that it computes a tree of rows as it computes each row alone."""
 
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()

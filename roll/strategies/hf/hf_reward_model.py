@@ -81,7 +81,7 @@ class ScoreModel(nn.Module):
     """A classifier with one output that learns: a score where its layout says, [S]."""
 
     shares_prefixes = False
-    """Whether it was found to compute trees of rows as rows by themselves."""
+    """Whether a check at the start found that it computes a tree of rows as it computes each row alone."""
 
     def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ class HfTrainStrategy(CommonStrategy):
         self._module: nn.Module = self._wrap(self._model, weights)
         """What is called: the model itself or the backend's wrapper of it."""
         self._shared_tokens = 0
-        """Tokens that weren't computed again for each row that has them, since the last optimizer step began."""
+        """Tokens that sharing prefixes has saved since the last optimizer step began."""
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 

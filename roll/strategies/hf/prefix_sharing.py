@@ -31,7 +31,7 @@ _CHANGED = (1, 3)
 
 
 def use_prefix_sharing(decoder: Any, spec: TrainSpec, sequence: SequenceGroup | None, *, half: bool) -> bool:
-    """Make a model run trees of rows if the role's `use_prefix_sharing` and the model allow it; whether they do.
+    """Make a model run trees of rows; return False if the role's `use_prefix_sharing` or the model rules it out.
 
     `decoder` is as `pack` wants it, and as it leaves it where rows are packed. Every rank of `sequence` calls this.
     Raises `ValueError` if the key asks for what can't be.

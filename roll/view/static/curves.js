@@ -269,7 +269,7 @@ function causesOf(run, causes) {
       h("td", { class: "num" }, h("a", { href: hashOf("rows", { run: run.number || undefined, kind, tag: cause.tag, status: cause.status }) }, `${cause.episodes} ${cause.episodes === 1 ? "episode" : "episodes"}`)),
       h("td", { class: "num" }, cause.first_step === cause.last_step ? cause.first_step : `${cause.first_step} to ${cause.last_step}`),
       h("td", {}, h("a", { href: hashOf("episode", { run: run.number || undefined, kind, step: cause.step, row: cause.row }) }, "the first one"))));
-  return h("details", { class: "causes" }, h("summary", {}, `Not trained on: ${all} episodes, for ${causes.length} ${causes.length === 1 ? "reason" : "reasons"}`),
+  return h("details", { class: "causes" }, h("summary", {}, `Not trained on: ${all} ${all === 1 ? "episode" : "episodes"}, for ${causes.length} ${causes.length === 1 ? "reason" : "reasons"}`),
     table(`Why episodes of ${run.name} weren't trained on`, ["Environment", "Status", "Why", "Episodes", "Steps", "Open"], rows));
 }
 

@@ -49,7 +49,7 @@ export async function showEpisode(main, params, app) {
 
 // Reward, group and advantage in a sentence, and the group's members beside each other.
 function whyCard(found, kind, to) {
-  const rewards = found.group.map((member) => member.reward).filter((value) => value !== null);
+  const rewards = found.group.filter((member) => !FAILURES.has(member.status)).map((member) => member.reward).filter((value) => value !== null);
   const own = found.group.filter((member) => member.row !== found.row && member.member !== found.member);
   const mean = rewards.reduce((sum, value) => sum + value, 0) / (rewards.length || 1);
   const spread = Math.sqrt(rewards.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (rewards.length || 1));
@@ -90,7 +90,7 @@ function whyCard(found, kind, to) {
           h("li", {},
             h("a", { href: to(member.row), "aria-current": member.row === found.row ? "true" : undefined }, nameOf(member)),
             h("span", { class: "rod", "aria-hidden": "true" }, h("span", { class: member.reward < 0 ? "neg" : "pos", css: { width: `${(100 * Math.abs(member.reward ?? 0)) / most}%` } })),
-            h("span", { class: "num" }, `reward ${number(member.reward)}${member.advantage === null ? "" : `, advantage ${signed(member.advantage)}`}`))))
+            h("span", { class: "num" }, FAILURES.has(member.status) ? member.status : `reward ${number(member.reward)}${member.advantage === null ? "" : `, advantage ${signed(member.advantage)}`}`))))
       : null,
   );
 }
@@ -127,7 +127,7 @@ export function conversation(found, side = "") {
 
 function turnOf(turn, at, turns) {
   const shown = turn.observation && at === turns.length - 1 ? message("observation", "What came back", turn.observation) : null;
-  const facts = [`${turn.response_tokens} tokens`, `ended by ${turn.finish_reason}`, turn.reward || turns.length > 1 ? `reward ${signed(turn.reward)}` : ""].filter(Boolean).join(", ");
+  const facts = [`${turn.response_tokens} ${turn.response_tokens === 1 ? "token" : "tokens"}`, `ended by ${turn.finish_reason}`, turn.reward || turns.length > 1 ? `reward ${signed(turn.reward)}` : ""].filter(Boolean).join(", ");
   const metrics = Object.entries(turn.metrics || {}).map(([name, value]) => `${name} ${number(value)}`).join(", ");
   return h(
     "div",
@@ -188,7 +188,7 @@ function sideOf(found, kind, run, params, step) {
   const facts = h(
     "dl",
     { class: "facts stacked" },
-    fact("reward", number(found.reward)),
+    fact("reward", FAILURES.has(found.status) ? "\u2013" : number(found.reward)),
     found.shaped_reward === null ? null : fact("shaped reward", number(found.shaped_reward)),
     found.advantage === null ? null : fact("advantage", signed(found.advantage)),
     found.loss_weight === null ? null : fact("weight in the loss", number(found.loss_weight)),
