@@ -33,7 +33,10 @@ _READ = (
     *("turns", "untrained_turns", "untrained_token_ids"),
 )
 
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, NotImplementedError, OSError)
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError, OSError),
+    RecursionError,
+)
 """What reading and putting together raise where a file isn't what it should be."""
 
 
@@ -59,9 +62,9 @@ def read_step(files: RecordedRollouts, step: int) -> Rollouts:
         members = list(_members(rows, version))
         rollouts = cut_rows(members)
         _compare(rollouts, rows)
+        return rollouts if version < _WHOLE_SINCE else _with_greedy(rollouts, rows)
     except _UNREADABLE as error:
         raise RecordingError(f"{path} can't be replayed: {error}") from error
-    return rollouts if version < _WHOLE_SINCE else _with_greedy(rollouts, rows)
 
 
 def token_texts(files: RecordedRollouts, step: int) -> dict[int, str]:
@@ -73,6 +76,7 @@ def token_texts(files: RecordedRollouts, step: int) -> dict[int, str]:
     path = file_of(files.folder, step)
     try:
         table = files.table(step, columns=["token_ids", "token_texts"])
+        table = table.set_column(0, "token_ids", table["token_ids"].cast(columns()["token_ids"]))
         ids = table["token_ids"].combine_chunks().flatten()
         texts = table["token_texts"].combine_chunks().flatten()
         if len(ids) != len(texts):
@@ -132,7 +136,7 @@ def episode_task(trajectory: Trajectory) -> str:
 def _task(row: Row) -> Task:
     try:  # a long one was cut off
         payload = json.loads(row["payload"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         payload = {"ground_truth": row["ground_truth"]}
     return Task(
         id=row["task_id"],
@@ -147,7 +151,7 @@ def _task(row: Row) -> Task:
 def _trajectory(rows: Sequence[Row], version: int) -> Trajectory:
     first = rows[0]
     turns = _turns(rows)
-    if not all(math.isfinite(row["reward"]) and row["reward"] == first["reward"] for row in rows):
+    if not all(_is_number(row["reward"]) and row["reward"] == first["reward"] for row in rows):
         raise ValueError(f"row {first['row_id']!r} has no reward that is a number, or another than its episode's rows")
     if first["status"] not in TRAINABLE:
         raise ValueError(f"row {first['row_id']!r} has status {first['status']!r}, which isn't trained on")
@@ -171,6 +175,11 @@ def _trajectory(rows: Sequence[Row], version: int) -> Trajectory:
             "whether it had turns without a response, whose rewards belong to others: record the run again"
         )
     return trajectory
+
+
+def _is_number(value: float) -> bool:
+    """Whether a number is finite where it is computed with, in float32."""
+    return bool(np.isfinite(np.float64(value))) and abs(value) <= float(np.finfo(np.float32).max)
 
 
 def _turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
@@ -209,7 +218,7 @@ def _add(found: dict[int, Turn], turn: Row, row: Row, start: int, ids: Sequence[
         raise ValueError(f"turn {turn['number']} of {name!r} is in two rows")
     if turn["finish_reason"] not in get_args(FinishReason):
         raise ValueError(f"turn {turn['number']} of row {name!r} ended by {turn['finish_reason']!r}")
-    if turn["reward"] is None or not math.isfinite(turn["reward"]):
+    if turn["reward"] is None or not _is_number(turn["reward"]):
         raise ValueError(f"turn {turn['number']} of row {name!r} has no reward that is a number")
     acting = row["action_mask"][acted:end]
     found[turn["number"]] = Turn(
@@ -249,6 +258,9 @@ def _compare(rollouts: Rollouts, rows: Sequence[Row]) -> None:
 def _with_greedy(rollouts: Rollouts, rows: Sequence[Row]) -> Rollouts:
     scores = [math.nan] * len(rollouts.trajectories)
     for row, number in zip(rows, rollouts.row_trajectory.tolist(), strict=True):
-        scores[number] = math.nan if row["greedy_reward"] is None else row["greedy_reward"]
+        score = math.nan if row["greedy_reward"] is None else row["greedy_reward"]
+        if not (math.isnan(score) or _is_number(score)):
+            raise ValueError(f"row {row['row_id']!r} has a greedy_reward that is no number")
+        scores[number] = score
     found = torch.tensor(scores, dtype=torch.float32)
     return rollouts if bool(found.isnan().all()) else replace(rollouts, greedy_scores=found)

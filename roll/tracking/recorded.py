@@ -62,7 +62,7 @@ def steps_of(folder: Path, kind: Kind = "train") -> list[int]:
     """Return the steps that have a file of this kind, ascending."""
     prefix = FILE_NAMES[kind] + "-"
     names = (path.name[len(prefix) : -len(".parquet")] for path in folder.glob(f"{prefix}*.parquet"))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 class RecordedRollouts:

@@ -148,7 +148,7 @@ def delete_oldest(folder: Path, limit: int, *, keep: int) -> list[int]:
     by_step: dict[int, list[Path]] = {}
     for path in folder.glob("*-[0-9]*.parquet"):
         name, _, number = path.stem.rpartition("-")
-        if name in FILE_NAMES.values() and number.isdigit():
+        if name in FILE_NAMES.values() and number.isdecimal():
             by_step.setdefault(int(number), []).append(path)
     sizes = {step: sum(path.stat().st_size for path in paths) for step, paths in by_step.items()}
     total, deleted = sum(sizes.values()), []

@@ -12,8 +12,10 @@ A sample is a task; its epoch is the member of the group, counted from 1.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import zipfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -28,6 +30,8 @@ VERSION = 2
 SCORER = "reward"
 _STOP = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
 _SUMMARY_CHARACTERS = 1000
+_NO_NAME = re.compile(r"[/\\\x00-\x1f]")
+_MOST_NAME_BYTES = 200
 
 
 def write_inspect_log(chosen: Chosen, file: Path) -> None:
@@ -119,7 +123,7 @@ def _sample(row: dict[str, Any], model: str, several: bool) -> dict[str, Any]:
     context = row["row_id"][len(f"{row['task_id']}#{row['member']}") :]
     words = row["error"] or row["dropped"] or row["status"]
     return {
-        "id": (row["task_id"] + context + (f"@{row['step']}" if several else "")).replace("/", "_"),
+        "id": _id(row["task_id"] + context + (f"@{row['step']}" if several else "")),
         "epoch": row["member"] + 1,
         "input": shown[:before] if before else "",
         "target": row["ground_truth"] or "",
@@ -139,14 +143,25 @@ def _sample(row: dict[str, Any], model: str, several: bool) -> dict[str, Any]:
     }
 
 
+def _id(name: str) -> str:
+    """Return a name that the file of a sample may have: without folders and characters that end it, and short."""
+    name = _NO_NAME.sub("_", name)
+    if len(name.encode()) > _MOST_NAME_BYTES:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        name = name.encode()[:_MOST_NAME_BYTES].decode(errors="ignore") + "~" + digest
+    return name
+
+
 def _distinct(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Number those that have the same id and epoch: a sample's file is named by both."""
+    taken: set[tuple[str, int]] = set()
     seen: dict[tuple[str, int], int] = {}
     for sample in samples:
-        key = (sample["id"], sample["epoch"])
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] > 1:
-            sample["id"] += f"~{seen[key]}"
+        name, epoch = sample["id"], sample["epoch"]
+        while (sample["id"], epoch) in taken:
+            seen[name, epoch] = seen.get((name, epoch), 1) + 1
+            sample["id"] = f"{name}~{seen[name, epoch]}"
+        taken.add((sample["id"], epoch))
     return samples
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.tracking.recorded import rollouts
-from roll.tracking.rollouts import Kind
+from roll.tracking.rollouts import Kind, clean
 from roll.view.api import Api
 from roll.view.runs import Run
 
 FAILED = ("env_error", "reward_error", "timeout", "aborted")
 """Statuses of episodes that have no reward."""
 KIND_WORDS: dict[Kind, str] = {"train": "trained on", "dropped": "dropped", "validation": "of validations"}
+_DEEPEST = 100  # levels of a tool call's arguments: writing them takes several frames of the stack for each
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,19 @@ def facts(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _plain(value: Any, depth: int) -> Any:
+    """Return a value with valid Unicode, as `clean`; raises `ValueError` if it is nested deeper than that."""
+    if depth < 0:
+        raise ValueError(f"nested more than {_DEEPEST} deep")
+    if isinstance(value, dict):
+        return {clean(key): _plain(item, depth - 1) for key, item in value.items()}
+    return [_plain(item, depth - 1) for item in value] if isinstance(value, list) else clean(value)
+
+
 def arguments_of(text: str) -> tuple[dict[str, Any], str | None]:
     """Return the arguments of a tool call as an object, and what is wrong with them."""
     try:
-        found = json.loads(text or "{}")
+        found = _plain(json.loads(text or "{}"), _DEEPEST)
     except (ValueError, RecursionError) as error:
         return {"text": text}, f"no JSON: {error}"
     return (found, None) if isinstance(found, dict) else ({"value": found}, "no JSON object")

@@ -7,6 +7,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,11 +24,11 @@ import roll
 from roll.configs.parsing.loader import load_config
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.engine_pipeline import EnginePipeline
-from roll.pipelines.recorded_rollouts import RecordingError, read_step
+from roll.pipelines.recorded_rollouts import RecordingError, read_step, token_texts
 from roll.pipelines.replay import require_fitting
 from roll.pipelines.rollout_rows import Texts, training_rows
 from roll.tracking.recorded import RecordedRollouts
-from roll.tracking.rollouts import write_rollouts
+from roll.tracking.rollouts import METADATA_KEY, write_rollouts
 from roll.types.episode import Group, Trajectory
 from roll.view.api import Api
 from roll.view.runs import named_runs
@@ -256,12 +258,15 @@ BROKEN = {
     "rows in disorder": (lambda rows: rows.append(rows.pop(0)), r"have the turns \[2, 3\]: some are missing"),
     "a row twice": (lambda rows: rows.append(rows[2]), "rows of 't' aren't beside each other"),
     "no reward": (_set(2, reward=math.nan), "no reward that is a number"),
+    "a reward beyond float32": (_set(2, reward=1e300), "no reward that is a number"),
+    "a greedy reward without end": (_set(2, greedy_reward=math.inf), "greedy_reward that is no number"),
     "another reward": (_set(1, reward=5.0), "another than its episode's rows"),
     "a failed episode": (_set(2, status="env_error"), "status 'env_error', which isn't trained on"),
     "a turn of its own parent": (_turn(0, 1, after=1), "continues turn 1"),
     "a turn twice": (_turn(0, 1, number=0), "is in two rows"),
     "negative lengths": (_turn(0, 0, prompt_tokens=-1), "doesn't begin where"),
     "an unknown end": (_turn(0, 0, finish_reason="rm -rf"), "ended by 'rm -rf'"),
+    "a turn's reward beyond float32": (_turn(0, 0, reward=-1e39), "has no reward that is a number"),
     "an endless turn reward": (_turn(0, 0, reward=math.inf), "has no reward that is a number"),
     "roles": (_set(2, role_rewards={"x": 1.0, "y": 0.0}), "is paid for the roles x, y"),
 }
@@ -274,6 +279,21 @@ def test_a_recording_that_contradicts_itself_is_refused_in_a_sentence(case, tmp_
     with pytest.raises(RecordingError, match=words) as refused:
         read_step(files, 1)
     assert str(refused.value).startswith(f"{tmp_path / 'rollouts-000001.parquet'} can't be replayed: ")
+
+
+def test_nesting_and_types_of_a_file_are_taken_as_anybody_may_have_written_them(tmp_path):
+    files = altered(tmp_path, lambda rows: [row.update(payload="[" * 100_000, ground_truth="5") for row in rows])
+    assert read_step(files, 1).tasks[0].payload == {"ground_truth": "5"}, "as a payload that was cut off"
+    (tmp_path / "rollouts-1\u00b2.parquet").touch()
+    assert files.steps == [1], "no number"
+    path = tmp_path / "rollouts-000001.parquet"
+    table = pq.read_table(path)
+    texts = pa.array([list(map(str, ids)) for ids in table["token_ids"].to_pylist()])
+    pq.write_table(table.set_column(table.schema.names.index("token_ids"), "token_ids", texts), path)
+    assert all(isinstance(token, int) for token in token_texts(files, 1))
+    pq.write_table(table.replace_schema_metadata({METADATA_KEY: b"[" * 100_000}), path)
+    with pytest.raises(RecordingError, match="can't be replayed: maximum recursion depth"):
+        read_step(files, 1)
 
 
 def test_files_that_are_none_or_of_other_versions_are_refused(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sqlite3
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,26 @@ def test_arguments_of_a_call_are_an_object_whatever_the_model_wrote():
     assert arguments_of("") == ({}, None)
     assert arguments_of("[1]") == ({"value": [1]}, "no JSON object")
     assert arguments_of("[" * 100_000)[1].startswith("no JSON")
+    # Half a pair of surrogates is JSON, and no text that a file can have.
+    assert arguments_of('{"\\ud800": ["\\udfff"]}') == ({"\\ud800": ["\\udfff"]}, None)
+    assert arguments_of('{"a":' + "[" * 500 + "]" * 500 + "}")[1] == "no JSON: nested more than 100 deep"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        (["a~2", "a", "a"], ["a~2", "a", "a~3"]),
+        (["a\0b", "a\0c"], ["a_b", "a_c"]),
+        (["..\\x", "../x"], [".._x", ".._x~2"]),
+        (["é" * 40_000], ["é" * 100 + "~" + sha256(("é" * 40_000).encode()).hexdigest()[:16]]),
+    ],
+)
+def test_every_sample_has_a_file_of_its_own_in_an_archive_whatever_its_task_is_called(tmp_path, tasks, expected):
+    calls = [{"id": "c", "name": "n", "arguments": '{"a": "\\ud800", "b": ' + "[" * 300 + "]" * 300 + "}"}]
+    turns = [turn(0, 0, "Q", "", tool_calls=calls)]
+    run = write_run(tmp_path / "run", {1: [row(task, 0, 1.0, 0.0, turns=turns) for task in tasks]})
+    assert main(["view", str(run), "--export", str(tmp_path / "log.eval")]) == 0
+    with zipfile.ZipFile(tmp_path / "log.eval") as archive:
+        files = [name for name in archive.namelist() if name.startswith("samples/")]
+        assert files == [f"samples/{name}_epoch_1.json" for name in expected]
+        assert [json.loads(archive.read(name))["id"] for name in files] == expected

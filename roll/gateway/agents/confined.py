@@ -68,30 +68,39 @@ def written(folder: str, most: int) -> int:
 
     More than `most` for what can't be counted: too many files, or folders too deep within each other.
     """
-    total, entries, folders = 0, 0, [folder]
+    total, entries, folders, root = 0, 0, [folder], os.path.realpath(folder)
     while folders:
         try:
-            with _listed(folders.pop()) as found:
+            with _listed(folders.pop(), root) as found:
                 for entry in found:
                     entries += 1
                     if entries > _MOST_ENTRIES or total > most:
                         return most + 1
-                    about = entry.stat(follow_symlinks=False)
-                    total += about.st_blocks * 512
-                    if stat.S_ISDIR(about.st_mode):
-                        folders.append(entry.path)
-        except FileNotFoundError:  # gone since it was listed
+                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed; others of its folder aren't
+                        about = entry.stat(follow_symlinks=False)
+                        total += about.st_blocks * 512
+                        if stat.S_ISDIR(about.st_mode):
+                            folders.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):  # gone since it was listed
             continue
         except OSError:
             return most + 1
     return total + _nameless()
 
 
-def _listed(folder: str) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
+def _listed(folder: str, root: str) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
     try:
         return os.scandir(folder)
     except PermissionError:  # the program closed it
-        os.chmod(folder, 0o700)
+        held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            # By now a link to a folder that isn't the program's may be in its place, or on the way to it.
+            opened = f"/proc/self/fd/{held}"
+            if os.path.commonpath([os.readlink(opened), root]) != root:
+                raise FileNotFoundError(folder) from None
+            os.chmod(opened, 0o700)
+        finally:
+            os.close(held)
         return os.scandir(folder)
 
 
