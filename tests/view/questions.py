@@ -47,7 +47,7 @@ def which_environment_failed(page: Page, shot: Shot) -> None:
     assert "It failed (env_error), so it has no reward." in page.text(".why")
     assert "RuntimeError: the dial is jammed at 7 (docs/generate/jammed_dial.py:29, in step)" in page.text(".why")
     assert page.texts(".message.response .text")[-1].strip() == "7"
-    assert all("env_error" in member for member in page.texts(".members li")), "a failure is never shown as a reward of 0"
+    assert all("env_error" in member for member in page.texts(".members li")), "no reward of 0"
     shot("failure_episode")
 
 
