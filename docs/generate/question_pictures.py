@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help="of questions (default: all)")
     given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(TESTS))
     from browser_page import Page, served
     from questions import QUESTIONS

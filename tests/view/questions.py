@@ -47,7 +47,8 @@ def which_environment_failed(page: Page, shot: Shot) -> None:
     assert "It failed (env_error), so it has no reward." in page.text(".why")
     assert "RuntimeError: the dial is jammed at 7 (docs/generate/jammed_dial.py:29, in step)" in page.text(".why")
     assert page.texts(".message.response .text")[-1].strip() == "7"
-    assert all("env_error" in member for member in page.texts(".members li")), "a failure is never shown as a reward of 0"
+    members = page.texts(".members li")
+    assert [sum(word in member for member in members) for word in ("env_error", "reward")] == [7, 1]
     shot("failure_episode")
 
 
