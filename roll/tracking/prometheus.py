@@ -10,6 +10,7 @@ from typing import Any
 
 from roll.tracking.base import Destination, Tracker
 from roll.tracking.names import meaning
+from roll.tracking.rollouts import clean
 
 _OTHER = re.compile(r"[^a-zA-Z0-9_]+")
 _CLOSE_SECONDS = 5.0
@@ -32,7 +33,7 @@ class PrometheusTracker(Tracker):
         """Listen. Raises `OSError` if the port is taken; 0 takes any that is free."""
         from prometheus_client import CollectorRegistry, start_http_server
 
-        self._run = destination.run_name or "run"
+        self._run = clean(destination.run_name or "run")
         self._values: Mapping[str, float] = {}
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
@@ -60,8 +61,8 @@ class PrometheusTracker(Tracker):
         for metric, value in self._values.items():
             name = gauge_name(metric)
             if name not in families:
-                families[name] = GaugeMetricFamily(name, meaning(metric) or metric, labels=("run", "metric"))
-            families[name].add_metric((self._run, metric), value)
+                families[name] = GaugeMetricFamily(name, meaning(metric) or clean(metric), labels=("run", "metric"))
+            families[name].add_metric((self._run, clean(metric)), value)
         yield from families.values()
 
     def finish(self, summary: Mapping[str, float]) -> None:

@@ -67,3 +67,11 @@ def test_a_port_that_is_taken_ends_the_start_with_what_to_do(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(TrackingError, match=rf"127.0.0.1:{port}.*tracker_kwargs.prometheus.port"):
             build_trackers(["prometheus"], {"prometheus": {"port": port}}, tmp_path, None, run_name="run")
+
+
+def test_half_a_pair_of_surrogates_in_a_name_ends_no_scrape(tmp_path):
+    tracker = PrometheusTracker(Destination(tmp_path, None, "run\udcff"), port=0)
+    tracker.log(1, {"a/\ud800": 1.0})
+    found = scraped(tracker.port)
+    tracker.finish({})
+    assert found["roll_a", "run\\udcff", "a/\\ud800"] == 1.0

@@ -76,7 +76,7 @@ def written(folder: str, most: int) -> int:
                     entries += 1
                     if entries > _MOST_ENTRIES or total > most:
                         return most + 1
-                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed, it alone
+                    with contextlib.suppress(FileNotFoundError):  # gone by now; others of the folder aren't
                         about = entry.stat(follow_symlinks=False)
                         total += about.st_blocks * 512
                         if stat.S_ISDIR(about.st_mode):

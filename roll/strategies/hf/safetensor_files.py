@@ -11,7 +11,11 @@ from torch import Tensor
 
 
 def safetensors_files(path: str) -> list[Path]:
-    """Return the safetensors files of a folder or hub model; none where it has other formats only."""
+    """Return the safetensors files of a folder or hub model; none where it has other formats only.
+
+    Where it has a single file and an index beside it, the file, as transformers does. Raises `ValueError` if an index
+    is none.
+    """
     from transformers.utils import cached_file
 
     def find(name: str) -> Path | None:
@@ -20,12 +24,17 @@ def safetensors_files(path: str) -> list[Path]:
 
     if path.endswith(".gguf"):
         return []
-    index = find("model.safetensors.index.json")
-    if index is not None:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        return [file for file in map(find, shards) if file is not None]
     single = find("model.safetensors")
-    return [] if single is None else [single]
+    if single is not None:
+        return [single]
+    index = find("model.safetensors.index.json")
+    if index is None:
+        return []
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} isn't the index of a model's files ({error}); get the model again") from error
+    return [file for file in map(find, shards) if file is not None]
 
 
 class StoredTensors:
@@ -55,6 +64,9 @@ class StoredTensors:
 
 
 def _opened(file: Path) -> Any:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    return safe_open(file, framework="pt")
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is no whole safetensors file ({error}); get the model again") from error
