@@ -59,6 +59,8 @@ def init_process_group(info: WorkerInfo, backend: str, *, timeout: float | None 
             master_listen_fd=held.detach() if held is not None else None,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if info.rank == 0:  # which waits for nobody here: its port is taken, and torch says so
+            raise
         raise _absent_error(info, seconds, [0]) from error
     _meet(store, info, seconds)
     dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)

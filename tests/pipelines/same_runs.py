@@ -12,10 +12,13 @@ from toy import metrics_of, run_toy, write_toy
 
 from roll.tracking.names import is_timing
 
+OF_THE_WAY = ("sync/copied_gigabytes", "sync/gathered_gigabytes")
+"""Metrics of how weights travel, which differs from executor to executor."""
+
 
 def comparable(rows):
     """Rows of metrics without what no two runs share."""
-    return [{name: value for name, value in row.items() if not is_timing(name)} for row in rows]
+    return [{name: v for name, v in row.items() if not is_timing(name) and name not in OF_THE_WAY} for row in rows]
 
 
 def logged(folder: Path):

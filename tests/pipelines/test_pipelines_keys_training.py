@@ -15,7 +15,8 @@ import torch
 from small import CRITIC, REFERENCE, run_small
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
+from roll.configs.schema.strategy_config import Fsdp2Config
+from roll.strategies.fsdp2 import shard_module
 from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.hf_build import hf_module
 
@@ -31,10 +32,6 @@ def small(tiny_model, tmp_path):
     """Runs the toy in a folder of its own."""
     count = iter(range(99))
     return lambda *overrides, **files: run_small(tmp_path / str(next(count)), tiny_model, *overrides, **files)
-
-
-def with_worker(spec, **changes):
-    return replace(spec, worker=replace(spec.worker, **changes))
 
 
 @pytest.fixture(scope="module")
@@ -239,15 +236,12 @@ def test_model_config_kwargs_change_the_model_of_their_role_and_unknown_ones_are
     ],
 )
 def test_fsdp_options_reach_torch(plain, options, shape, kind):
-    strategy = plain.strategies["actor_train"]
-    args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=options)
+    model = plain.strategies["actor_train"]._model
     with (
-        mock.patch.object(strategy, "_info", replace(strategy._info, world_size=6)),
-        mock.patch.object(strategy, "_spec", with_worker(strategy._spec, strategy_args=args)),
         mock.patch("torch.distributed.device_mesh.init_device_mesh") as mesh,
         mock.patch("torch.distributed.fsdp.fully_shard") as shard,
     ):
-        strategy._shard(strategy._model, list(blocks(hf_module(strategy._model))))
+        shard_module(model, list(blocks(hf_module(model))), options, torch.float32, "cpu", 6)
     assert mesh.call_args.args[1] == shape  # copies x ranks of each
     assert shard.call_count == 2 + 1  # decoder layers, root
     given = shard.call_args.kwargs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -129,7 +131,8 @@ def test_a_rank_starts_in_the_memory_of_its_shard_and_one_layer(ranks, model_of,
         assert above <= limit, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
 
 
-def test_a_70b_model_is_laid_out_over_512_ranks_within_a_minute(monkeypatch):
+def lay_out_70b() -> float:
+    """Seconds that it takes; in a process that has no process group."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -155,4 +158,9 @@ def test_a_70b_model_is_laid_out_over_512_ranks_within_a_minute(monkeypatch):
         assert mine == pytest.approx(70_553_706_496 / 512, rel=0.02)
     finally:
         dist.destroy_process_group()
-    assert time.perf_counter() - started < 60
+    return time.perf_counter() - started
+
+
+def test_a_70b_model_is_laid_out_over_512_ranks_within_a_minute():
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        assert processes.submit(lay_out_70b).result(timeout=300) < 60
