@@ -7,7 +7,6 @@ import math
 import shutil
 import string
 from collections import Counter
-from dataclasses import replace
 from unittest import mock
 
 import pytest
