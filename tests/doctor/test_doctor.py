@@ -37,6 +37,9 @@ def distribution(folder: Path, name: str, *requires: str, module: str = "") -> N
     lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 99", *(f"Requires-Dist: {each}" for each in requires)]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     (info / "RECORD").write_text(f"{module}/__init__.py,,\n" if module else "")
+    if module:  # importlib_metadata, which takes the standard library's place once it is imported, skips missing files
+        (folder / module).mkdir()
+        (folder / module / "__init__.py").touch()
 
 
 def in_a_process(call: str, prelude: str = "", env: dict[str, str] | None = None) -> list[Finding]:
