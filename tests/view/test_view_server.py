@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import socket
-import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +16,8 @@ from recorded_run import group, row, write_run
 
 pytest.importorskip("starlette")
 testclient = pytest.importorskip("starlette.testclient")
+
+from browser_page import served  # noqa: E402
 
 from roll.view.api import Api  # noqa: E402
 from roll.view.export import bundle, export_page  # noqa: E402
@@ -239,23 +241,14 @@ def test_a_port_that_is_taken_is_named(folder):
 
 
 def test_the_server_answers_over_a_socket(folder):
-    addresses: list[str] = []
-    there = threading.Event()
-
-    def ready(address: str) -> None:
-        addresses.append(address)
-        there.set()
-
-    given = {"host": "127.0.0.1", "port": 0, "token": None, "ready": ready}
-    threading.Thread(target=serve, args=(Api(named_runs([folder])),), kwargs=given, daemon=True).start()
-    assert there.wait(30), "the server didn't start"
+    address = served([folder])
     for _ in range(100):
         try:
-            with urllib.request.urlopen(addresses[0] + "api/runs", timeout=10) as answer:
+            with urllib.request.urlopen(address + "api/runs", timeout=10) as answer:
                 assert json.load(answer)["runs"][0]["name"] == "run"
                 return
         except urllib.error.URLError:
-            there.wait(0.05)
+            time.sleep(0.05)
     raise AssertionError("no answer")
 
 
