@@ -49,6 +49,9 @@ FULL = (
     "pipelines/test_pipelines_vllm.py*",
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
+    "benchmarks/test_benchmarks_gpu.py::test_a_dry_run*",
+    "benchmarks/test_benchmarks_gpu.py::test_a_whole_step*",
+    "benchmarks/test_benchmarks_gpu.py::test_the_parts*",
     "benchmarks/test_benchmarks_runs.py*",
     "benchmarks/test_benchmarks_view.py*",
     "benchmarks/test_benchmarks.py::test_the_tokens_of_fuzzed_agents",
