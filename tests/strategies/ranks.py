@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from train_contract import make_info
 
@@ -123,3 +124,9 @@ def _in_a_copy(function, info, args) -> dict:
     if status or not said:
         return {"error": f"the process ended with exit code {os.waitstatus_to_exitcode(status)}"}
     return pickle.loads(said)
+
+
+def status_bytes(key: str) -> int:
+    """Return a size of this process, such as `VmRSS` or `VmHWM`."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import status_bytes
 from test_fsdp2_ranks import fsdp_spec
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch
@@ -103,9 +104,9 @@ def peak_of_a_start(info, specs):
     first, spec = specs
     another(first, info)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _status("VmRSS")
+    before = status_bytes("VmRSS")
     strategy = another(spec, info)
-    peak = _status("VmHWM")
+    peak = status_bytes("VmHWM")
     moments = sum(
         value.to_local().nbytes
         for optimizer in strategy._optimizers
@@ -114,11 +115,6 @@ def peak_of_a_start(info, specs):
         if hasattr(value, "to_local")
     )
     return peak - before - moments
-
-
-def _status(key):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
 
 
 def test_a_rank_starts_in_the_memory_of_its_shard_and_one_layer(ranks, model_of, tmp_path):
