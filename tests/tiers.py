@@ -109,6 +109,7 @@ FULL = (
     "pipelines/test_pipelines_teacher_endpoint.py::test_the_likeliest*",
     "pipelines/test_pipelines_sync.py::test_every_transport*",
     "pipelines/test_pipelines_sync.py::test_two_runs*",
+    "pipelines/test_pipelines_sync.py::test_weights_are_read_where*",
     "sandbox/test_sandbox_attacks.py::test_no_attack_does_harm",
     "sandbox/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same",
     "sandbox/test_sandbox_programs.py::test_programs_end_with_their_caller",
