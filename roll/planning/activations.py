@@ -15,6 +15,9 @@ SLICE = 1 << 24
 CHUNK = 1 << 25
 CHUNK_ON_ACCELERATOR = 1 << 28
 """Logits that exist at a time."""
+IN_FLIGHT = 1 << 28
+"""Bytes of offloaded activations that are on the device while they are copied, see
+`roll/strategies/activation_offload.py`; one tensor may be larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +156,14 @@ def activations(
     moment = again + tokens * moment_bytes(arch, numbers, sparse=sparse, shared=shared)
     head = logits_bytes(arch, numbers, batch, kind=kind, backward=True)
     if offloaded:
-        # What a layer saves comes back when it is its turn.
+        # What a layer saves comes back when it is its turn; the next, or the last to go, is there beside it.
+        stream, widest = tokens * r * h, tokens * numbers.computed * max(arch.intermediate, arch.query, h)
+        in_flight = max(IN_FLIGHT if numbers.on_accelerator else 0, stream if checkpointed else widest)
         return Activations(
-            saved=ends, moment=moment + tokens * (r * h if checkpointed else worst), logits=head, host=saved
+            saved=ends + min(saved, in_flight),
+            moment=moment + (stream if checkpointed else tokens * worst),
+            logits=head,
+            host=saved,
         )
     return Activations(saved=saved + ends, moment=moment, logits=head)
 

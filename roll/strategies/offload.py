@@ -1,14 +1,11 @@
-"""Device memory given back for a while: a sleeping role's tensors, and activations between forward and backward."""
+"""Device memory given back for a while: the tensors of a role that sleeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -122,47 +119,3 @@ def _copy(storage: torch.UntypedStorage, parts: list[Tensor], *, back: bool) -> 
     for mine, part in zip(flat.split([len(part) for part in parts]), parts, strict=True):
         source, target = (part, mine) if back else (mine, part)
         target.copy_(source, non_blocking=part.is_pinned())
-
-
-@dataclass(frozen=True, slots=True)
-class OnHost:
-    """A tensor that waits in host memory for the backward pass."""
-
-    copy: Tensor
-    device: torch.device
-    size: torch.Size
-    stride: tuple[int, ...]
-    """Compiled code insists on the strides it knew; the copy is contiguous, and one element long where a dimension was
-    expanded."""
-
-    def restore(self) -> Tensor:
-        """Bring the tensor back to its device."""
-        tensor = torch.empty_strided(self.copy.shape, self.stride, dtype=self.copy.dtype, device=self.device)
-        tensor.copy_(self.copy, non_blocking=self.device.type == "cuda")
-        return tensor.expand(self.size)
-
-
-_SMALLEST = 1024  # bytes; what is smaller isn't worth a transfer
-
-
-def activations_on_host() -> saved_tensors_hooks:
-    """Inside, tensors that autograd saves for the backward pass wait in host memory.
-
-    Weights stay: they take no memory of their own, and those that FSDP gathers are freed by FSDP.
-    """
-
-    def pack(tensor: Tensor) -> Tensor | OnHost:
-        owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
-        if isinstance(owner, torch.nn.Parameter) or tensor.numel() * tensor.element_size() < _SMALLEST:
-            return tensor
-        pinned = tensor.device.type == "cuda"
-        distinct = tensor[tuple(slice(1) if step == 0 else slice(None) for step in tensor.stride())]
-        copy = torch.empty(distinct.shape, dtype=tensor.dtype, pin_memory=pinned)
-        # In the order of the stream, like the tensor's next use and its reuse by the allocator.
-        copy.copy_(distinct, non_blocking=pinned)
-        return OnHost(copy, tensor.device, tensor.size(), tensor.stride())
-
-    def unpack(packed: Any) -> Tensor:
-        return packed.restore() if isinstance(packed, OnHost) else packed
-
-    return saved_tensors_hooks(pack, unpack)

@@ -1,24 +1,23 @@
-"""Memory given back: sleeping roles, activations on the host, logits in chunks."""
+"""Memory given back: sleeping roles, logits in chunks."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from layout_contract import check_layout, shard_of
+from layout_contract import shard_of
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of, with_worker
+from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of, with_worker
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies import offload
 from roll.strategies.base import LossFn
-from roll.strategies.offload import OnHost, Shelf, activations_on_host, num_bytes
+from roll.strategies.offload import Shelf, num_bytes
 from roll.utils import logits as logits_module
 from roll.utils.logits import HeadRequest, head_outputs
 
@@ -187,72 +186,6 @@ def test_sleep_gives_the_accelerators_memory_back_and_wake_the_same_bits(tiny_mo
     assert strategy.train_step(batch, LOSS).result() == undisturbed.train_step(batch, LOSS).result()
     expected = weights_of(undisturbed)
     assert all(torch.equal(expected[name], tensor) for name, tensor in weights_of(strategy).items())
-
-
-# --- activations -----------------------------------------------------------------------------------------------------
-
-
-def waiting_on_host():
-    return [thing for thing in gc.get_objects() if type(thing) is OnHost]
-
-
-def num_waiting():
-    return len(waiting_on_host())
-
-
-@pytest.mark.parametrize("recompute", [True, False])
-@pytest.mark.parametrize("offload", [True, False])
-def test_activations_wait_on_the_host_only_between_forward_and_backward(tiny_model, recompute, offload):
-    model = {"activation_offload": offload, "disable_gradient_checkpointing": not recompute}
-    strategy, waiting = build(make_spec(tiny_model, model=model)), []
-
-    def watching(outputs, batch, sizes):
-        waiting.append(num_waiting())
-        return token_mean_loss(outputs, batch, sizes)
-
-    strategy.train_step(make_batch(), LossFn(compute=watching, needs=("logprobs",)))
-    assert num_waiting() == 0
-    if not offload:
-        assert max(waiting) == 0
-    elif recompute:
-        assert max(waiting) <= 8  # inputs of two layers, the hidden states, and what surrounds them
-        assert min(waiting) >= 2
-    else:
-        assert min(waiting) > 20
-
-
-def test_weights_stay_where_they_are_while_activations_go():
-    weight = torch.nn.Parameter(torch.randn(64, 64))
-    inputs = torch.randn(64, 64, requires_grad=True)
-    with activations_on_host():
-        product = (inputs * 2.0) @ weight.t()
-        seen = waiting_on_host()
-    assert len(seen) == 1
-    assert not torch.equal(seen[0].copy, weight)
-    (expected,) = torch.autograd.grad((inputs * 2.0 @ weight.t()).square().sum(), weight)
-    (found,) = torch.autograd.grad(product.square().sum(), weight)
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    "view", [lambda t: t.t(), lambda t: t[:, 3:20], lambda t: t[:, None].expand(40, 5, 30), lambda t: t.view(-1)[7:]]
-)
-def test_what_comes_back_from_the_host_has_the_values_and_strides_that_went(view):
-    base = torch.randn(40, 30)
-    held = view(base)
-    with activations_on_host():
-        square = held.detach().requires_grad_().square()  # saves its input
-    assert len(waiting_on_host()) == 1
-    back = square.grad_fn._saved_self
-    assert (back.stride(), back.shape) == (held.stride(), held.shape)
-    assert torch.equal(back, held)
-
-
-@pytest.mark.parametrize("recompute", [True, False])
-@pytest.mark.parametrize("world", [1, 2])
-def test_activations_on_the_host_change_no_number(ranks, tiny_model, world, recompute):
-    model = {"activation_offload": True, "disable_gradient_checkpointing": not recompute}
-    check_layout(ranks, tiny_model, "fsdp2_train", {}, world, model=model)
 
 
 # --- logits ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from roll.configs.schema.checkpoint_config import CheckpointContent
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
+from roll.strategies.activation_offload import ActivationOffload
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.gather import Travelling, sent_types
@@ -27,7 +28,6 @@ from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.micro import lay_out, lay_out_tree, padding_row, take_shard
-from roll.strategies.offload import activations_on_host
 from roll.strategies.prefix_tree import plan_shared_batches
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
@@ -53,6 +53,8 @@ class HfTrainStrategy(CommonStrategy):
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._model, weights)
         """What is called: the model itself or the backend's wrapper of it."""
+        offloads = args.activation_offload and spec.trains
+        self._activations = ActivationOffload(self._device) if offloads else None
         self._shared_tokens = 0
         """Tokens that sharing prefixes has saved since the last optimizer step began."""
 
@@ -182,8 +184,8 @@ class HfTrainStrategy(CommonStrategy):
         if sequence is not None:
             group = sequence.group
             mine, place = take_shard(layout, sequence.rank, sequence.size, group)
-        offload = self._spec.worker.model_args.activation_offload
-        with self._autocast(), activations_on_host() if offload else contextlib.nullcontext():
+        saving = contextlib.nullcontext() if self._activations is None else self._activations.saving()
+        with self._autocast(), saving:
             scored: HeadOutputs = self._module(mine, head_request(outputs))
         return self._spread(micro, layout, scored, outputs, place, group)
 
