@@ -13,7 +13,7 @@ from typing import Any
 
 def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Return the token ids of a text as it stands, as `tokenizer(text, add_special_tokens=False)` does."""
-    if _encodes_plainly(type(tokenizer)):
+    if _encodes_plainly(type(tokenizer)):  # type: ignore[arg-type]  # classes can be hashed
         backend = tokenizer.backend_tokenizer
         as_usual = backend.truncation is None and backend.padding is None
         if as_usual and backend.encode_special_tokens == tokenizer.split_special_tokens:
@@ -23,7 +23,7 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 def decode(tokenizer: Any, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
     """Return the text of token ids, as `tokenizer.decode(token_ids, skip_special_tokens=...)` does."""
-    if _decodes_plainly(type(tokenizer)) and not tokenizer.clean_up_tokenization_spaces:
+    if _decodes_plainly(type(tokenizer)) and not tokenizer.clean_up_tokenization_spaces:  # type: ignore[arg-type]
         text: str = tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
     return str(tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
