@@ -146,19 +146,14 @@ class VllmEngine(Worker):
     def __init__(self, info: WorkerInfo, model: str) -> None:
         from roll.configs.schema.engine_config import VllmConfig
         from roll.configs.schema.worker_config import ModelArgs
+        from roll.strategies.base import EngineSettings
         from roll.strategies.vllm.engine import build
 
         super().__init__(info)
-        self.engine = build(
-            ModelArgs(model_name_or_path=model, dtype="fp32"),
-            VllmConfig(enforce_eager=True),
-            max_running_requests=4,
-            max_sequence_length=128,
-            seed=1,
-            partial_rollout="resume",
-            slots=info.slots,
-            update_buffer_bytes=64 << 20,
+        settings = EngineSettings(
+            max_running_requests=4, max_sequence_length=128, seed=1, slots=info.slots, update_buffer_bytes=64 << 20
         )
+        self.engine = build(ModelArgs(model_name_or_path=model, dtype="fp32"), VllmConfig(enforce_eager=True), settings)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
