@@ -71,7 +71,7 @@ def varlen_kernel(
     q, k, v = (F.pad(t, (0, size - t.shape[-1])) if t.shape[-1] < size else t for t in (query, key, value))
     before = -1 if window is None or window >= rows.longest else window - 1  # tokens seen beside the query's own
     bounds = rows.bounds(query.device)
-    out: Tensor = torch_varlen.varlen_attn(
+    out = torch_varlen.varlen_attn(
         q,
         k,
         v,
@@ -83,4 +83,5 @@ def varlen_kernel(
         window_size=(before, 0),
         enable_gqa=k.shape[1] != q.shape[1],
     )
+    assert isinstance(out, Tensor)
     return out.narrow(-1, 0, value.shape[-1])
