@@ -38,6 +38,9 @@ def states_of(
         if uneven:
             key = f"{role}.strategy_args.strategy_config.additional_configs.{min(uneven)}"
             raise UnknownModel(f"{key}: stages of different sizes aren't planned; plan without it, for equal stages")
+        if trains and args.uses_lora:
+            key = f"{role}.model_args.lora_rank"
+            raise UnknownModel(f"{key}: adapters on Megatron aren't planned; plan without them, for a bound")
         return megatron_states(arch, options, kind=kind, frozen=args.freeze_module_prefix, **common)  # type: ignore[arg-type]
     parameters = role_parameters(arch, args, kind, trains=trains, role=role)
     if isinstance(options, DeepSpeedConfig):

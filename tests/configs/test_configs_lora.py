@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 
@@ -10,11 +11,14 @@ import pytest
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.rules.training import training_rules
 from roll.configs.rules.validate import warnings_of
+from roll.planning.architecture import UnknownModel
+from roll.planning.role_states import states_of
 
 ACTOR = "actor_train.model_args"
 RANK = f"{ACTOR}.lora_rank=4"
-MEGATRON = "actor_train.strategy_args={strategy_name: megatron_train}"
+MEGATRON = ("actor_train.strategy_args={strategy_name: megatron_train}",)
 REWARD = "rewards.words={name: reward_model}"
 KL = "use_kl_loss=true"
 
@@ -57,12 +61,31 @@ def test_a_lora_key_that_cannot_act_is_refused(job, name, overrides, path, fragm
         assert fragment in str(caught.value)
 
 
-def test_megatron_refuses_adapters_and_says_what_takes_them(job):
+def test_megatron_takes_adapters_but_drops_nothing(job):
+    assert load_config(job, "job", [RANK, *MEGATRON]).actor_train.model_args.uses_lora
     with pytest.raises(ConfigError) as caught:
-        load_config(job, "job", [RANK, MEGATRON])
-    messages = {violation.path: str(violation) for violation in caught.value.violations}
-    assert "not with megatron_train: its fused and split layers" in messages[f"{ACTOR}.lora_rank"]
-    assert "fsdp2_train or deepspeed_train" in messages[f"{ACTOR}.lora_rank"]
+        load_config(job, "job", [RANK, *MEGATRON, f"{ACTOR}.lora_dropout=0.1"])
+    assert [violation.path for violation in caught.value.violations] == [f"{ACTOR}.lora_dropout"]
+    assert "not with megatron_train: its ranks and recomputed layers would drop" in str(caught.value)
+
+
+def test_layers_of_transformer_engine_take_no_adapters(job):
+    config = load_config(job, "job", [RANK, *MEGATRON])
+    options = dataclasses.replace(
+        config.actor_train.strategy_args.strategy_config, transformer_impl="transformer_engine"
+    )
+    args = dataclasses.replace(config.actor_train.strategy_args, strategy_config=options)
+    worker = dataclasses.replace(config.actor_train, strategy_args=args)
+    (violation,) = training_rules("actor_train", worker)
+    assert violation.path.endswith("transformer_impl") and "norms inside" in str(violation)
+    plain = dataclasses.replace(worker.model_args, lora_rank=0)
+    assert not list(training_rules("actor_train", dataclasses.replace(worker, model_args=plain)))
+
+
+def test_adapters_on_megatron_are_not_planned_and_the_plan_says_so(job):
+    worker = load_config(job, "job", [RANK, *MEGATRON]).actor_train
+    with pytest.raises(UnknownModel, match=r"actor_train\.model_args\.lora_rank: adapters on Megatron aren't planned"):
+        states_of(None, worker, role="actor_train", kind="policy", trains=True, rank=0, l2=False)
 
 
 def test_with_adapters_a_kl_needs_no_reference_role(job):

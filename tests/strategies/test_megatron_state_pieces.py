@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from train_contract import build
 
-from roll.strategies.megatron.pieces import blocks_between, pieces_of
+from roll.strategies.megatron.pieces import blocks_between, pieces_of, rectangles_of
 
 MIB = 1 << 20
 LARGE = {"hidden": 256, "layers": 4, "intermediate_size": 1024, "vocab_size": 8192, "head_dim": 64}
@@ -63,7 +63,7 @@ def test_a_part_of_a_parameter_is_found_in_tensors_of_another_order(copies):
     whole = torch.full((3, 8), -1.0)
     for start, stop in ((0, 5), (5, 12)):
         flat = torch.arange(start, stop, dtype=torch.float32)
-        for piece in pieces_of(place, parameter, slice(start, stop), "moment.", flat):
+        for piece in pieces_of(rectangles_of(place, parameter), slice(start, stop), flat, "moment."):
             assert piece.key == "moment.w" and piece.global_shape == (3, 8)
             assert piece.data.untyped_storage()._cdata == flat.untyped_storage()._cdata
             window = tuple(slice(a, a + n) for a, n in zip(piece.global_offset, piece.local_shape, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.configs.errors import Violation
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.worker_config import TrainConfig
 
 
@@ -17,3 +18,8 @@ def training_rules(role: str, worker: TrainConfig) -> Iterator[Violation]:
     if args.optimizer == "muon" and worker.model_args.uses_lora:
         expected = "adamw with LoRA: the two factors of an adapter aren't matrices that Muon was made for"
         yield Violation(f"{path}.optimizer", expected, f"{path}.optimizer=adamw", "muon")
+    options = worker.strategy_args.strategy_config
+    if worker.model_args.uses_lora and isinstance(options, MegatronConfig) and options.transformer_impl != "local":
+        key = f"{role}.strategy_args.strategy_config.transformer_impl"
+        expected = "local with LoRA: Transformer Engine's layers have their norms inside, where adapters can't begin"
+        yield Violation(key, expected, f"{key}=local", options.transformer_impl)

@@ -13,9 +13,10 @@ from roll.configs.schema.strategy_config import DTYPE_NAMES, Dtype, StrategyArgs
 from roll.configs.schema.training_args import TrainingArgs
 
 HUGGING_FACE = needs(BACKEND, "fsdp2", "deepspeed")
-ADAPTERS_FIT = unless(
-    BACKEND, "megatron", words="without `megatron_*`", why="its fused and split layers have no place for adapters",
-    fix="strategy_name=fsdp2_train or deepspeed_train, or remove the LoRA keys",
+ADAPTERS_DROP = unless(
+    BACKEND, "megatron", words="without `megatron_*`",
+    why="its ranks and recomputed layers would drop different inputs",
+    fix="remove it, or strategy_name=fsdp2_train or deepspeed_train",
 )  # fmt: skip
 OF_PROCESSES = {
     "acts_if": (needs("^executor", "ray", why="this process has already read its environment",
@@ -115,10 +116,10 @@ class ModelArgs:
     ))  # fmt: skip
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
     them. Divides the attention heads."""
-    lora_rank: int = number(0, ge=0, acts_if=(ADAPTERS_TRAIN, ADAPTERS_FIT))
+    lora_rank: int = number(0, ge=0, acts_if=(ADAPTERS_TRAIN,))
     """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained (with a critic's value
     head); the base weights are frozen and kept in `dtype`. Engines get the merged weights, or the
-    adapters (`lora_sync`). For `fsdp2_train` and `deepspeed_train`; needs peft. 0: train the weights themselves, unless
+    adapters (`lora_sync`). Needs peft. 0: train the weights themselves, unless
     `adapter_name_or_path` brings adapters."""
     lora_alpha: float | None = number(None, gt=0, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """The adapters' product is scaled with `lora_alpha / lora_rank`. null: 16, or what `adapter_name_or_path` says."""
@@ -126,10 +127,10 @@ class ModelArgs:
     """Names of the linear layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the
     head, which leaves fused experts (one 3-D parameter) alone. Empty: `all-linear`, or what `adapter_name_or_path`
     says."""
-    lora_dropout: float = number(0.0, ge=0, lt=1, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
+    lora_dropout: float = number(0.0, ge=0, lt=1, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS, ADAPTERS_DROP))
     """Dropout before the adapters in the update, never in other passes. It makes old and new log-probs differ by
     chance; 0 is safe."""
-    adapter_name_or_path: str | None = acting(None, ADAPTERS_TRAIN, ADAPTERS_FIT)
+    adapter_name_or_path: str | None = acting(None, ADAPTERS_TRAIN)
     """Folder of adapters in peft's format to start from; their own rank, alpha and targets count, and keys that say
     something else are refused. null: new ones, which change nothing until they are trained."""
 

@@ -37,17 +37,22 @@ _PEFT_PREFIX = "base_model.model."  # what peft puts before every name in its fi
 _DEFAULT_ALPHA = 16.0
 IDENTITY = "adapters.json"
 _SCORE = "score.weight"  # the head of a reward model: it has no adapters, it trains
-_SAMPLED = 1024  # values of each adapted layer that tell base models apart
+SAMPLED = 1024  # values of each adapted layer that tell base models apart
 
 Full = Callable[[Tensor], Tensor]
 """Perhaps sharded tensor -> the whole tensor."""
 
 
-def add_adapters(model: nn.Module, spec: TrainSpec) -> None:
+Base = Callable[[Sequence[str]], Mapping[str, Tensor]]
+"""Names of adapted layers -> the base model's weights of them, or their first values (`SAMPLED` at least)."""
+
+
+def add_adapters(model: nn.Module, spec: TrainSpec, base: Base | None = None) -> None:
     """Put adapters into `model`, on the CPU, and freeze everything else.
 
-    New ones draw A from the run's seed and the role alone and start with B = 0. Raises `ValueError` if peft isn't
-    there, a target is no linear layer, or the adapters of `adapter_name_or_path` don't fit the model or the keys.
+    New adapters draw A from the run's seed and the role alone and start with B = 0. `base`: where the weights are of a
+    model that has none of its own. Raises `ValueError` if peft isn't there, a target is no linear layer, or the
+    adapters of `adapter_name_or_path` don't fit the model or the keys.
     """
     try:
         from peft.functional import cast_adapter_dtype, inject_adapter_in_model
@@ -69,7 +74,7 @@ def add_adapters(model: nn.Module, spec: TrainSpec) -> None:
         if args.lora_target and set(layers) != set(wanted):
             own = _leaves(layers)
             raise ValueError(f"lora_target: {folder} adapts other layers, {', '.join(own)}; remove lora_target")
-        _load_folder(model, layers, folder)
+        _load_folder(model, layers, folder, base)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(spec.trains and (_is_adapter(name) or name == _SCORE))
 
@@ -77,19 +82,24 @@ def add_adapters(model: nn.Module, spec: TrainSpec) -> None:
 class Adapters:
     """The adapters of a model that has some: off for a while, merged, written."""
 
-    def __init__(self, model: nn.Module, args: ModelArgs) -> None:
+    def __init__(self, model: nn.Module, args: ModelArgs, base: Base | None = None) -> None:
         self._layers = _lora_layers(model)
         self._config: LoraConfig = model.peft_config[_NAME]  # type: ignore[assignment, index]
         self._base = args.model_name_or_path
         self._identity: dict[str, Any] = {
             "base_model": args.model_name_or_path,
-            "checksum": _checksum(self._layers),
+            "checksum": _checksum(self._layers, base),
             # Rank and scaling of every layer: a matrix of the same shape can stand for another product.
             "layers": {name: [layer.r[_NAME], layer.scaling[_NAME]] for name, layer in self._layers.items()},
         }
         self._dropouts = [d for layer in self._layers.values() for d in layer.lora_dropout.children()]
         for dropout in self._dropouts:
             dropout.eval()
+
+    @property
+    def layers(self) -> dict[str, Any]:
+        """Name -> peft's layer, of every layer with adapters."""
+        return self._layers
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
@@ -177,9 +187,10 @@ class Adapters:
                 if writes:
                     tensors[peft_name(name, part)] = tensor.detach().to("cpu", copy=files.holds).contiguous()
         if writes:
-            files.folder(folder, partial(self._write, tensors))
+            files.folder(folder, partial(self.write_folder, tensors))
 
-    def _write(self, tensors: dict[str, Tensor], folder: Path) -> None:
+    def write_folder(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Write a folder of peft's with these tensors under its names, B not scaled."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         self.write_config(folder)
@@ -337,12 +348,14 @@ def _saved_config(args: ModelArgs, folder: Path) -> LoraConfig:
 
 
 @torch.no_grad()
-def _load_folder(model: nn.Module, layers: dict[str, Any], folder: Path) -> None:
+def _load_folder(model: nn.Module, layers: dict[str, Any], folder: Path, base: Base | None) -> None:
     from peft import load_peft_weights
 
     identity = folder / IDENTITY
     if identity.is_file():
-        check_same_base(folder, json.loads(identity.read_text()), {"checksum": _checksum(layers), "base_model": None})
+        check_same_base(
+            folder, json.loads(identity.read_text()), {"checksum": _checksum(layers, base), "base_model": None}
+        )
     own = {name.replace(f".{_NAME}.", "."): p for name, p in model.named_parameters() if _is_adapter(name)}
     saved = {name.removeprefix(_PEFT_PREFIX): t for name, t in load_peft_weights(str(folder), device="cpu").items()}
     odd = sorted(own.keys() ^ saved.keys())
@@ -356,7 +369,9 @@ def _load_folder(model: nn.Module, layers: dict[str, Any], folder: Path) -> None
         parameter.copy_(saved[name])
 
 
-def _checksum(layers: dict[str, Any]) -> str:
+def _checksum(layers: dict[str, Any], base: Base | None) -> str:
+    if base is not None:
+        return layer_checksum(base(list(layers)))
     return layer_checksum({name: layer.base_layer.weight for name, layer in layers.items()})
 
 
@@ -364,7 +379,7 @@ def layer_checksum(weights: Mapping[str, Tensor]) -> str:
     """Of a few values of every adapted layer, in bfloat16 so that the type they are kept in doesn't matter."""
     digest = hashlib.blake2b(digest_size=16)
     for name, weight in weights.items():
-        values = weight.detach().flatten()[:_SAMPLED].to(torch.bfloat16).cpu()
+        values = weight.detach().flatten()[:SAMPLED].to(torch.bfloat16).cpu()
         digest.update(name.encode() + values.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 

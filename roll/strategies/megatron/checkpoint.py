@@ -11,8 +11,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from roll.strategies.megatron.adapters import MegatronAdapters
 from roll.strategies.megatron.optimizer import Optimizer
-from roll.strategies.megatron.pieces import pieces_of
+from roll.strategies.megatron.pieces import Rectangle, pieces_of, rectangles_of
 from roll.strategies.state_files import StateFiles
 from roll.utils.pickles import plain_values_only
 
@@ -20,9 +21,14 @@ STATE, SCHEDULE = "state", "schedule.json"
 
 
 def save_checkpoint(
-    path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None, files: StateFiles
+    path: Path,
+    role: str,
+    modules: Sequence[nn.Module],
+    optimizer: Optimizer | None,
+    files: StateFiles,
+    adapters: MegatronAdapters | None = None,
 ) -> None:
-    """Write weights, and with an optimizer its state; every rank calls it.
+    """Write weights (of a model with adapters what trains), and with an optimizer its state; every rank calls it.
 
     Raises `ValueError` if the folder can't be written.
     """
@@ -32,11 +38,17 @@ def save_checkpoint(
         (path / STATE).mkdir(parents=True, exist_ok=True)
     dist.barrier()
     with _errors(f"{role}: {path} couldn't be written"):
-        state = _sharded(modules, optimizer, loading=False)
+        state = _sharded(modules, optimizer, adapters, loading=False)
         dist_checkpointing.save(state, str(path / STATE), sharded_strategy=in_process_writer(files))
 
 
-def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None) -> str:
+def load_checkpoint(
+    path: Path,
+    role: str,
+    modules: Sequence[nn.Module],
+    optimizer: Optimizer | None,
+    adapters: MegatronAdapters | None = None,
+) -> str:
     """Read what `save_checkpoint` wrote, into any layout; return the text of `SCHEDULE`.
 
     Without an optimizer only the weights are read. Raises `ValueError` if there is no such checkpoint of this model.
@@ -48,16 +60,20 @@ def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimiz
         if not (path / STATE).is_dir():
             raise FileNotFoundError(f"there is no folder {path / STATE}")
         counts = (path / SCHEDULE).read_text()
-        wanted = _sharded(modules, optimizer, loading=True)
+        wanted = _sharded(modules, optimizer, adapters, loading=True)
+        kept = [f"model{i}" in wanted for i in range(len(modules))]
         with plain_values_only(path / STATE):
-            # The optimizer's tensors are read into themselves.
+            # Adapters and the optimizer's tensors are read into themselves.
             found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
         for i, module in enumerate(modules):
-            module.load_state_dict(found[f"model{i}"], strict=True)
+            if kept[i]:
+                module.load_state_dict(found[f"model{i}"], strict=adapters is None)
     return counts
 
 
-def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
+def _sharded(
+    modules: Sequence[nn.Module], optimizer: Optimizer | None, adapters: MegatronAdapters | None, *, loading: bool
+) -> dict[str, Any]:
     """Everything to store, each tensor with its place in the whole model.
 
     The optimizer's state is stored parameter by parameter like the weights, each rank's own part of it by itself.
@@ -75,9 +91,15 @@ def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loadi
     if optimizer is not None:
         optimizer.fill_state()
     for i, module in enumerate(modules):
-        state[f"model{i}"] = weights = _spread(_weights(module, metadata))
-        if optimizer is not None:
-            state[f"optimizer{i}"] = _optimizer_state(module, weights, optimizer, loading=loading)
+        weights = _spread(_weights(module, metadata))
+        if adapters is not None:
+            weights = {name: place for name, place in weights.items() if name.startswith("value_head.")}
+        if weights:
+            state[f"model{i}"] = weights
+            if optimizer is not None:
+                state[f"optimizer{i}"] = _optimizer_state(module, weights, optimizer, loading=loading)
+    if adapters is not None:
+        state["adapters"] = _adapter_state(adapters, optimizer, loading=loading)
     return state
 
 
@@ -128,16 +150,32 @@ def _optimizer_state(chunk: nn.Module, weights: Any, optimizer: Optimizer, *, lo
     places = {place.data: place for place in weights.values() if isinstance(place.data, nn.Parameter)}
     state = {}
     for name, parameter in chunk.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or name.startswith("adapters."):
             continue
         assert parameter in places, f"the checkpoint has no place for the moments of {name}"
         place = places[parameter]
         # The last number tells ranks apart that have the same weights, the others those that share a model.
         ids = place.replica_id[:-1] if optimizer.divides else place.replica_id
         if loading or is_main_replica(ids):
-            tensors, part = optimizer.own_state(parameter)
-            for key, flat in tensors.items():
-                state[f"{name}.{key}"] = pieces_of(place, parameter, part, f"optimizer.{key}.", flat)
+            state.update(_moments(name, parameter, rectangles_of(place, parameter), optimizer))
+    return state
+
+
+def _moments(name: str, parameter: nn.Parameter, rectangles: list[Rectangle], optimizer: Optimizer) -> dict[str, Any]:
+    tensors, part = optimizer.own_state(parameter)
+    return {f"{name}.{key}": pieces_of(rectangles, part, flat, f"optimizer.{key}.") for key, flat in tensors.items()}
+
+
+def _adapter_state(adapters: MegatronAdapters, optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
+    """Each factor and its moments, under the names that all backends have for them."""
+    state = {}
+    for name, parameter, rectangles, alone in adapters.places():
+        first = dist.get_rank(_replicas(parameter)) == 0
+        if loading or (alone and first):
+            whole = slice(0, parameter.numel())
+            state[name] = pieces_of(rectangles, whole, parameter.detach().view(-1))
+        if optimizer is not None and (loading or (alone and (optimizer.divides or first))):
+            state.update(_moments(name, parameter, rectangles, optimizer))
     return state
 
 

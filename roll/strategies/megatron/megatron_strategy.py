@@ -7,6 +7,7 @@ context-parallel rank alike.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, Output, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.hf_model import DTYPES, one_output, weights_folder
+from roll.strategies.megatron.adapters import MegatronAdapters
 from roll.strategies.megatron.checkpoint import SCHEDULE, load_checkpoint, save_checkpoint
 from roll.strategies.megatron.megatron_model import build_chunks
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
@@ -78,6 +80,7 @@ class MegatronStrategy(CommonStrategy):
     """See the module docstring; `spec.trains` decides whether there is an optimizer."""
 
     _optimizer: Optimizer | None = None
+    _adapters: MegatronAdapters | None = None
 
     @_on_platform
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
@@ -119,13 +122,16 @@ class MegatronStrategy(CommonStrategy):
         config.overlap_p2p_comm = stages(options) is not None
         config.batch_p2p_comm = not config.overlap_p2p_comm
         load_weights(self._modules, weights_folder(args))
+        if args.uses_lora:
+            self._adapters = MegatronAdapters(self._modules, self._form(dtype), spec, weights_folder(args))
         self._chunks: list[Any] = [module.to(self._device) for module in self._modules]
         """What the schedule calls: the chunks, in gradient buffers where they train."""
         if not spec.trains:
             for module in self._modules:
                 module.requires_grad_(False).eval()
             return
-        freeze(self._modules, args.freeze_module_prefix)
+        if self._adapters is None:
+            freeze(self._modules, args.freeze_module_prefix)
         self._check_trainable()
         self._chunks = wrap_chunks(self._modules, options)
         self._optimizer = Optimizer(
@@ -149,12 +155,13 @@ class MegatronStrategy(CommonStrategy):
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
         self._require_awake("parameters")
-        assert adapters, "Megatron has no adapters to leave out; the configuration refuses LoRA"
+        assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
 
         def keep(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, TokenOutputs | None]:
             return torch.zeros((), device=self._device), None if micro.is_padding else scored
 
-        results = self._pass(batch, outputs, keep, training=False)
+        with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
+            results = self._pass(batch, outputs, keep, training=False)
         scored = [result for result in results if result is not None]
         whole = blank_outputs(batch, outputs)
         if not len(batch):
@@ -297,11 +304,11 @@ class MegatronStrategy(CommonStrategy):
 
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Every rank must walk it to the end: gathering a split tensor is a collective."""
-        assert part == "merged", "Megatron has no adapters; the configuration refuses LoRA"
+        assert part == "merged" or self._adapters is not None, f"{self._spec.role} has no adapters"
         self._require_awake("parameters")
         with cpu_platform():
             self._settle()
-            stream = iter(stream_weights(self._modules, dtype))
+            stream = iter(self._stream(part, dtype))
         while True:
             # The consumer's code runs between two tensors, on a machine as it is.
             with cpu_platform():
@@ -309,6 +316,12 @@ class MegatronStrategy(CommonStrategy):
             if item is None:
                 return
             yield item
+
+    def _stream(self, part: WeightPart, dtype: torch.dtype | None) -> NamedWeights:
+        if part == "adapters" and self._adapters is not None:
+            return self._adapters.weights()
+        merges = part == "merged" and self._adapters is not None
+        return stream_weights(self._modules, dtype, self._adapters.merged if merges and self._adapters else None)
 
     def _settle(self) -> None:
         """Wait for weights that are still being gathered after an optimizer step."""
@@ -324,7 +337,7 @@ class MegatronStrategy(CommonStrategy):
         self._settle()
         optimizer = self._optimizer if "optimizer" in contents else None
         files = files or StateFiles()
-        save_checkpoint(path, self._spec.role, self._modules, optimizer, files)
+        save_checkpoint(path, self._spec.role, self._modules, optimizer, files, self._adapters)
         self._write_beside(path, contents, files, SCHEDULE)
 
     @_on_platform
@@ -332,13 +345,39 @@ class MegatronStrategy(CommonStrategy):
         self._require_awake("parameters", "optimizer")
         self._settle()
         optimizer = self._optimizer if "optimizer" in contents else None
-        counts = load_checkpoint(path, self._spec.role, self._modules, optimizer)
+        if self._adapters is not None:
+            self._adapters.peft.check_identity(path)
+        counts = load_checkpoint(path, self._spec.role, self._modules, optimizer, self._adapters)
         if self._optimizer is not None:
             self._take_counts(counts, contents)
             if optimizer is None:
                 self._optimizer.take_weights()
             else:
                 optimizer.set_steps(self._updates)
+
+    def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
+        super()._write_beside(path, contents, files, counts)
+        if self._adapters is not None and self._info.rank == 0:
+            self._adapters.peft.write_identity(path, files)
+
+    def _describe(self, folder: Path) -> None:
+        super()._describe(folder)
+        if self._adapters is not None:
+            self._adapters.peft.write_config(folder)
+
+    def export(self, path: Path, files: StateFiles | None = None) -> None:
+        super().export(path, files)
+        if self._adapters is not None and self._spec.kind == "policy":  # a score needs its head, too
+            with cpu_platform():
+                self._adapters.export(path / "adapter", writes=self._info.rank == 0, files=files or StateFiles())
+
+    def _form(self, dtype: torch.dtype) -> Any:
+        """Return the role's model as transformers has it, on the meta device."""
+        from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+        kinds = {"policy": AutoModelForCausalLM, "reward": AutoModelForSequenceClassification, "value": AutoModel}
+        with torch.device("meta"):
+            return kinds[self._spec.kind].from_config(self._config, dtype=dtype)
 
     def _hf_model(self) -> Any:
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,38 +42,74 @@ def _blocks(dims: list[tuple[int, int, int]], start: int, stop: int) -> Iterator
                 yield {dim: (row, 1), **rest}
 
 
-def pieces_of(place: Any, parameter: nn.Parameter, part: slice, key: str, flat: Tensor) -> list[Any]:
+@dataclass(frozen=True, kw_only=True)
+class Rectangle:
+    """A share of a parameter that is a rectangle of a whole tensor."""
+
+    key: str
+    """Name of the whole tensor in a checkpoint."""
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
+    begins: tuple[int, ...]
+    """Where the rectangle begins in it."""
+    sizes: tuple[int, ...]
+    """Of the rectangle, perhaps without dimensions of size 1 in front."""
+    offset: int
+    """Place of its first element in the memory of the parameter."""
+    strides: tuple[int, ...]
+    """In the memory of the parameter."""
+    may_grow: bool = False
+    """Whether the stored tensor may have another shape, as a padded vocabulary."""
+
+
+def pieces_of(rectangles: Iterable[Rectangle], part: slice, flat: Tensor, key: str = "") -> list[Any]:
     """Return the places in whole tensors of `part` of a parameter's elements, each with its view of `flat`.
 
     Args:
-        place: where Megatron stores the parameter, a `ShardedTensor` or a factory that divides it into some.
-        parameter: in the memory that `part` counts in.
-        part: of the flattened parameter.
-        key: put before the names of the tensors.
+        rectangles: all of the parameter.
+        part: of its memory.
         flat: the numbers of `part`, one after the other.
+        key: put before the names of the tensors.
     """
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
     pieces = []
-    for whole, offset, strides in _divided(place, parameter):
-        ones = (1,) * whole.prepend_axis_num
-        for offsets, sizes in blocks_between(whole.local_shape, strides, part.start - offset, part.stop - offset):
-            at = offset - part.start + sum(i * stride for i, stride in zip(offsets, strides, strict=True))
+    for all_of_it in rectangles:
+        strides, first = all_of_it.strides, all_of_it.offset - part.start
+        ones = (1,) * (len(all_of_it.whole) - len(all_of_it.sizes))
+        for offsets, sizes in blocks_between(all_of_it.sizes, strides, -first, part.stop - all_of_it.offset):
+            at = first + sum(i * stride for i, stride in zip(offsets, strides, strict=True))
             data = flat.as_strided(sizes, strides, flat.storage_offset() + at).view(*ones, *sizes)
             begins = (*[0] * len(ones), *offsets)
             pieces.append(
                 ShardedTensor(
-                    key=key + whole.key,
+                    key=key + all_of_it.key,
                     data=data,
                     dtype=data.dtype,
                     local_shape=tuple(data.shape),
-                    global_shape=whole.global_shape,
-                    global_offset=tuple(a + b for a, b in zip(whole.global_offset, begins, strict=True)),
+                    global_shape=all_of_it.whole,
+                    global_offset=tuple(a + b for a, b in zip(all_of_it.begins, begins, strict=True)),
                     axis_fragmentations=None,  # of no regular grid: torch checks that they cover the tensor
-                    allow_shape_mismatch=whole.allow_shape_mismatch,
+                    allow_shape_mismatch=all_of_it.may_grow,
                 )
             )
     return pieces
+
+
+def rectangles_of(place: Any, parameter: nn.Parameter) -> list[Rectangle]:
+    """Return the shares of a parameter that Megatron stores at `place`: a `ShardedTensor`, or a factory of some."""
+    return [
+        Rectangle(
+            key=whole.key,
+            whole=whole.global_shape,
+            begins=whole.global_offset,
+            sizes=tuple(whole.local_shape),
+            offset=offset,
+            strides=strides,
+            may_grow=whole.allow_shape_mismatch,
+        )
+        for whole, offset, strides in _divided(place, parameter)
+    ]
 
 
 def _divided(place: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 _SCORE = "score.weight"
 _HEADS = ("lm_head.weight", _SCORE)  # tensors outside the backbone: a value model has no use for them
+_BESIDE = ("value_head.", "adapters.")  # parameters that no tensor of a base model stands for
 
 
 @dataclass(frozen=True)
-class _Ranks:
+class Ranks:
     """The groups that share a model."""
 
     tensor: Any
@@ -34,7 +35,8 @@ class _Ranks:
     pipeline: Any
 
     @classmethod
-    def here(cls) -> _Ranks:
+    def here(cls) -> Ranks:
+        """Return those of this process."""
         from megatron.core import parallel_state as state
 
         return cls(
@@ -45,6 +47,7 @@ class _Ranks:
         )
 
     def table(self, chunk: TokenGPT) -> WeightTable:
+        """Return the weights of a chunk's model, divided over these ranks."""
         return WeightTable(
             chunk.arch, tensor=dist.get_world_size(self.tensor), expert_tensor=dist.get_world_size(self.expert_tensor)
         )
@@ -61,7 +64,7 @@ class _Ranks:
 
 
 @dataclass(frozen=True)
-class _Held:
+class Held:
     """An entry on this rank, of one expert where it is one of the experts."""
 
     entry: Entry
@@ -79,12 +82,12 @@ def load_weights(chunks: Sequence[TokenGPT], source: str | Path | Mapping[str, T
     `source`: a folder, a hub id, a `.gguf` file, or tensors under the names of a transformers module or checkpoint.
     Raises `ValueError` if a tensor is missing, unknown, or of another shape than the model's configuration says.
     """
-    ranks = _Ranks.here()
+    ranks = Ranks.here()
     table = ranks.table(chunks[0])
     with open_weights(source) as weights:
         _check_complete(weights, table, chunks[0].kind)
         for chunk in chunks:
-            for held in _held(chunk, table, ranks):
+            for held in held_by(chunk, ranks):
                 group = ranks.sharing(held.entry)
                 _fill(held, weights, dist.get_rank(group), dist.get_world_size(group))
             if chunk.kind == "reward" and chunk.post_process and _SCORE in weights.names:
@@ -93,7 +96,7 @@ def load_weights(chunks: Sequence[TokenGPT], source: str | Path | Mapping[str, T
                 chunk.value_head.weight.copy_(weights.read(head, None, None, 0, 0))
 
 
-def _fill(held: _Held, weights: WeightSource, rank: int, ranks: int) -> None:
+def _fill(held: Held, weights: WeightSource, rank: int, ranks: int) -> None:
     entry, position = held.entry, 0
     if entry.dim is None:
         held.matrix.copy_(weights.read(entry.tensors[0], held.expert, None, 0, 0))
@@ -109,7 +112,7 @@ def _fill(held: _Held, weights: WeightSource, rank: int, ranks: int) -> None:
 
 
 def _check_complete(weights: WeightSource, table: WeightTable, kind: str) -> None:
-    tensors = [(tensor, entry.experts) for entry in _entries(table, kind) for tensor in entry.tensors]
+    tensors = [(tensor, entry.experts) for entry in all_entries(table, kind) for tensor in entry.tensors]
     wanted = {name for tensor, experts in tensors for name in weights.parts(tensor, experts)}
     missing = sorted(wanted - weights.names)
     if missing:
@@ -140,14 +143,15 @@ def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, Entr
         yield None, table.head
 
 
-def _entries(table: WeightTable, kind: str) -> Iterator[Entry]:
+def all_entries(table: WeightTable, kind: str) -> Iterator[Entry]:
+    """Return all entries of a model, see `entries_of`."""
     yield from (entry for _, entry in entries_of(table, kind))
 
 
-def _held(chunk: TokenGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Held]:
-    """Return what of the table this chunk holds; every parameter but a value head's exactly once."""
-    parameters = dict(chunk.named_parameters())
-    parameters.pop("value_head.weight", None)
+def held_by(chunk: TokenGPT, ranks: Ranks) -> Iterator[Held]:
+    """Return what of the table a chunk holds; every parameter but adapters and a value head's exactly once."""
+    table = ranks.table(chunk)
+    parameters = {name: p for name, p in chunk.named_parameters() if not name.startswith(_BESIDE)}
     left = set(parameters)
     for prefix, entry in _places(chunk, table):
         for local, expert in enumerate(ranks.experts(entry) if entry.experts else [None]):
@@ -158,7 +162,7 @@ def _held(chunk: TokenGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Held]
             matrix = parameters[name].detach()
             if expert is not None and "{expert}" not in names[name]:
                 matrix = _of_stack(matrix, name, local, len(ranks.experts(entry)), table.arch.hidden)
-            yield _Held(entry, expert, parameters[name], matrix)
+            yield Held(entry, expert, parameters[name], matrix)
     assert not left, f"the weight table doesn't know {sorted(left)}"
 
 
@@ -182,25 +186,32 @@ def _places(chunk: TokenGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
 
 
 @torch.no_grad()
-def stream_weights(chunks: Sequence[TokenGPT], dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+def stream_weights(
+    chunks: Sequence[TokenGPT],
+    dtype: torch.dtype | None = None,
+    merged: Callable[[nn.Parameter, Tensor], Tensor] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
     """Whole tensors under the names of the transformers module, in the same order on every rank; a collective.
 
     Of a policy, names begin with `model.` (but `lm_head.weight`) and the embedding of a tied model comes once. Of a
     value model they are those of its backbone, without its head; of a reward model those of a classifier. A tensor may
-    share memory with a parameter. `dtype`: what they are cast to before they are gathered if it is narrower.
+    share memory with a parameter. `dtype`: what they are cast to before they are gathered if it is narrower. `merged`:
+    what to send in place of a parameter's matrix.
     """
-    ranks, kind = _Ranks.here(), chunks[0].kind
+    ranks, kind = Ranks.here(), chunks[0].kind
     table = ranks.table(chunks[0])
-    held: dict[tuple[str, str], list[_Held]] = defaultdict(list)
+    held: dict[tuple[str, str], list[Held]] = defaultdict(list)
     for chunk in chunks:
-        for part in _held(chunk, table, ranks):
+        for part in held_by(chunk, ranks):
             held[_key(part.entry)].append(part)
     like = next(chunks[0].parameters())
     sent = dtype if dtype is not None and dtype.itemsize < like.dtype.itemsize else like.dtype
-    owners = _owners([_key(entry) in held for entry in _entries(table, kind)], ranks.pipeline, like.device)
-    for entry, owner in zip(_entries(table, kind), owners, strict=True):
+    owners = _owners([_key(entry) in held for entry in all_entries(table, kind)], ranks.pipeline, like.device)
+    for entry, owner in zip(all_entries(table, kind), owners, strict=True):
         if owner == dist.get_rank(ranks.pipeline):
-            wholes = _joined(entry, [part.matrix.to(sent) for part in held[_key(entry)]], ranks)
+            mine = held[_key(entry)]
+            matrices = [part.matrix if merged is None else merged(part.parameter, part.matrix) for part in mine]
+            wholes = _joined(entry, [matrix.to(sent) for matrix in matrices], ranks)
         else:
             leading = (entry.experts,) if entry.experts else ()
             wholes = [like.new_empty(*leading, *tensor.shape, dtype=sent) for tensor in entry.tensors]
@@ -238,7 +249,7 @@ def _spread(whole: Tensor, owner: int, pipeline: Any) -> Tensor:
     return whole
 
 
-def _joined(entry: Entry, matrices: list[Tensor], ranks: _Ranks) -> list[Tensor]:
+def _joined(entry: Entry, matrices: list[Tensor], ranks: Ranks) -> list[Tensor]:
     """Return the entry's tensors from the shares of the ranks of this pipeline stage."""
     group = ranks.sharing(entry)
     mine = torch.stack(matrices) if entry.experts else matrices[0]
@@ -281,9 +292,9 @@ def freeze(chunks: Sequence[TokenGPT], prefixes: Sequence[str]) -> None:
 
     Raises `ValueError` if no tensor begins so, or only some of those that Megatron keeps in one parameter do.
     """
-    ranks, kind = _Ranks.here(), chunks[0].kind
+    ranks, kind = Ranks.here(), chunks[0].kind
     table = ranks.table(chunks[0])
-    entries = [[module_name(tensor, kind) for tensor in entry.tensors] for entry in _entries(table, kind)]
+    entries = [[module_name(tensor, kind) for tensor in entry.tensors] for entry in all_entries(table, kind)]
     for prefix in prefixes:
         if not any(name.startswith(prefix) for names in entries for name in names):
             first = entries[0][0]
@@ -297,6 +308,6 @@ def freeze(chunks: Sequence[TokenGPT], prefixes: Sequence[str]) -> None:
                 f"of them, not only {', '.join(frozen)}"
             )
     for chunk in chunks:
-        for held in _held(chunk, table, ranks):
+        for held in held_by(chunk, ranks):
             if module_name(held.entry.tensors[0], kind).startswith(tuple(prefixes)):
                 held.parameter.requires_grad_(False)

@@ -9,7 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from roll.strategies.hf.lora import IDENTITY
 from roll.strategies.merging.torch_states import read_torch
+
+HEAD = "value_head.weight"
+"""Megatron's name for the scalar head of a critic or reward model."""
 
 
 def read_deepspeed(folder: Path) -> dict[str, Tensor]:
@@ -44,9 +48,18 @@ def module_weights(folder: Path, config: Any, kind: str) -> Mapping[str, Tensor]
         return read_deepspeed(folder)
     if not (state / ".metadata").is_file():
         raise ValueError(f"{folder} holds no states of fsdp2_train, deepspeed_train or megatron_train")
+    if (state / "metadata.json").is_file() and (folder / IDENTITY).is_file():
+        return _megatron_adapters(state, kind)
     if (state / "metadata.json").is_file():
         from roll.strategies.merging.megatron_states import megatron_weights
 
         return megatron_weights(state, config, kind)
     weights = read_torch(state, lambda name: name.startswith("model."))
     return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+
+
+def _megatron_adapters(state: Path, kind: str) -> dict[str, Tensor]:
+    """Return what a checkpoint of Megatron with adapters holds: those, and a scalar head."""
+    heads = {"value": {HEAD: HEAD}, "reward": {HEAD: "classifier.score.weight"}, "policy": {}}[kind]
+    found = read_torch(state, lambda name: name in heads or (".lora_" in name and not name.startswith("optimizer.")))
+    return {heads.get(name, name): tensor for name, tensor in found.items()}
