@@ -248,6 +248,18 @@ def test_a_model_that_cannot_goes_on_without_and_says_why(tmp_path, caplog, mode
         build(make_spec(path, worker=ON))
 
 
+@pytest.mark.parametrize("window", [3, 100])
+def test_a_call_without_a_mask_keeps_a_window_that_slides(tmp_path, window):
+    from transformers import AutoModel
+
+    decoder = AutoModel.from_pretrained(build_tiny_model(tmp_path, "mistral", sliding_window=window)).eval()
+    ids = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        before = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        _share(decoder, None, packed=False, half=False)
+        assert torch.allclose(decoder(input_ids=ids, use_cache=False).last_hidden_state, before, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
 def test_models_that_mix_tokens_by_other_means_are_found_out(kind):
     decoder = make_model(kind, REFUSED[kind][0]).get_decoder()

@@ -98,6 +98,8 @@ def _use_shared_attention(decoder: Any) -> None:
         if options.get("packed_rows") is not None:
             return packed_attention(module, query, key, value, attention_mask, **options)
         options.pop("packed_rows", None)
+        if attention_mask is None:  # `mask` made none, so nothing else knows of the window
+            attention_mask = _window_mask(query, key, options.get("sliding_window"))
         found: tuple[Tensor, Tensor | None] = ordinary(module, query, key, value, attention_mask, **options)
         return found
 
@@ -113,6 +115,15 @@ def _use_shared_attention(decoder: Any) -> None:
     if not decoder._can_set_attn_implementation():
         raise ValueError("its attention isn't taken from transformers' AttentionInterface")
     decoder.set_attn_implementation(_ATTENTION)
+
+
+def _window_mask(query: Tensor, key: Tensor, window: int | None) -> Tensor | None:
+    """Return which keys [1, 1, Q, K] each query sees, itself included; None where the window is as long as the rows."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    if window is None or keys <= window:
+        return None
+    back = torch.arange(keys - queries, keys, device=key.device)[:, None] - torch.arange(keys, device=key.device)
+    return ((back >= 0) & (back < window))[None, None]
 
 
 def _sample(vocabulary: int, shift: int = 0) -> TokenBatch:
