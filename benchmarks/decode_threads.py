@@ -82,9 +82,8 @@ def main() -> None:
             if round_:
                 figures[name].append((time.perf_counter() - begun, time.process_time() - computed))
     sizes = f"{args.rows} responses of up to {args.response} tokens, {args.rounds} rounds"
-    print(
-        f"{sizes}; {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}\n\n| passes | s | processor s |\n|---|---|---|"
-    )
+    print(f"{sizes}; {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}\n")
+    print("| passes | s | processor s |\n|---|---|---|")
     for name, rows in figures.items():
         print(f"| {name} | {median(row[0] for row in rows):.2f} | {median(row[1] for row in rows):.2f} |")
     pairs = list(zip(figures["all threads"], figures["by size"], strict=True))
