@@ -100,7 +100,8 @@ def sleep(step: Step) -> None:
     if _engine(step) != "vllm":
         step.dead("it gives back memory by itself")
     else:
-        step.put(1 if step.value else 0)
+        # Theirs keep a copy of the weights in host memory, which here the next sync would overwrite.
+        step.put(None if step.value else 0)
         step.use.fate, step.use.note = "translated", ""
 
 

@@ -176,6 +176,20 @@ def test_defaults_of_verl_that_differ_are_written_out(tmp_path: Path):
     assert "critic.optim.weight_decay" in {use.key for use in report.filled}
 
 
+@pytest.mark.parametrize(("sleeps", "level"), [(True, None), (False, 0)])
+def test_an_engine_that_sleeps_takes_the_level_that_fits_the_weight_sync(tmp_path: Path, sleeps: bool, level: Any):
+    # Level 1 would copy weights to the host that the next sync overwrites.
+    _, tree = verl(tmp_path, cases.VERL_GRPO, f"{cases.R}.name=vllm {cases.R}.free_cache_engine={sleeps}")
+    (tmp_path / "trl.yaml").write_text(
+        f"model_name_or_path: some/Model\ndataset_name: data.jsonl\nreward_funcs: rewards.accuracy\nuse_vllm: true\n"
+        f"num_generations: 8\nvllm_enable_sleep_mode: {sleeps}\n", "utf-8",
+    )  # fmt: skip
+    _, of_trl = migrate(tmp_path / "trl.yaml")
+    assert of_trl is not None
+    for job in (tree, of_trl):
+        assert job["actor_infer"]["strategy_args"]["strategy_config"]["sleep_level"] == level
+
+
 def test_what_the_report_says_it_decided(tmp_path: Path):
     report, tree = roll(tmp_path, "rlvr")
     decided = {use.key: use.note for use in report.of("decided")}

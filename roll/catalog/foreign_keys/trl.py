@@ -95,7 +95,7 @@ GRPO: list[ForeignKey] = [
     moved("vllm_gpu_memory_utilization", f"{_CONFIG}.gpu_memory_utilization"),
     moved("vllm_tensor_parallel_size", f"{_CONFIG}.tensor_parallel_size actor_infer.num_gpus_per_worker", how="both"),
     moved("vllm_max_model_length", f"{_CONFIG}.max_model_len"),
-    moved("vllm_enable_sleep_mode", f"{_CONFIG}.sleep_level", values={True: 1, False: 0}),
+    moved("vllm_enable_sleep_mode", f"{_CONFIG}.sleep_level", values={True: None, False: 0}),
     moved("vllm_importance_sampling_correction", "train_infer_correction", how="trl_correction"),
     moved("vllm_importance_sampling_cap", "train_infer_correction.importance_upper", how="trl_correction"),
     decided("sync_ref_model", "reference", "the reference stays", how="false_is_none"),

@@ -49,7 +49,8 @@ ENGINE: list[ForeignKey] = [
     moved(f"{_R}.dtype", "actor_infer.model_args.dtype", how="dtype", default="bfloat16"),
     decided(f"{_R}.load_format", f"{_CONFIG}.load_format", "dummy: the first update from the trainer fills the weights",
             how="load_format"),
-    decided(f"{_R}.free_cache_engine", f"{_CONFIG}.sleep_level", "true is level 1, false is 0", how="sleep"),
+    decided(f"{_R}.free_cache_engine", f"{_CONFIG}.sleep_level", "true is null, which takes the level that fits how "
+            "weights are sent; false is 0", how="sleep"),
     moved(f"{_R}.engine_kwargs.vllm.**", _CONFIG, how="engine_kwargs"),
     moved(f"{_R}.engine_kwargs.sglang.**", _CONFIG, how="engine_kwargs"),
     moved(f"{_R}.engine_kwargs.**", _CONFIG, how="engine_kwargs"),
