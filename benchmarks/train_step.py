@@ -151,9 +151,8 @@ def bare_step(job: Job, contender: Contender) -> Any:
     return step
 
 
-def strategy_step(job: Job, contender: Contender, rank: int, world: int, port: int) -> Any:
-    """Build the same step with a backend."""
-    import torch
+def built_step(job: Job, contender: Contender, rank: int, world: int, port: int) -> tuple[Any, Any]:
+    """Build the same step with a backend; returns (the strategy, its step)."""
     from transformers import AutoConfig
 
     from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
@@ -184,7 +183,7 @@ def strategy_step(job: Job, contender: Contender, rank: int, world: int, port: i
         return LossTerms(-weighted.sum() / sizes.tokens)
 
     loss = LossFn(compute=compute, needs=("logprobs",))
-    return lambda: (strategy.train_step(mine, loss), torch.cuda.is_available() and torch.cuda.synchronize())
+    return strategy, lambda: strategy.train_step(mine, loss)
 
 
 def held_bytes() -> int:
@@ -210,7 +209,7 @@ def serve(pipe: Any, job: Job, contender: Contender, rank: int, world: int, port
     if contender.strategy is None:
         step = bare_step(job, contender)
     else:
-        step = strategy_step(job, contender, rank, world, port)
+        _, step = built_step(job, contender, rank, world, port)
     step()
     pipe.send("ready")
     while pipe.recv() == "step":

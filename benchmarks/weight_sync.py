@@ -10,8 +10,10 @@ Transports and bounds take turns in each round, so that the load of the machine 
 * copy per engine: each engine copies as many bytes inside itself, all at once: the lower bound of any transport;
 * disk: the bytes written to a file, flushed, and read back, the lower bound of `file`.
 
-A transport through a buffer costs one copy more, in the trainer, which takes turns with the engines where there are
-fewer cores than processes. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
+`shared_memory` sends weights from where they lie, as a trainer of one rank on the host does whose engines compute in
+the type that it trains in. `buckets` is the same transport as all other trainers use it. A transport through a buffer
+costs one copy more, in the trainer, which takes turns with the engines where there are fewer cores than processes. With
+`--vllm` the receiver is a real vLLM engine on the model in that folder.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
+from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.pipelines.sync import WeightSync
 
-TRANSPORTS = ("shared_memory", "broadcast", "object_store", "file")
+BUCKETS = "buckets"
+TRANSPORTS = ("shared_memory", BUCKETS, "broadcast", "object_store", "file")
 LAYERS = 24
 COPIES = "copy per engine"
 
@@ -45,6 +49,8 @@ class Trainer(Worker):
 
         super().__init__(info)
         self.weights: dict[str, Any] = {}
+        self.placed: dict[str, Any] = {}
+        self.in_place = False
         if model:
             from transformers import AutoModelForCausalLM
 
@@ -60,7 +66,16 @@ class Trainer(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
-        return send(route, lambda: iter(self.weights.items()), writes=self.info.rank == 0)
+        weights = self.placed if self.in_place else self.weights
+        return send(route, lambda: iter(weights.items()), writes=self.info.rank == 0)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def prepare(self, way: str) -> None:
+        """Send the next weights in this way."""
+        self.in_place = way == "shared_memory"
+        if self.in_place and not self.placed:
+            self.placed = {name: tensor.clone() for name, tensor in self.weights.items()}
+            share(self.placed.values())
 
     @dispatch(Dispatch.RANK_ZERO)
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -183,7 +198,9 @@ def measure(args: argparse.Namespace, gigabytes: float, engines: int, folder: Pa
             receivers = executor.create_cluster(roles[1], Engine, (trainer.call(Trainer.shapes),))
         clusters = SimpleNamespace(actor_train=trainer, actor_infer=receivers)
         syncs = {
-            name: WeightSync(config_of(name, folder, args.bucket_mb), clusters, None)  # type: ignore[arg-type]
+            name: WeightSync(
+                config_of("shared_memory" if name == BUCKETS else name, folder, args.bucket_mb), clusters, None
+            )  # type: ignore[arg-type]
             for name in args.transports
         }
         seconds: dict[str, list[float]] = {"memcpy": [], COPIES: [], "disk": [], **{name: [] for name in syncs}}
@@ -193,6 +210,7 @@ def measure(args: argparse.Namespace, gigabytes: float, engines: int, folder: Pa
             # A vLLM engine's own copy can't be asked for: the trainer's stands for it.
             taken[COPIES] = taken["memcpy"] if args.vllm else max(receivers.call(Engine.memcpy))
             for name, sync in syncs.items():
+                trainer.call(Trainer.prepare, name)
                 sync(version)
                 size = sync.metrics["sync/gigabytes"]
                 taken[name] = size / sync.metrics["throughput/sync_gb_per_second"]

@@ -187,6 +187,8 @@ def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None
 
     A system message may be anywhere: some templates put it before the last question. A content may be written as JSON.
     """
+    if _in_order(text, messages):
+        return None
     at, squeezed = 0, "".join(text.split())
     for number, message in enumerate(messages):
         system = message["role"] == "system"
@@ -200,6 +202,19 @@ def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None
             return number
         at = at if system else found + len(content)
     return None
+
+
+def _in_order(text: str, messages: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether the contents are there as they stand: the usual case, which costs no copy of the text."""
+    at = 0
+    for message in messages:
+        content = message["content"].strip()
+        found = text.find(content, 0 if message["role"] == "system" else at)
+        if found < 0:
+            return False
+        if message["role"] != "system":
+            at = found + len(content)
+    return True
 
 
 def is_plain(template: str) -> bool:

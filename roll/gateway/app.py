@@ -163,7 +163,7 @@ class _Waiting:
         loop = asyncio.get_running_loop()
         self._call: asyncio.Future[Any] = asyncio.ensure_future(call)
         self._gone = loop.create_task(_gone(receive))
-        self._closed = loop.create_task(opened.closed.wait())
+        self._closed = opened.until_closed()
         self._seconds = seconds
         self._deadline = loop.time() + seconds
 
@@ -189,10 +189,14 @@ class _Waiting:
 
     async def end(self) -> None:
         """Cancel what still runs, and wait for it."""
-        tasks = [self._call, self._gone, self._closed]
-        for task in tasks:
+        self._closed.cancel()
+        running = [task for task in (self._call, self._gone) if not task.done()]
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if running:
+            await asyncio.wait(running)
+        if not self._call.cancelled():
+            self._call.exception()  # Seen, also where the call was over too late for its client
 
 
 async def _gone(receive: Receive) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -37,8 +38,11 @@ class Limits:
 async def read_json(chunks: AsyncIterator[bytes], limits: Limits) -> Any:
     """Return what a body holds; raises `RefusedCall`."""
     try:
-        # Wrapped, for asyncio.timeout comes with Python 3.11.
-        data = await asyncio.wait_for(_read(chunks, limits.body_bytes), limits.body_seconds)
+        if sys.version_info >= (3, 11):  # wait_for makes a task for a body that is there already as a rule
+            async with asyncio.timeout(limits.body_seconds):
+                data = await _read(chunks, limits.body_bytes)
+        else:
+            data = await asyncio.wait_for(_read(chunks, limits.body_bytes), limits.body_seconds)
     except asyncio.TimeoutError:
         raise RefusedCall(408, f"the body didn't arrive within {limits.body_seconds:g} s") from None
     return parsed(data, limits)

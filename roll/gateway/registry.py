@@ -38,8 +38,25 @@ class Opened:
     ignored: frozenset[str]
     handlers: Mapping[str, Handler]
     formats: Mapping[str, WireFormat] = field(default_factory=wire_formats)
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
+    _closed: bool = False
+    _told: set[asyncio.Future[None]] = field(default_factory=set)
+
+    def until_closed(self) -> asyncio.Future[None]:
+        """Return what is done once the session is closed; whoever waits no longer cancels it."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._told.add(told)
+        told.add_done_callback(self._told.discard)
+        if self._closed:
+            told.set_result(None)
+        return told
+
+    def close(self) -> None:
+        """Tell the calls under way."""
+        self._closed = True
+        for told in self._told:
+            if not told.done():
+                told.set_result(None)
 
     def has_key(self, key: str) -> bool:
         """Compare in a time that says nothing about the key."""
@@ -81,7 +98,7 @@ class Sessions:
             opened = self._open.get(name)
             if opened is not None and opened.key == key:
                 del self._open[name]
-                opened.closed.set()
+                opened.close()
                 self._closed[name] = _digest(key)
                 while len(self._closed) > _REMEMBERED:
                     self._closed.popitem(last=False)

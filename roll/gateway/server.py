@@ -150,6 +150,7 @@ def _make_server(sessions: Sessions) -> Any:
         log_config=None,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # nobody asks who the client is
         server_header=False,
         backlog=_BACKLOG,
         h11_max_incomplete_event_size=64 << 10,

@@ -29,6 +29,7 @@ from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.env_tasks import EnvTasks
 from roll.rollout.episode import EpisodeEnv, EpisodePlayer, Rollout
 from roll.rollout.episode_envs import NoEnv, PooledEnv
+from roll.rollout.episode_key import add_up
 from roll.rollout.tool_turns import tool_turns
 from roll.tools.toolbox import Toolbox
 from roll.tracking.base import Sample
@@ -208,7 +209,9 @@ class EnvWorkload(Workload):
         counted = self.take_metrics().result()
         if self._pools:
             values["val/env_restarts"], values["val/env_timeouts"] = counted["env/restarts"], counted["env/timeouts"]
-        return values
+        for trajectory in (t for group in groups for t in group.survivors):
+            add_up(counted, {name: count for name, count in trajectory.counts.items() if name.startswith("agent/")})
+        return values | {f"val/{name}": count for name, count in counted.items() if name.startswith("agent/")}
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
         config, count = self._config, self._config.log_val_generations

@@ -105,7 +105,16 @@ def _rows(files: RecordedRollouts, step: int) -> list[dict[str, Any]]:
         sizes = {len(row[name] or ()) for name in ("token_ids", "action_mask", "versions", "sampling_logprobs")}
         if len(sizes) > 1 or sizes == {0}:
             raise ValueError(f"row {row['row_id']!r} lacks entries in a column of its tokens")
+        _require_numbers(row)
     return rows
+
+
+def _require_numbers(row: Row) -> None:
+    """Raise `ValueError` unless every token that the policy chose has a log-prob that a ratio can be made of."""
+    sampled = zip(row["sampling_logprobs"], row["action_mask"], strict=True)
+    for place, (logprob, chosen) in enumerate(sampled):
+        if chosen and (logprob is None or not math.isfinite(logprob)):
+            raise ValueError(f"row {row['row_id']!r} has the sampling log-prob {logprob} at token {place}")
 
 
 def _members(rows: Sequence[Row], version: int) -> Iterator[Member]:

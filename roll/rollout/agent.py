@@ -10,6 +10,7 @@ from typing import Any
 
 from roll.envs.base import Message, Observation
 from roll.rollout.chat import ChatTemplate, PlainText, check_calls, check_template
+from roll.rollout.tokenizing import decode
 from roll.types.chat import ToolSpec
 from roll.types.episode import Task
 
@@ -106,7 +107,7 @@ class Agent:
 
     def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
         """Return the text of a response, without special tokens."""
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = decode(self._tokenizer, token_ids, skip_special_tokens=True)
         if self._keep_stop_string:
             return text
         ends = [at for at in (text.find(stop) for stop in stop_strings) if at >= 0]

@@ -19,6 +19,7 @@ from jinja2.exceptions import TemplateError as JinjaError
 
 from roll.data.templates import TemplateError, missing_from, render_chat
 from roll.envs.base import Message
+from roll.rollout.tokenizing import decode, encode
 from roll.rollout.tool_text import call_as_text, results_as_user, template_message, with_specs
 from roll.types.chat import ToolCall, ToolSpec
 
@@ -80,9 +81,13 @@ class PlainText:
         """Return the token ids of a text that has something before it."""
         return self.encode(text)
 
+    def closing_text(self, sampled: Sequence[int]) -> str:  # noqa: ARG002
+        """Return what of a sampled response's text is its closing; nothing without a chat template."""
+        return ""
+
     def sampled_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of sampled tokens as it stands in a context, special tokens included."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        return decode(self._tokenizer, token_ids, skip_special_tokens=False)
 
     def opens_with(self, tags: tuple[str, str]) -> bool:  # noqa: ARG002
         """Return whether every prompt ends inside a thought that the template itself has opened."""
@@ -90,7 +95,7 @@ class PlainText:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""
-        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+        return encode(self._tokenizer, text)
 
     @cached_property
     def _begin(self) -> tuple[int, ...]:
@@ -185,8 +190,8 @@ class ChatTemplate(PlainText):
         self, before: Sequence[Message], messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
     ) -> str | None:
         """Return what is written after a mark in the response's place; None where it isn't to be seen once."""
-        said = repr((before, messages)).encode("utf-8", "backslashreplace")
-        for mark in (_MARK, f"<~{hashlib.blake2b(said, digest_size=16).hexdigest()}~>"):  # messages may hold the first
+        for make_mark in (lambda: _MARK, lambda: _other_mark(before, messages)):  # messages may hold the first
+            mark = make_mark()
             _, *after = render([*before, Message("assistant", mark), *messages]).split(mark)
             if len(after) == 1:
                 return after[0]
@@ -197,13 +202,17 @@ class ChatTemplate(PlainText):
         ids = self.encode_after(text)
         closing = self._closing(ids)
         if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call):
-            closed = str(self._tokenizer.decode(ids[closing - 1 : closing]))
+            closed = decode(self._tokenizer, ids[closing - 1 : closing], skip_special_tokens=False)
             return text.partition(closed)[2], ids[closing:]
         return text, ids
 
+    def closing_text(self, sampled: Sequence[int]) -> str:
+        closes = bool(sampled) and sampled[-1] in self._special
+        return decode(self._tokenizer, sampled[-1:], skip_special_tokens=False) if closes else ""
+
     def sampled_text(self, token_ids: Sequence[int]) -> str:
         """Behind something: some tokenizers leave out the space before the first word of a text."""
-        whole = str(self._tokenizer.decode([*self._anchor, *token_ids], skip_special_tokens=False))
+        whole = decode(self._tokenizer, (*self._anchor, *token_ids), skip_special_tokens=False)
         return whole[len(_ANCHOR) :] if whole.startswith(_ANCHOR) else super().sampled_text(token_ids)
 
     def reply_text(self, messages: Sequence[Message]) -> str:
@@ -235,7 +244,7 @@ class ChatTemplate(PlainText):
         for i, token in enumerate(ids):
             if token in self._special:
                 return i + 1
-            if self._tokenizer.decode([token]).strip():
+            if decode(self._tokenizer, (token,), skip_special_tokens=False).strip():
                 break
         return 0
 
@@ -247,6 +256,11 @@ class ChatTemplate(PlainText):
     @cached_property
     def _special(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)
+
+
+def _other_mark(*said: Sequence[Message]) -> str:
+    whole = repr(said).encode("utf-8", "backslashreplace")
+    return f"<~{hashlib.blake2b(whole, digest_size=16).hexdigest()}~>"
 
 
 def _check_shown(text: str, messages: Sequence[Message]) -> None:

@@ -127,7 +127,10 @@ class MessageGraph:
         parent, added = known, None
         before, before_text = self._nodes.get(-1 if known is None else known), self._text(known)
         if before is not None and self._history == "carried":
-            added = self._continuation(before, messages, tools)
+            if rendered.startswith(before_text):  # All is written as it was: one rendering says what follows
+                added = self._chat.closing_text(before.response_ids) + rendered[len(before_text) :]
+            else:
+                added = self._continuation(before, messages, tools)
         if before is not None and added is not None:
             added, prompt = self._chat.follow(added, before.response_ids)
             text = before_text + added
@@ -202,7 +205,8 @@ class MessageGraph:
         for place, message in enumerate(messages):
             node = self._ends.get(keys[place + 1]) if message.role == "assistant" else None
             if node is not None:
-                message = replace(self._nodes[node].message, reasoning=message.reasoning)
+                told = self._nodes[node].message
+                message = told if told.reasoning == message.reasoning else replace(told, reasoning=message.reasoning)
             said.append(message)
         return tuple(said)
 
@@ -262,8 +266,9 @@ def _keys(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[by
 
 def _key(before: bytes, message: Message) -> bytes:
     """The content, and calls by name and by what their arguments say: ids and what was thought may differ."""
-    said: list[object] = [message.role, _content(message)]
-    named = _canonical([*said, [[call.name, parsed_arguments(call)] for call in message.tool_calls]])
+    named = repr((message.role, _content(message))).encode()
+    if message.tool_calls:
+        named += _canonical([[call.name, parsed_arguments(call)] for call in message.tool_calls])
     return hashlib.blake2b(before + named).digest()
 
 

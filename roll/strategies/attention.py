@@ -1,8 +1,8 @@
 """Causal attention over rows laid end to end, and its split over ranks by heads (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-Both training on Hugging Face modules and on Megatron use it. Rows are separate calls of the kernel, so no query can see
-another row. Rows that share their beginnings are a tree of segments (`prefix_tree`): a query sees its own segment and
-those before it.
+Both training on Hugging Face modules and on Megatron use it. Rows are separate calls of the kernel, or one call of a
+kernel that knows rows (`varlen_kernel`), so no query can see another row. Rows that share their beginnings are a tree
+of segments (`prefix_tree`): a query sees its own segment and those before it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from roll.strategies.prefix_tree import PrefixTree
+from roll.strategies.varlen_kernel import RowPlan, has_varlen_kernel, varlen_kernel
 
 _SMALLEST_BLOCK = 128
 """Queries taken together under a sliding window, so that a narrow one doesn't mean many small calls."""
 
 
 def varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *, scale: float, window: int | None = None
+    query: Tensor, key: Tensor, value: Tensor, rows: RowPlan, *, scale: float, window: int | None = None
 ) -> Tensor:
     """Causal attention within each row of a line: [N, H, E].
 
     `query` is [N, H, D], `key` [N, K, D] and `value` [N, K, E]; K divides H: consecutive query heads share a key head.
-    `lengths` are the tokens of each row, summing to N. With a `window` a query sees itself and `window - 1` tokens
-    before.
+    The tokens of the rows sum to N. With a `window` a query sees itself and `window - 1` tokens before.
     """
     query, key, value = as_autocast(query, key, value)
+    lengths = list(rows.lengths)
     assert sum(lengths) == len(query), f"rows of {sum(lengths)} tokens, but {len(query)} queries"
-    rows = zip(*(tensor.split(list(lengths)) for tensor in (query, key, value)), strict=True)
-    parts = [_row_attention(q, k, v, scale, window) for q, k, v in rows]
+    if has_varlen_kernel(query.device, query.dtype, max(query.shape[-1], value.shape[-1])):
+        return varlen_kernel(query, key, value, rows, scale=scale, window=window)
+    split = zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True)
+    parts = [_row_attention(q, k, v, scale, window) for q, k, v in split]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -204,7 +207,7 @@ def split_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rows: Sequence[int] | TreePlan,
+    rows: RowPlan | TreePlan,
     group: ProcessGroup | None,
     *,
     scale: float,
@@ -212,8 +215,8 @@ def split_attention(
 ) -> Tensor:
     """`varlen_attention` over B lines of T tokens, of which every rank of `group` holds an equal, contiguous shard.
 
-    `query` is [T / ranks, B, H, D], `key` and `value` alike; `rows` are the lengths of those of the whole lines, one
-    line after the other, or the plan of their tree. Without a group, this rank has it all. Raises `ValueError` if the
+    `query` is [T / ranks, B, H, D], `key` and `value` alike; `rows` are those of the whole lines, one line after the
+    other, or their tree. Without a group, this rank has it all. Raises `ValueError` if the
     heads can't be spread evenly.
     """
     if group is not None:

@@ -125,6 +125,14 @@ class TrainStrategy(ABC):
         aren't. None: as they are. A backend of one's own may leave this argument out: engines cast what they load.
         """
 
+    def resident_weights(self, dtype: torch.dtype | None = None) -> Iterable[Tensor]:
+        """Tensors of this rank that `named_weights(dtype=dtype)` hands out as they are: whole, on the host, uncast.
+
+        Their memory may be exchanged for some that engines can read, see `shm_places.share`. Default: there are none.
+        """
+        del dtype
+        return ()
+
     @abstractmethod
     def save(
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None

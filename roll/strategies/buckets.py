@@ -11,18 +11,28 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import ALIGN, Entry, entry_of, unpacked
-from roll.distributed.transports.shm_segments import Place, attach, locate
+from roll.distributed.transports.shm_places import Place, locate
+from roll.distributed.transports.shm_segments import attach
 from roll.distributed.weights import tensor_of
 
-Batch: TypeAlias = tuple[str, list[Entry]]
-"""Path of the memory, and what lies where in it."""
+
+class Batch(NamedTuple):
+    """What the workers are to read next."""
+
+    path: str
+    """Of the memory."""
+    entries: list[Entry]
+    """What lies where in it."""
+    stays: bool
+    """Whether nobody writes there before the whole update is over."""
+
 
 _MAPS = 3  # memory that a reader keeps open: the two segments that the trainer fills in turn, and the owner's bucket
 
@@ -39,6 +49,7 @@ class SharedBucket:
 
     def _clear(self) -> None:
         self._path = ""
+        self._stays = False
         self._entries: list[Entry] = []
         self._used = 0
         self._held: list[Tensor] = []  # tensors that lie elsewhere: while they live, nobody writes there
@@ -46,21 +57,24 @@ class SharedBucket:
     async def fill(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[Batch]:
         """Yield what the workers are to read next: whenever a bucket is full or complete, and at the end.
 
-        After each yield the memory may be written again.
+        After each yield the memory may be written again, unless it `stays`.
         """
         async for name, tensor in weights:
             place = locate(tensor)
             if self._entries and not self._takes(tensor, place):
-                yield self._path, self._entries
+                yield self._batch()
                 self._clear()
             self._add(name, tensor, place)
             if place is not None and place.is_last:
-                yield self._path, self._entries
+                yield self._batch()
                 self._clear()
             del tensor  # it would keep the trainer's bucket in use while the next one is waited for
         if self._entries:
-            yield self._path, self._entries
+            yield self._batch()
             self._clear()
+
+    def _batch(self) -> Batch:
+        return Batch(self._path, self._entries, self._stays)
 
     def _takes(self, tensor: Tensor, place: Place | None) -> bool:
         if place is not None:
@@ -69,7 +83,7 @@ class SharedBucket:
 
     def _add(self, name: str, tensor: Tensor, place: Place | None) -> None:
         if place is not None:
-            self._path, start = place.path, place.start
+            self._path, self._stays, start = place.path, place.stays, place.start
             self._held.append(tensor)
         else:
             if len(self._flat) < max(self._size, tensor.nbytes):
@@ -99,18 +113,38 @@ class SharedBucket:
             os.close(self._fds.pop())
 
 
+_lasting: dict[tuple[int, int], Tensor] = {}
+"""Memory that stays, read last: device and inode -> all of it. To map a whole model costs as much as a copy."""
+
+
 class BucketReader:
     """A worker's side: tensors out of shared memory. Lives for one update, whose paths never change their meaning."""
 
     def __init__(self) -> None:
         self._maps: OrderedDict[str, Tensor] = OrderedDict()
 
-    def read(self, path: str, entries: Sequence[Entry]) -> Iterator[tuple[str, Tensor]]:
-        """Return the tensors, which lie in the shared memory: copy them before the next bucket is asked for."""
+    def read(self, path: str, entries: Sequence[Entry], *, stays: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Return the tensors, which lie in the shared memory: copy them before the next bucket is asked for.
+
+        Where it `stays`, before the update is over. It can't be written to.
+        """
         # Kept open: the trainer takes the name of a segment away once everybody has had it, and uses it on.
         if path not in self._maps:
-            self._maps[path] = tensor_of(attach({"path": path, "size": 0}))
+            self._maps[path] = _lasting_memory(path) if stays else _memory(path)
         self._maps.move_to_end(path)
         if len(self._maps) > _MAPS:
             self._maps.popitem(last=False)
         return unpacked(self._maps[path], entries)
+
+
+def _memory(path: str) -> Tensor:
+    return tensor_of(attach({"path": path, "size": 0}))
+
+
+def _lasting_memory(path: str) -> Tensor:
+    status = os.stat(path)
+    key = status.st_dev, status.st_ino  # a path comes again with another meaning, an inode that is open doesn't
+    if key not in _lasting:
+        _lasting.clear()
+        _lasting[key] = _memory(path)
+    return _lasting[key]

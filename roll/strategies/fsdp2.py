@@ -1,8 +1,8 @@
 """`fsdp2_train` and `fsdp2_infer`: PyTorch FSDP2 (`fully_shard`), one process upwards.
 
 One rank runs the plain module without a process group; several shard every decoder layer, and the root. Weights are
-float32; `dtype: bf16` computes under autocast on one rank, with FSDP's mixed precision on several (gradients summed in
-`reduce_dtype`).
+float32; `dtype: bf16` computes under autocast on one rank (on an accelerator with a residual stream in bf16, see
+`half_stream`), with FSDP's mixed precision on several (gradients summed in `reduce_dtype`).
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from roll.strategies.hf.hf_model import (
 )
 from roll.strategies.hf.sampler import sample
 from roll.strategies.hf.shared_heads import share_heads
+from roll.strategies.hf.threads import ForwardThreads
 from roll.strategies.responses import Response, ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
@@ -106,6 +107,7 @@ class HfInfer(InferEngine):
                 f"can run {', '.join(sorted(_LAYER_TYPES))}"
             )
         self._num_layers: int = config.num_hidden_layers
+        self._threads = ForwardThreads(model)
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
@@ -171,15 +173,16 @@ class HfInfer(InferEngine):
 
     def _step(self) -> list[Completion]:
         """Feed each running row its last token, take in waiting rows, draw one token for every row."""
-        logits: list[Tensor] = []
-        if self._running:
-            logits.append(self._forward_running())
         newcomers = self._waiting[: self._max_running - len(self._running)]
-        if newcomers:
-            del self._waiting[: len(newcomers)]
-            logits.append(self._prefill(newcomers))
-            self._running.extend(newcomers)
-        reasons = self._draw(torch.cat(logits))
+        with self._threads.of(len(self._running) + sum(len(s.context) for s in newcomers)):
+            logits: list[Tensor] = []
+            if self._running:
+                logits.append(self._forward_running())
+            if newcomers:
+                del self._waiting[: len(newcomers)]
+                logits.append(self._prefill(newcomers))
+                self._running.extend(newcomers)
+            reasons = self._draw(torch.cat(logits))
         done = [s.completion(r) for s, r in zip(self._running, reasons, strict=True) if r is not None]
         self._keep([i for i, reason in enumerate(reasons) if reason is None])
         return done

@@ -15,7 +15,9 @@ Row = Mapping[str, float]
 _FEW_TOKENS = 100
 """Statistics of fewer tokens are noise."""
 _STEPS_OF_START = 5
-"""The first steps, whose median later ones are compared with."""
+"""The first steps, which later ones are compared with."""
+_OF_START: Mapping[str, Callable[[list[float]], float]] = {"actor/entropy": max}
+"""What of the first steps' values counts, if not their median: a policy may have collapsed within them."""
 
 
 def _has_teacher(row: Row) -> bool:
@@ -32,7 +34,7 @@ class Symptom:
     steps: int
     """Steps in a row that must have it."""
     shows: Callable[[Row, Mapping[str, float]], bool]
-    """Whether a step has it: of its metrics, and of their medians over the run's first steps."""
+    """Whether a step has it: of its metrics, and of what they were in the run's first steps (`_start`)."""
     says: str
     """Problem and remedy, with `{metric}` for numbers."""
     enough: int = 0
@@ -174,9 +176,10 @@ class Health:
         return [f"from step {step}: {words}" for step, words in self._told.values()]
 
     def _start(self) -> dict[str, float]:
-        """Return the medians of the first steps."""
+        """Return what the metrics were in the first steps, their median as a rule."""
         names = {name for row in self._first for name in row}
-        return {name: median(row[name] for row in self._first if name in row) for name in names}
+        values = {name: [row[name] for row in self._first if name in row] for name in names}
+        return {name: _OF_START.get(name, median)(values[name]) for name in names}
 
 
 class _Numbers(dict[str, float]):

@@ -295,6 +295,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("val/responses", "responses", "Validation responses", "sum"),
         _M("val/env_restarts", "processes", "Environment processes that were started again meanwhile", "sum"),
         _M("val/env_timeouts", "calls", "Calls of environments that took too long meanwhile", "sum"),
+        _M("val/agent/*", "own", "As `agent/*`, of the validation's episodes", "sum"),
         _M("val/<domain>/accuracy", "fraction", "Right answers in one domain; episodes that succeed", _TASKS),
         _M("val/<domain>/reward", "reward", "Reward in one domain", _ITS_RESPONSES),
         _M("val/<domain>/accuracy_spread", "fraction", "Standard error of the accuracy, by the bootstrap", _VALUE),

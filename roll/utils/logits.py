@@ -85,13 +85,13 @@ class _TokenStatistics(torch.autograd.Function):
         entropy = torch.zeros(logits.shape[0], dtype=wide, device=logits.device)
         normalizer = torch.empty_like(entropy)
         for part in _slices(logits.shape[0], rows):
-            scaled = logits[part].to(wide) / temperature
+            scaled = _scaled(logits[part], wide, temperature)
             lse = scaled.logsumexp(-1)
             normalizer[part] = lse
             logprobs[part] = scaled.gather(-1, tokens[part]) - lse[:, None]
             if with_entropy:
                 logp = scaled - lse[:, None]
-                entropy[part] = -_p_log_p(logp).sum(-1)
+                entropy[part] = -_p_log_p(logp, logp.exp()).sum(-1)
         ctx.save_for_backward(logits, tokens, normalizer, entropy)
         ctx.temperature, ctx.rows, ctx.with_entropy = temperature, rows, with_entropy
         return logprobs, entropy
@@ -102,15 +102,20 @@ class _TokenStatistics(torch.autograd.Function):
         logits, tokens, normalizer, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)
         for part in _slices(logits.shape[0], ctx.rows):
-            logp = logits[part].to(normalizer.dtype) / ctx.temperature - normalizer[part, None]
+            logp = _scaled(logits[part], normalizer.dtype, ctx.temperature) - normalizer[part, None]
+            outer = -grad_logprobs[part].sum(-1, keepdim=True)
             # d log p(token) / d z = onehot - p
-            piece = logp.exp() * -grad_logprobs[part].sum(-1, keepdim=True)
+            if ctx.with_entropy:
+                p = logp.exp()
+                piece = p * outer
+                # d H / d z_v = -p_v (log p_v + H)
+                p_log_p = _p_log_p(logp, p).add_(p.mul_(entropy[part, None]))
+            else:
+                piece = logp.exp_().mul_(outer)
             add_at(piece, tokens[part], grad_logprobs[part])
             if ctx.with_entropy:
-                # d H / d z_v = -p_v (log p_v + H)
-                p_log_p = _p_log_p(logp) + logp.exp() * entropy[part, None]
-                piece -= p_log_p * grad_entropy[part, None]
-            grad[part] = (piece / ctx.temperature).to(grad.dtype)
+                piece -= p_log_p.mul_(grad_entropy[part, None])
+            grad[part] = piece if ctx.temperature == 1 else piece.div_(ctx.temperature)
         return grad, None, None, None, None
 
 
@@ -137,9 +142,15 @@ def top_tokens(logits: Tensor, k: int) -> Tensor:
     return ids.gather(-1, logits.gather(-1, ids).argsort(dim=-1, descending=True, stable=True))
 
 
-def _p_log_p(logp: Tensor) -> Tensor:
+def _scaled(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
+    """Return logits / temperature in `dtype`; perhaps the logits themselves, as a pass over them is what takes time."""
+    wide = logits.to(dtype)
+    return wide if temperature == 1 else wide / temperature
+
+
+def _p_log_p(logp: Tensor, p: Tensor) -> Tensor:
     """Return p log p with 0 log 0 = 0: a token ruled out by a logit of -inf adds nothing."""
-    return torch.where(logp > -torch.inf, logp.exp() * logp, torch.zeros_like(logp))
+    return torch.where(logp > -torch.inf, p * logp, 0.0)
 
 
 def _slices(total: int, rows: int) -> list[slice]:

@@ -19,6 +19,7 @@ from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
 from roll.distributed.process_group import limit_collectives
 from roll.distributed.transports import Route, Sent, send
+from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import Output, StatePart, TrainSpec
@@ -110,6 +111,7 @@ class TrainWorker(ForwardWorker):
         super().__init__(info, config, spec)
         self._loss = objective(config, spec.kind)
         self._ahead = isinstance(config, RLConfig) and config.async_generation_ratio > 0
+        self._shared = False  # whether weights were moved to where engines can read them
 
     @dispatch(Dispatch.SPLIT_BY_DP)
     def train_step(self, batch: TokenBatch, pre_update_version: int | None = None) -> Metrics:
@@ -127,8 +129,12 @@ class TrainWorker(ForwardWorker):
     def send_weights(self, route: Route) -> Sent:
         """Send the current weights on their way; rank 0's answer counts."""
         weights = partial(self.strategy.named_weights, route.part)
-        if route.dtype and "dtype" in signature(self.strategy.named_weights).parameters:
-            weights = partial(weights, dtype=DTYPES[route.dtype])
+        dtype = DTYPES[route.dtype] if route.dtype else None
+        if dtype is not None and "dtype" in signature(self.strategy.named_weights).parameters:
+            weights = partial(weights, dtype=dtype)
+        if route.transport == "shared_memory" and not self._shared:
+            self._shared = True
+            share(self.strategy.resident_weights(dtype))
         return send(route, weights, writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)

@@ -29,12 +29,12 @@ def test_a_train_step_of_a_backend_beside_the_plain_loop(bench):
     assert rows(printed) == ["contender", "bare", "fsdp2"]
 
 
-def test_weights_through_two_transports_to_a_copying_receiver(bench):
+def test_weights_through_transports_to_a_copying_receiver(bench):
     printed = bench(
         "weight_sync", "--gigabytes", 0.001, "--engines", 1, "--rounds", 1, "--bucket-mb", 1,
-        "--transports", "shared_memory", "file",
+        "--transports", "shared_memory", "buckets", "file",
     )  # fmt: skip
-    assert rows(printed) == ["way", "memcpy", "copy per engine", "disk", "shared_memory", "file"]
+    assert rows(printed) == ["way", "memcpy", "copy per engine", "disk", "shared_memory", "buckets", "file"]
 
 
 def test_how_long_a_checkpoint_holds_up_a_step(bench):

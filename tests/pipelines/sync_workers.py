@@ -11,6 +11,7 @@ import torch
 
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
+from roll.distributed.transports.shm_places import share
 from roll.distributed.weights import weights_checksum
 from roll.distributed.worker import Worker, WorkerInfo
 
@@ -28,10 +29,19 @@ class FakeTrainer(Worker):
         self.step = 0
         self.trouble = trouble
         self.seen = 0
+        self.placed: dict[str, torch.Tensor] = {}
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def train(self) -> None:
         self.step += 1
+        for name, tensor in weights_of(self.step) if self.placed else ():
+            self.placed[name].copy_(tensor)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def place(self) -> None:
+        """Keep the weights in shared memory from now on, as a trainer of one rank does."""
+        self.placed = dict(weights_of(self.step))
+        share(self.placed.values())
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def arm(self, trouble: tuple[str, int, int]) -> None:
@@ -54,7 +64,8 @@ class FakeTrainer(Worker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
         step = 0 if route.part == "base" else self.step  # the base is frozen
-        return send(route, lambda: self.watched(weights_of(step)), writes=self.info.rank == 0)
+        weights = self.placed.items() if self.placed else weights_of(step)
+        return send(route, lambda: self.watched(weights), writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def checksum(self) -> str:

@@ -76,6 +76,7 @@ def test_a_program_and_functions_with_rewards_of_their_own_play_rows_of_a_file(t
     assert 0 <= row["reward/plain/part/length"] <= 2
     assert {"val/plain/accuracy", "val/async/accuracy", "val/answer/reward"} <= set(row)
     assert row["agent/episodes"] == row["agent/calls"] == 16
+    assert row["val/agent/episodes"] == row["val/agent/calls"] == row["val/responses"] > 0
 
 
 def test_the_same_seed_gives_the_same_run(tiny_model, tmp_path):

@@ -251,6 +251,11 @@ def _turn(row: int, place: int, **values):
     return lambda rows: rows[row]["turns"][place].update(values)
 
 
+def _logprob(value: float):
+    """Of the last token of a row, which the policy chose."""
+    return lambda rows: rows[1].update(sampling_logprobs=[*rows[1]["sampling_logprobs"][:-1], value])
+
+
 BROKEN = {
     "a token too few": (lambda rows: rows[0].update(token_ids=rows[0]["token_ids"][:-1]), "lacks entries in a column"),
     "another mask": (_set(0, action_mask=[True] * 6), "action_mask of row 't#0/0' contradicts"),
@@ -268,6 +273,8 @@ BROKEN = {
     "an unknown end": (_turn(0, 0, finish_reason="rm -rf"), "ended by 'rm -rf'"),
     "a turn's reward beyond float32": (_turn(0, 0, reward=-1e39), "has no reward that is a number"),
     "an endless turn reward": (_turn(0, 0, reward=math.inf), "has no reward that is a number"),
+    "a log-prob that is none": (_logprob(math.nan), "row 't#0/1' has the sampling log-prob nan at token"),
+    "a token that could not be sampled": (_logprob(-math.inf), "row 't#0/1' has the sampling log-prob -inf at token"),
     "roles": (_set(2, role_rewards={"x": 1.0, "y": 0.0}), "is paid for the roles x, y"),
 }
 

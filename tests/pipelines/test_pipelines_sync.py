@@ -354,12 +354,21 @@ def test_every_transport_reaches_every_process(ray: Executor, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("wanted", "role", "rank"),
-    [("shared_memory", "engines", 1), ("broadcast", "engines", 1), ("shared_memory", "lone_trainer", 0)],
+    [
+        ("shared_memory", "engines", 1),
+        ("in place", "engines", 1),
+        ("broadcast", "engines", 1),
+        ("shared_memory", "lone_trainer", 0),
+        ("in place", "lone_trainer", 0),
+    ],
 )
 def test_a_process_that_is_killed_in_the_middle_is_named_within_seconds(
     ray: Executor, tmp_path: Path, wanted: str, role: str, rank: int
 ) -> None:
     trainer, engines = pair(ray, "lone_trainer")
+    if wanted == "in place":
+        trainer.call(FakeTrainer.place)
+        wanted = "shared_memory"
     keys = {"weight_transport": wanted, "verify_weight_sync": "off"}
     sync = sync_of(fake_config(tmp_path, **keys), trainer, engines)
     # A bucket of 1 MiB would hold all of them.
@@ -372,6 +381,20 @@ def test_a_process_that_is_killed_in_the_middle_is_named_within_seconds(
         sync(2)
     assert time.monotonic() - started < 15
     assert not left_by(sync)
+    for each in (trainer, engines):
+        each.shutdown()
+
+
+def test_weights_are_read_where_another_process_trains_them(ray: Executor, tmp_path: Path) -> None:
+    trainer, engines = pair(ray, "lone_trainer")
+    sync = sync_of(fake_config(tmp_path, weight_transport="shared_memory"), trainer, engines)
+    trainer.call(FakeTrainer.place)
+    for version in range(3):
+        sync(version)
+        trainer.call(FakeTrainer.train)  # what the engines copied stays as it is
+        assert engines.call(FakeEngine.state) == [(version, state_of(version))] * 2
+        assert sync.metrics["sync/copied_gigabytes"] == 0
+        assert not left_by(sync)
     for each in (trainer, engines):
         each.shutdown()
 

@@ -19,6 +19,7 @@ import torch
 from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.transports import Route, receive, send
 from roll.distributed.transports.rendezvous import RendezvousStore
+from roll.distributed.transports.shm_places import share
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
 from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
 from roll.utils.seeding import stable_hash
@@ -99,12 +100,18 @@ class EngineUnderTest:
             for tensor in self.model.parameters():
                 tensor.mul_(1 + 0.3 * torch.randn(tensor.shape, generator=generator))
         version = self.engine.version + 1
-        weights = lambda: ((n, t.detach()) for n, t in named_tensors(self.model))  # noqa: E731
-        if version % 2:
+        kind = ("stream", "buckets", "in place")[version % 3]
+        if kind == "in place":
+            share(self.model.parameters())
+        taken = torch.clone if kind == "buckets" else torch.Tensor.detach
+        weights = lambda: ((n, taken(t.detach())) for n, t in named_tensors(self.model))  # noqa: E731
+        if kind == "stream":
             self.engine.update_weights(version, weights())
         else:
             with by_shared_memory(version, weights) as incoming:
                 self.engine.update_weights(version, incoming)
+            if kind == "in place":
+                assert incoming.summary().copied == 0, "weights were copied before the engine's model loaded them"
         assert self.engine.version == version
         self.remember()
 

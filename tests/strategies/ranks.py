@@ -8,17 +8,41 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from train_contract import make_info
 
 _LIMIT = 400.0
+_UNSEEDED = random.SystemRandom()
 _LIBRARIES = ("torch", "transformers", "deepspeed", "megatron", "peft", "roll")
 """What takes seconds to import is kept from one call to the next."""
+
+
+def ephemeral_ports() -> range:
+    """What the system gives to whoever asks for any port, or connects."""
+    try:
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except OSError:  # not on Linux
+        first, last = 32768, 65535
+    return range(first, last + 1)
+
+
+def free_port(draw: Callable[[int, int], int] = _UNSEEDED.randint) -> int:
+    """A port for the first rank to listen at, seconds from now. It is none that the system gives to anybody meanwhile,
+    and other pools draw among thousands."""
+    highest = ephemeral_ports()[0] - 1
+    for _ in range(100):
+        port = draw(max(1024, highest - 16_000), highest)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError(f"no port below {highest} is free")
 
 
 class RankPool:
@@ -35,8 +59,7 @@ class RankPool:
         """Results in rank order; raises with every failed rank's traceback."""
         while len(self._ranks) < world:
             self._start()
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = free_port()
         used = self._ranks[:world]
         for rank, (_, pipe) in enumerate(used):
             pipe.send_bytes(pickle.dumps((function, make_info(rank, world, port), args)))
@@ -123,3 +146,9 @@ def _in_a_copy(function, info, args) -> dict:
     if status or not said:
         return {"error": f"the process ended with exit code {os.waitstatus_to_exitcode(status)}"}
     return pickle.loads(said)
+
+
+def status_bytes(key: str) -> int:
+    """Return a size of this process, such as `VmRSS` or `VmHWM`."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024

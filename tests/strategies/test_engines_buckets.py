@@ -38,7 +38,7 @@ def test_tensors_come_out_of_buckets_of_any_size_as_they_went_in(size):
     async def send():
         bucket, reader, got = SharedBucket(size), BucketReader(), {}
         try:
-            async for path, entries in bucket.fill(stream(sent)):
+            async for path, entries, _ in bucket.fill(stream(sent)):
                 used = sum(sent[name].nbytes for name, *_ in entries)
                 assert used <= max(size, *(tensor.nbytes for tensor in sent.values()))
                 got.update((name, tensor.clone()) for name, tensor in reader.read(path, entries))
@@ -109,7 +109,7 @@ class Relay:
     async def _relay(self, weights, bucket_size):
         bucket = SharedBucket(bucket_size)
         try:
-            async for path, entries in bucket.fill(weights):
+            async for path, entries, _ in bucket.fill(weights):
                 self._load(path, entries)
                 self.batches += 1
         finally:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import status_bytes
 from test_fsdp2_ranks import fsdp_spec
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch
 
+from roll.planning.architecture import read_architecture
 from roll.strategies.fsdp2 import Fsdp2Strategy, shard_module
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.streamed import StreamedWeights
@@ -102,9 +104,9 @@ def peak_of_a_start(info, specs):
     first, spec = specs
     another(first, info)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _status("VmRSS")
+    before = status_bytes("VmRSS")
     strategy = another(spec, info)
-    peak = _status("VmHWM")
+    peak = status_bytes("VmHWM")
     moments = sum(
         value.to_local().nbytes
         for optimizer in strategy._optimizers
@@ -113,11 +115,6 @@ def peak_of_a_start(info, specs):
         if hasattr(value, "to_local")
     )
     return peak - before - moments
-
-
-def _status(key):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
 
 
 def test_a_rank_starts_in_the_memory_of_its_shard_and_one_layer(ranks, model_of, tmp_path):
@@ -131,36 +128,40 @@ def test_a_rank_starts_in_the_memory_of_its_shard_and_one_layer(ranks, model_of,
         assert above <= limit, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
 
 
-def lay_out_70b() -> float:
-    """Seconds that it takes; in a process that has no process group."""
+def lay_out(name: str, shards: int) -> float:
+    """Seconds that it takes over 512 ranks; in a process that has no process group."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    from roll.catalog.model_sizes import known_sizes
     from roll.configs.schema.strategy_config import Fsdp2Config
+    from roll.planning.architecture import read_architecture
     from roll.strategies.hf.compile import blocks
     from roll.strategies.hf.hf_model import PolicyModel
 
-    config = LlamaConfig(
-        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
-        num_key_value_heads=8, tie_word_embeddings=False,
-    )  # fmt: skip
+    config, size = AutoConfig.for_model(**known_sizes(name)), read_architecture(name, {}, "pretrain").count()
     started = time.perf_counter()
     dist.init_process_group("fake", store=FakeStore(), rank=17, world_size=512)
     try:
         with torch.device("meta"):
-            module = PolicyModel(LlamaForCausalLM(config), 1.0)
-        shard_module(module, list(blocks(module.lm)), Fsdp2Config(), torch.bfloat16, "cpu", 512)
+            module = PolicyModel(AutoModelForCausalLM.from_config(config), 1.0)
+        shard_module(module, list(blocks(module.lm)), Fsdp2Config(fsdp_size=shards), torch.bfloat16, "cpu", 512)
         parameters = list(module.parameters())
-        assert sum(p.numel() for p in parameters) == 70_553_706_496
+        assert sum(p.numel() for p in parameters) == size
         assert all(p.is_meta for p in parameters)
         mine = sum(p.to_local().numel() for p in parameters)
-        assert mine == pytest.approx(70_553_706_496 / 512, rel=0.02)
+        assert mine == pytest.approx(size / shards, rel=0.02)
     finally:
         dist.destroy_process_group()
     return time.perf_counter() - started
 
 
-def test_a_70b_model_is_laid_out_over_512_ranks_within_a_minute():
+# Experts are shared out whole, so 128 of them balance over at most 128 ranks.
+@pytest.mark.parametrize(
+    ("name", "billions", "shards"), [("meta-llama/Llama-3.1-70B", 70.55, 512), ("Qwen/Qwen3-235B-A22B", 235.09, 64)]
+)
+def test_a_large_model_is_laid_out_over_512_ranks_within_minutes(name, billions, shards):
+    assert read_architecture(name, {}, "pretrain").count() == pytest.approx(billions * 1e9, rel=1e-4)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
-        assert processes.submit(lay_out_70b).result(timeout=300) < 60
+        assert processes.submit(lay_out, name, shards).result(timeout=300) < (60 if shards == 512 else 120)

@@ -15,6 +15,7 @@ from train_contract import LOSS, build, make_batch, make_spec, with_worker
 from roll.strategies.hf.hf_model import PolicyModel
 from roll.strategies.hf.hf_packing import PackedRows, pack, packed_attention
 from roll.strategies.micro import lay_out, plan_micro_batches
+from roll.strategies.varlen_kernel import RowPlan
 from roll.utils.logits import HeadRequest
 
 PACKED = {"use_sequence_packing": True}
@@ -208,7 +209,7 @@ def test_a_role_on_a_model_that_cannot_be_packed_says_so_when_it_is_built(tmp_pa
 def test_an_attention_layer_that_wants_more_is_refused(kind, options, message):
     states = torch.zeros(1, 2, 4, 3)
     layer = SimpleNamespace(config=SimpleNamespace(layer_types=[kind]), layer_idx=0)
-    arguments = {"packed_rows": PackedRows((4,), None), "position_ids": torch.arange(4), **options}
+    arguments = {"packed_rows": PackedRows(RowPlan((4,)), None), "position_ids": torch.arange(4), **options}
     with pytest.raises(ValueError, match=message):
         packed_attention(layer, states, states, states, None, **arguments)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from megatron_cases import MODELS, build_case, build_part, joined, play_models
@@ -310,3 +312,15 @@ def test_every_model_of_these_tests_is_a_supported_family():
     from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES
 
     assert {family for family, _ in MODELS.values()} == set(MEGATRON_MODEL_TYPES)
+
+
+def test_a_torn_file_is_named_with_the_way_out(path_of, tmp_path):
+    from roll.strategies.megatron.source import open_weights
+
+    folder = tmp_path / "torn"
+    shutil.copytree(path_of("llama"), folder)
+    file = folder / "model.safetensors"
+    for content in (file.read_bytes()[:-100], b"", b"version https://git-lfs.github.com/spec/v1\n"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{file} is no whole safetensors file .*; get the model again"):
+            open_weights(folder).__enter__()

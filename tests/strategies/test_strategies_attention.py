@@ -15,8 +15,10 @@ from roll.strategies.attention import (
     split_attention,
     varlen_attention,
 )
+from roll.strategies.varlen_kernel import RowPlan
 
 LENGTHS = (3, 140, 1, 12)
+ROWS = RowPlan(LENGTHS)
 HEADS, DIM, OUT, SCALE = 4, 6, 8, 0.3
 
 
@@ -49,7 +51,7 @@ def with_gradients(function, query, key, value, outer):
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_rows_attend_as_under_a_dense_mask(key_heads, window):
     *inputs, outer = tensors(key_heads)
-    ours = with_gradients(lambda *t: varlen_attention(*t, LENGTHS, scale=SCALE, window=window), *inputs, outer)
+    ours = with_gradients(lambda *t: varlen_attention(*t, ROWS, scale=SCALE, window=window), *inputs, outer)
     theirs = with_gradients(lambda *t: dense(*t, LENGTHS, SCALE, window), *inputs, outer)
     for mine, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
@@ -66,12 +68,12 @@ def test_heads_that_share_keys_are_repeated_for_float32_alone_and_not_where_auto
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
     with FakeTensorMode():
         query, key, value = (torch.empty(5, heads, DIM, device="cuda") for heads in (4, 2, 2))
-        varlen_attention(query, key, value, (3, 2), scale=SCALE)
+        varlen_attention(query, key, value, RowPlan((3, 2)), scale=SCALE)
         before, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         try:
             torch.set_autocast_enabled("cuda", True)
             torch.set_autocast_dtype("cuda", torch.bfloat16)
-            varlen_attention(query, key, value, (3, 2), scale=SCALE)
+            varlen_attention(query, key, value, RowPlan((3, 2)), scale=SCALE)
         finally:
             torch.set_autocast_enabled("cuda", before)
             torch.set_autocast_dtype("cuda", dtype)
@@ -83,7 +85,7 @@ def test_a_row_is_bit_for_bit_the_same_beside_any_other():
     other = slice(3, 143)
     for mine, theirs in ((q, q2), (k, k2), (v, v2)):
         theirs[:3], theirs[143:] = mine[:3], mine[143:]
-    first, second = (varlen_attention(*t, LENGTHS, scale=SCALE) for t in ((q, k, v), (q2, k2, v2)))
+    first, second = (varlen_attention(*t, ROWS, scale=SCALE) for t in ((q, k, v), (q2, k2, v2)))
     assert not torch.equal(first[other], second[other])
     assert torch.equal(first[:3], second[:3])
     assert torch.equal(first[143:], second[143:])
@@ -122,7 +124,7 @@ def split(info, heads, key_heads, window):
 
     def attend(*shards):
         lines = (tensor[:, None] for tensor in shards)
-        return split_attention(*lines, LENGTHS, dist.group.WORLD, scale=SCALE, window=window)[:, 0]
+        return split_attention(*lines, ROWS, dist.group.WORLD, scale=SCALE, window=window)[:, 0]
 
     return with_gradients(attend, *inputs, outer)
 
@@ -133,7 +135,7 @@ def split(info, heads, key_heads, window):
 )
 def test_ranks_with_a_shard_each_compute_the_whole_attention(ranks, world, heads, key_heads, window):
     *inputs, outer = tensors(key_heads, heads=heads)
-    whole = with_gradients(lambda *t: varlen_attention(*t, LENGTHS, scale=SCALE, window=window), *inputs, outer)
+    whole = with_gradients(lambda *t: varlen_attention(*t, ROWS, scale=SCALE, window=window), *inputs, outer)
     answers = ranks.run(split, world, heads, key_heads, window)
     for mine, expected in zip(zip(*answers, strict=True), whole, strict=True):
         torch.testing.assert_close(torch.cat(mine), expected, rtol=0, atol=1e-12)
@@ -143,7 +145,7 @@ def refused(info):
     connected(info)
     heads = torch.zeros(2, 1, 3, 4)
     try:
-        split_attention(heads, heads, heads, (4,), dist.group.WORLD, scale=1.0)
+        split_attention(heads, heads, heads, RowPlan((4,)), dist.group.WORLD, scale=1.0)
     except ValueError as error:
         return str(error)
     return None

@@ -8,6 +8,7 @@ from layout_contract import layout_spec
 from train_contract import LOSS, build, make_batch
 
 from roll.distributed.byte_account import counting
+from roll.distributed.transports.shm_places import locate, share
 from roll.strategies.hf import gather
 from roll.strategies.hf.gather import gathered, sent_types
 
@@ -63,6 +64,26 @@ def test_what_is_sent_is_the_cast_of_what_is_trained(ranks, model_of, case):
         assert num_bytes >= size
     if case.startswith("ZeRO 2"):
         assert num_bytes == 0  # every rank has the weights that compute
+
+
+def test_one_rank_on_the_host_sends_from_where_it_trains(model_of):
+    spec = layout_spec(model_of("qwen2", vocab_size=107), "fsdp2_train", {})
+    strategy, plain = build(spec), build(spec)
+    assert strategy.resident_weights(torch.bfloat16) == [], "what is cast on the way has no memory that lasts"
+    assert share(strategy.resident_weights(torch.float32)) > 0
+    for trained in (strategy, plain):
+        trained.train_step(make_batch(), LOSS)
+    expected = dict(plain.named_weights())
+    for name, tensor in strategy.named_weights(dtype=torch.float32):
+        place = locate(tensor)
+        assert place is not None, name
+        assert place.stays
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_merged_adapters_have_no_memory_that_lasts(model_of):
+    spec = layout_spec(model_of("qwen2", vocab_size=107), "fsdp2_train", {}, model=LORA)
+    assert build(spec).resident_weights() == ()
 
 
 def test_what_is_kept_in_float32_and_what_is_not_a_weight_is_not_rounded():

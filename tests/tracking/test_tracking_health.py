@@ -80,6 +80,20 @@ def test_a_run_that_starts_with_low_entropy_or_few_tokens_is_not_told_that_it_co
         assert few.look(step, WELL | {"actor/entropy": 0.9 if step < 6 else 0.0, "actor/loss_tokens": 5.0}) == []
 
 
+@pytest.mark.parametrize("well", [1, 2, 4])
+def test_a_collapse_within_the_first_steps_is_told(well):
+    health = Health()
+    said = [
+        words for step in range(1, 12) for words in health.look(step, WELL | _entropy(0.9 if step <= well else 0.001))
+    ]
+    (words,) = said
+    assert words.startswith(f"step {well + 3}: for 3 steps the entropy has fallen to 0.001")
+
+
+def _entropy(nats):
+    return {"actor/entropy": nats}
+
+
 def test_a_response_that_is_one_token_by_its_definition_is_not_said_to_be_cut():
     health = Health(without=OF_LENGTH)
     for step in range(1, 20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from algorithms_reference import SEEDS, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll.planning.activations import Numbers
 from roll.utils import logits as logits_module
@@ -99,6 +101,34 @@ def test_the_forward_keeps_no_second_copy_of_the_logits():
         logprobs_and_entropy(logits, torch.zeros(64, dtype=torch.int64), slice_rows=4)
     extra = [t for t in kept if t.data_ptr() != logits.data_ptr()]
     assert sum(t.numel() for t in extra) <= 4 * 64
+
+
+PASSES = {  # over each slice, forward and backward: exponentials, products and quotients
+    (False, 1.0): {"exp": 1, "mul": 1},
+    (False, 0.7): {"exp": 1, "mul": 1, "div": 3},
+    (True, 1.0): {"exp": 2, "mul": 5},
+}
+
+
+@pytest.mark.parametrize(("with_entropy", "temperature"), PASSES)
+def test_a_slice_is_gone_through_no_more_often_than_it_must_be(with_entropy, temperature):
+    logits = torch.zeros(6, 5000, dtype=torch.bfloat16, requires_grad=True)
+    wide = Counter()
+
+    class Wide(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.numel() == 2 * 5000:
+                wide[func.overloadpacket.__name__.removesuffix("_")] += 1
+            return out
+
+    with Wide():
+        found = logprobs_and_entropy(
+            logits, torch.arange(6), temperature=temperature, slice_rows=2, with_entropy=with_entropy
+        )
+        sum(column.sum() for column in found).backward()
+    names = ("exp", "mul", "div")
+    assert {name: wide[name] / 3 for name in names if wide[name]} == PASSES[with_entropy, temperature]
 
 
 @given(seed=SEEDS, vocabulary=st.integers(1, 12), k=st.integers(1, 12), junk=st.sampled_from([0.0, math.nan, math.inf]))

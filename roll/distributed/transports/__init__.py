@@ -18,6 +18,7 @@ larger), the memory in use at a time is
 | `shared_memory` | streaming | one tensor | 2 B | - |
 | `broadcast` | streaming | 2 B | - | 3 B |
 
+What lies in memory that engines can open (`shm_places.share`) `shared_memory` sends as it lies, and takes none for it.
 `keep` adds M: in the object store, or in one process in its own memory. Both ends keep the segments of `shared_memory`
 from one sync to the next.
 

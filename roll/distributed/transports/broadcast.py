@@ -21,7 +21,7 @@ from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import SLOTS, Entry, Outbox, buffer_size, unpacked
+from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Entry, Outbox, buffer_size, unpacked
 from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, TransferChannel
 from roll.distributed.weights import WeightSyncError, tensor_of
 
@@ -128,10 +128,10 @@ class _Outbox(Outbox):
             self._flats[index % SLOTS] = flat
         return flat
 
-    def ship(self, index: int, filled: Tensor, entries: list[Entry]) -> None:
+    def ship(self, index: int, bucket: Bucket) -> None:
         assert self.member is not None
-        self.channel.publish(f"bucket/{index}", {"used": len(filled), "entries": entries})
-        self._numbers[index % SLOTS] = self.member.broadcast(filled)
+        self.channel.publish(f"bucket/{index}", {"used": bucket.used, "entries": bucket.entries})
+        self._numbers[index % SLOTS] = self.member.broadcast(bucket.filled)
 
     def free(self, index: int) -> None:
         assert self.member is not None

@@ -12,6 +12,8 @@ from torch import Tensor
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.rendezvous import TransferChannel
+from roll.distributed.transports.shm_places import Place
+from roll.distributed.transports.shm_segments import Token
 
 SLOTS = 2
 """Buffers of a sender."""
@@ -32,31 +34,69 @@ def buffer_size(index: int, bucket_bytes: int, device: torch.device) -> int:
     return min(limit, _FIRST << (2 * min(index // 2, 16)))
 
 
+class Bucket:
+    """Tensors side by side in one memory: copied into the buffer `flat`, or in shared memory where they lie already."""
+
+    def __init__(self, flat: Tensor | None, token: Token | None) -> None:
+        self._flat = flat
+        self.token = token
+        """Of the shared memory; None: there is a buffer."""
+        self.used = 0
+        """Bytes from the memory's beginning to the end of the last tensor."""
+        self.entries: list[Entry] = []
+
+    @property
+    def filled(self) -> Tensor:
+        """The buffer as far as it is used, uint8."""
+        assert self._flat is not None
+        return self._flat[: self.used]
+
+    def takes(self, tensor: Tensor, place: Place | None) -> bool:
+        """Return whether this tensor can be the next one; `place`: where it lies in shared memory."""
+        if place is not None:
+            return self.token == place.token
+        return self._flat is not None and self._free + tensor.nbytes <= self._flat.numel()
+
+    def add(self, name: str, tensor: Tensor, place: Place | None) -> None:
+        """Take in a tensor that it `takes`, by a copy unless it has a place."""
+        start = self._free if place is None else place.start
+        end = start + tensor.nbytes
+        if place is None:
+            assert self._flat is not None
+            self._flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            if self._flat.device.type == "cpu":
+                count_copied(tensor.nbytes)
+        self.used = max(self.used, end)
+        self.entries.append(entry_of(name, tensor, start))
+
+    @property
+    def _free(self) -> int:
+        """First byte for the next copy."""
+        return -(-self.used // ALIGN) * ALIGN
+
+
 def packed(
-    stream: NamedWeights, take: Callable[[int, torch.device], Tensor]
-) -> Iterator[tuple[Tensor, int, list[Entry]]]:
-    """Copy a stream into buckets: (flat uint8 buffer, bytes used, what lies where).
+    stream: NamedWeights,
+    take: Callable[[int, torch.device], Tensor],
+    place_of: Callable[[Tensor], Place | None] = lambda _: None,
+) -> Iterator[Bucket]:
+    """Copy a stream into buckets, except for what lies in memory that the receivers can open (`place_of`).
 
     `take(bytes, device)` gives the buffer for the next bucket, which begins with a tensor of so many bytes; it is
     filled as far as it goes. No tensor of the stream is held longer than its copy takes.
     """
-    flat: Tensor | None = None
-    entries: list[Entry] = []
-    used = 0
+    bucket: Bucket | None = None
     for name, tensor in stream:
-        start = -(-used // ALIGN) * ALIGN
-        if flat is not None and start + tensor.nbytes > flat.numel():
-            yield flat, used, entries
-            flat = None
-        if flat is None:
-            flat, entries, start = take(tensor.nbytes, tensor.device), [], 0
-        used = start + tensor.nbytes
-        flat[start:used].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        if flat.device.type == "cpu":
-            count_copied(tensor.nbytes)
-        entries.append(entry_of(name, tensor, start))
-    if flat is not None:
-        yield flat, used, entries
+        place = place_of(tensor)
+        if bucket is not None and not bucket.takes(tensor, place):
+            yield bucket
+            bucket = None
+        if bucket is None:
+            flat = take(tensor.nbytes, tensor.device) if place is None else None
+            bucket = Bucket(flat, None if place is None else place.token)
+        bucket.add(name, tensor, place)
+    if bucket is not None:
+        yield bucket
 
 
 def entry_of(name: str, tensor: Tensor, start: int) -> Entry:
@@ -83,28 +123,38 @@ class Outbox(ABC):
     def __init__(self, route: Route, channel: TransferChannel) -> None:
         self.route = route
         self.channel = channel
-        self._index = -1
 
     def send(self, stream: NamedWeights) -> None:
         """Send everything; returns when every receiver has read it."""
-        for flat, used, entries in packed(stream, self._take):
-            self.ship(self._index, flat[:used], entries)
-        self.channel.publish(f"bucket/{self._index + 1}", None)
-        for index in range(max(0, self._index + 1 - SLOTS), self._index + 1):
-            self.free(index)
+        index = freed = 0
 
-    def _take(self, size: int, device: torch.device) -> Tensor:
-        self._index += 1
-        if self._index >= SLOTS:
-            self.free(self._index - SLOTS)
-        return self.buffer(self._index, size, device)
+        def free_up_to(last: int) -> None:
+            nonlocal freed
+            while freed <= last:
+                self.free(freed)
+                freed += 1
+
+        def take(size: int, device: torch.device) -> Tensor:
+            free_up_to(index - SLOTS)
+            return self.buffer(index, size, device)
+
+        for bucket in packed(stream, take, self.place_of):
+            self.ship(index, bucket)
+            index += 1
+        self.channel.publish(f"bucket/{index}", None)
+        free_up_to(index - 1)
+
+    def place_of(self, tensor: Tensor) -> Place | None:
+        """Return where every receiver finds this tensor without a copy. Default: nowhere."""
+        del tensor
+        return None
 
     @abstractmethod
     def buffer(self, index: int, size: int, device: torch.device) -> Tensor:
         """Return a buffer for bucket `index`, which begins with a tensor of so many bytes on this device."""
 
     @abstractmethod
-    def ship(self, index: int, filled: Tensor, entries: list[Entry]) -> None:
+    def ship(self, index: int, bucket: Bucket) -> None:
         """Begin to send a bucket, and publish what it holds."""
 
     @abstractmethod

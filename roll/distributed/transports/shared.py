@@ -1,4 +1,7 @@
-"""`shared_memory`: two segments that the sender fills in turn while every engine of the machine reads the other one."""
+"""`shared_memory`: two segments that the sender fills in turn while every engine of the machine reads the other one.
+
+What lies in shared memory already (`shm_places.share`) isn't copied: the engines are told where, and read it there.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import SLOTS, Entry, Outbox, buffer_size, unpacked
+from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Outbox, buffer_size, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel
+from roll.distributed.transports.shm_places import Place, locate, register
 from roll.distributed.transports.shm_segments import (
     KEPT_SIZES,
     Bytes,
@@ -24,7 +28,6 @@ from roll.distributed.transports.shm_segments import (
     attach,
     keep,
     make,
-    register,
 )
 from roll.distributed.weights import WeightSyncError, tensor_of
 
@@ -66,18 +69,24 @@ class _Outbox(Outbox):
             self.slots[index % SLOTS] = slot
         return slot.flat
 
-    def ship(self, index: int, filled: Tensor, entries: list[Entry]) -> None:
-        slot = self.slots[index % SLOTS]
-        assert slot is not None
-        if filled.is_cuda:
-            torch.cuda.current_stream().synchronize()
-        self.channel.publish(f"bucket/{index}", {"used": len(filled), "entries": entries, "segment": slot.token})
+    def place_of(self, tensor: Tensor) -> Place | None:
+        place = locate(tensor)
+        return place if place is not None and place.stays else None
+
+    def ship(self, index: int, bucket: Bucket) -> None:
+        token, slot = bucket.token, self.slots[index % SLOTS]
+        if token is None:
+            assert slot is not None
+            token = slot.token
+            if bucket.filled.is_cuda:
+                torch.cuda.current_stream().synchronize()
+        self.channel.publish(f"bucket/{index}", {"used": bucket.used, "entries": bucket.entries, "segment": token})
 
     def free(self, index: int) -> None:
         self.channel.wait_until_free(index)
         slot = self.slots[index % SLOTS]
-        assert slot is not None
-        slot.forget()  # all receivers have opened it
+        if slot is not None:
+            slot.forget()  # all receivers have opened it
 
 
 class BucketLeases:
@@ -148,7 +157,8 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
 
 
 _still_open: OrderedDict[str, Bytes | Tensor] = OrderedDict()
-"""Segments of the host that this process has seen last, by name: their sender keeps them for its next transfer, too."""
+"""Memory of the host that this process has seen last, by name: its sender keeps it for its next transfer, too."""
+_MOST_OPEN = SLOTS + 1  # the segments that a sender fills, and the memory that its weights are in
 _still_open_lock = threading.Lock()
 
 
@@ -158,7 +168,7 @@ def _opened(attached: OrderedDict[str, Bytes | Tensor], token: Token) -> Bytes |
     if key not in attached:
         attached[key] = attach(token) if "cuda" in token else _opened_once(token)
     attached.move_to_end(key)
-    if len(attached) > SLOTS:
+    if len(attached) > _MOST_OPEN:
         attached.popitem(last=False)  # its slot has a larger one now
     return attached[key]
 
@@ -167,9 +177,9 @@ def _opened_once(token: Token) -> Bytes | Tensor:
     with _still_open_lock:
         segment = _still_open.pop(token["name"], None)
         segment = attach(token) if segment is None else segment
-        if token["size"] in KEPT_SIZES:
+        if token["size"] in KEPT_SIZES or "stays" in token:
             _still_open[token["name"]] = segment
-            while len(_still_open) > SLOTS:
+            while len(_still_open) > _MOST_OPEN:
                 _still_open.popitem(last=False)
         return segment
 

@@ -16,8 +16,6 @@ import shutil
 import sys
 import threading
 import time
-import weakref
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -167,41 +165,6 @@ def attach(token: Token) -> Bytes | Tensor:
     finally:
         os.close(fd)
     return np.frombuffer(memory, dtype=np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies in a segment of the host."""
-
-    path: str
-    start: int
-    """Its first byte."""
-    is_last: bool
-    """Whether the bucket ends with it."""
-
-
-_buckets: dict[str, weakref.ref[Bytes]] = {}
-"""Path of a segment -> the bucket in it that this process reads, a numpy array."""
-
-
-def register(token: Token, bucket: Bytes) -> None:
-    """Let `locate` find the tensors of a bucket for as long as one of them lives."""
-    path = token["path"]
-    _buckets[path] = weakref.ref(bucket, lambda ref: _buckets.pop(path) if _buckets.get(path) is ref else None)
-
-
-def locate(tensor: Tensor) -> Place | None:
-    """Return where other processes of the machine find this tensor; None if it lies in no registered bucket."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.nbytes:
-        return None
-    for path, ref in dict(_buckets).items():
-        bucket = ref()
-        if bucket is None:
-            continue
-        start = tensor.data_ptr() - bucket.ctypes.data
-        if start >= 0 and start + tensor.nbytes <= bucket.nbytes:
-            return Place(path, start, start + tensor.nbytes == bucket.nbytes)
-    return None
 
 
 def discard(transfer: str) -> None:

@@ -170,6 +170,8 @@ def _message(value: Any, where: str, ignored: Collection[str]) -> Message:
     role = _ROLES.get(body.get("role")) if isinstance(body.get("role"), str) else None
     if role is None:
         f.wrong(f"{where}.role", body.get("role"), "system, developer, user, assistant or tool")
+    if role != "tool" and body.keys() == {"role", "content"} and isinstance(body["content"], str):
+        return Message(role, body["content"])  # Most are, and every call brings all of a conversation
     f.only(body, _KNOWN, where, ignored, "messages")
     content = body.get("content")
     if content is None and role != "assistant":

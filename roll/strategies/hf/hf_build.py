@@ -11,6 +11,7 @@ from torch import nn
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.compile import compile_blocks
 from roll.strategies.hf.fused import require_liger, use_liger_layers
+from roll.strategies.hf.half_stream import use_half_stream
 from roll.strategies.hf.hf_model import PolicyModel, ValueModel, load_backbone, load_causal_lm
 from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
@@ -53,6 +54,7 @@ def build_module(
             use_liger_layers(hf_module(tried))
     if args.uses_lora:
         add_adapters(model, spec)  # after the model's own dropout is gone
+    use_half_stream(model, device, stored, computed)
     tried.to(device)
     with torch.autocast(device.type, computed, enabled=computed != stored):
         if isinstance(tried, PolicyModel):

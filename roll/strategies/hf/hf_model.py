@@ -127,17 +127,32 @@ def weights_folder(args: ModelArgs) -> str:
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a causal language model on the CPU, in eval mode."""
+    """Return a causal language model on the CPU, in eval mode; raise `ValueError` where weights would be invented."""
     from transformers import AutoModelForCausalLM
 
-    return _loaded(AutoModelForCausalLM, args, dtype).eval()
+    return _whole(AutoModelForCausalLM, args, dtype)
 
 
 def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the same architecture without its language-model head, on the CPU, in eval mode."""
+    """Return the same architecture without its language-model head, on the CPU, in eval mode; raise `ValueError` where
+    weights would be invented."""
     from transformers import AutoModel
 
-    return _loaded(AutoModel, args, dtype).eval()
+    return _whole(AutoModel, args, dtype)
+
+
+def _whole(kind: Any, args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
+    """Load a model all of whose weights are there. transformers draws missing ones at random, with a warning."""
+    model, loaded = _loaded(kind, args, dtype, output_loading_info=True)
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{args.model_name_or_path} lacks weights of its own: {', '.join(missing[:3])}{more}. They would be random "
+            "numbers. The folder is incomplete, or its config.json is another model's: get or save the model again"
+        )
+    whole: PreTrainedModel = model.eval()
+    return whole
 
 
 def load_classifier(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:

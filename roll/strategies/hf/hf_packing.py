@@ -25,6 +25,7 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import TreePlan, all_gathered, split_attention
 from roll.strategies.micro import MicroLayout, lay_out, take_shard
+from roll.strategies.varlen_kernel import RowPlan
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_packed"  # name of our function among those of transformers
@@ -68,8 +69,8 @@ class SequenceGroup:
 class PackedRows:
     """What the attention function must know of a line. Opaque to whatever passes it on."""
 
-    rows: tuple[int, ...] | TreePlan
-    """Tokens of each row of the whole line, padding included, or its tree of rows."""
+    rows: RowPlan | TreePlan
+    """The rows of the whole line, padding included, or its tree of rows."""
     group: ProcessGroup | None
     """Ranks that hold a shard of it each, or None."""
 
@@ -81,14 +82,14 @@ def row_arguments(layout: MicroLayout) -> dict[str, Any]:
         return {}
     if layout.tree is not None:
         return {"packed_rows": PackedRows(TreePlan(layout.tree), layout.group)}
-    ends = torch.tensor((0, *layout.segments), device=layout.ids.device).cumsum(0, dtype=torch.int32)
-    longest = max(layout.segments)
+    rows = RowPlan(layout.segments)
+    bounds = rows.bounds(layout.ids.device)
     return {
-        "cu_seq_lens_q": ends,
-        "cu_seq_lens_k": ends,
-        "max_length_q": longest,
-        "max_length_k": longest,
-        "packed_rows": PackedRows(layout.segments, layout.group),
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": rows.longest,
+        "max_length_k": rows.longest,
+        "packed_rows": PackedRows(rows, layout.group),
     }
 
 

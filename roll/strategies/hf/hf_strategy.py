@@ -202,6 +202,14 @@ class HfTrainStrategy(CommonStrategy):
         sent = sent_types(model, dtype)
         yield from self._gathered((name, tensor, sent(name, tensor)) for name, tensor in named_tensors(model))
 
+    def resident_weights(self, dtype: torch.dtype | None = None) -> Iterable[Tensor]:
+        if self._info.world_size > 1 or self._device.type != "cpu" or self._adapters is not None:
+            return ()
+        model = hf_module(self._model)
+        sent = sent_types(model, dtype)
+        named = ((name, tensor) for name, tensor in named_tensors(model) if isinstance(tensor, nn.Parameter))
+        return [tensor for name, tensor in named if sent(name, tensor) in (None, tensor.dtype)]
+
     def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
         super()._write_beside(path, contents, files, counts)
         if self._adapters is not None and self._info.rank == 0:

@@ -48,14 +48,14 @@ class StoredTensors:
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name -> shape."""
         for file in files:
-            with _opened(file) as handle:
+            with open_safetensors(file) as handle:
                 for name in handle.keys():  # noqa: SIM118 - no mapping
                     self._files[name] = file
                     self.shapes[name] = tuple(handle.get_slice(name).get_shape())
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Return rows `start` to `stop` (None: to the last) of a tensor, on the host; of a scalar all there is."""
-        with _opened(self._files[name]) as handle:
+        with open_safetensors(self._files[name]) as handle:
             if not self.shapes[name]:
                 whole: Tensor = handle.get_tensor(name)
                 return whole
@@ -63,7 +63,8 @@ class StoredTensors:
             return rows
 
 
-def _opened(file: Path) -> Any:
+def open_safetensors(file: Path) -> Any:
+    """Return an opened file, a context manager. Raises `ValueError` if it is torn or of another format."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
-from roll.strategies.megatron.optimizer import Optimizer, state_names
+from roll.strategies.megatron.optimizer import Optimizer
+from roll.strategies.megatron.pieces import pieces_of
 from roll.strategies.state_files import StateFiles
 from roll.utils.pickles import plain_values_only
 
@@ -51,21 +50,19 @@ def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimiz
         counts = (path / SCHEDULE).read_text()
         wanted = _sharded(modules, optimizer, loading=True)
         with plain_values_only(path / STATE):
+            # The optimizer's tensors are read into themselves.
             found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
         for i, module in enumerate(modules):
             module.load_state_dict(found[f"model{i}"], strict=True)
-            if optimizer is not None:
-                for name, parameter in module.named_parameters():
-                    if name in found[f"optimizer{i}"]:
-                        optimizer.take_state(parameter, found[f"optimizer{i}"][name])
     return counts
 
 
 def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
     """Everything to store, each tensor with its place in the whole model.
 
-    The optimizer's state is stored parameter by parameter like the weights. Megatron's own layout of it
-    (`fully_reshardable`) loses its way in padded buffers, and differs from optimizer to optimizer.
+    The optimizer's state is stored parameter by parameter like the weights, each rank's own part of it by itself.
+    Megatron's own layout of it (`fully_reshardable`) loses its way in padded buffers, and differs from optimizer to
+    optimizer.
     """
     from megatron.core import parallel_state
 
@@ -78,7 +75,7 @@ def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loadi
     if optimizer is not None:
         optimizer.fill_state()
     for i, module in enumerate(modules):
-        state[f"model{i}"] = weights = _weights(module, metadata)
+        state[f"model{i}"] = weights = _spread(_weights(module, metadata))
         if optimizer is not None:
             state[f"optimizer{i}"] = _optimizer_state(module, weights, optimizer, loading=loading)
     return state
@@ -93,9 +90,40 @@ def _weights(chunk: Any, metadata: dict[str, Any]) -> Any:
     return super(LanguageModule, chunk).sharded_state_dict(metadata=metadata)
 
 
+def _spread(weights: Any) -> Any:
+    """Have each data-parallel rank write its share of the weights, not the first of them all.
+
+    A weight is written by the rank in whose share its middle lies.
+    """
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+    places = [place for place in nested_values(weights) if not isinstance(place, ShardedObject)]
+    total, before = sum(place.data.numel() for place in places), 0
+    for place in places:
+        middle = before + place.data.numel() / 2
+        before += place.data.numel()
+        *others, rank = place.replica_id
+        ranks = dist.get_world_size(_replicas(place.data))
+        place.replica_id = (*others, (rank - int(ranks * middle / total)) % ranks)
+    return weights
+
+
+def _replicas(parameter: Any) -> Any:
+    """Return the ranks that have the same parameter, in the order that Megatron numbers them in."""
+    from megatron.core import parallel_state
+
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return parallel_state.get_expert_data_parallel_group()
+
+
 def _optimizer_state(chunk: nn.Module, weights: Any, optimizer: Optimizer, *, loading: bool) -> dict[str, Any]:
-    """By parameter: its state, each tensor placed as the parameter is."""
-    from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory, is_main_replica
+    """By parameter: this rank's part of its state, each block of it placed as in the parameter.
+
+    Where the optimizer isn't divided, a parameter's state is written by the rank that writes its weight.
+    """
+    from megatron.core.dist_checkpointing.mapping import is_main_replica
 
     places = {place.data: place for place in weights.values() if isinstance(place.data, nn.Parameter)}
     state = {}
@@ -104,17 +132,12 @@ def _optimizer_state(chunk: nn.Module, weights: Any, optimizer: Optimizer, *, lo
             continue
         assert parameter in places, f"the checkpoint has no place for the moments of {name}"
         place = places[parameter]
-        if loading:
-            tensors = {key: torch.empty(parameter.shape) for key in state_names(parameter)}
-        else:
-            tensors = optimizer.whole_state(parameter)
-            if not is_main_replica(place.replica_id):
-                continue
-        dtype = {} if isinstance(place, ShardedTensorFactory) else {"dtype": torch.float32}
-        state[name] = {
-            key: replace(place, key=f"optimizer.{key}.{place.key}", data=tensor, **dtype)
-            for key, tensor in tensors.items()
-        }
+        # The last number tells ranks apart that have the same weights, the others those that share a model.
+        ids = place.replica_id[:-1] if optimizer.divides else place.replica_id
+        if loading or is_main_replica(ids):
+            tensors, part = optimizer.own_state(parameter)
+            for key, flat in tensors.items():
+                state[f"{name}.{key}"] = pieces_of(place, parameter, part, f"optimizer.{key}.", flat)
     return state
 
 

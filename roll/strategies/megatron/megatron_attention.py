@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from roll.strategies.attention import split_attention
+from roll.strategies.varlen_kernel import RowPlan
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
@@ -82,8 +83,8 @@ class PackedRows(PackedSeqParams):
     positions: Tensor | None = None
     """int64 [B, S] of the whole rows; 0 begins a row, also inside a line of packed rows. Padding goes on counting to
     the right of a row, where no query looks."""
-    spans: tuple[int, ...] = ()
-    """Tokens from each 0 of `positions` to the next, row-major."""
+    rows: RowPlan | None = None
+    """From each 0 of `positions` to the next, row-major."""
     _tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def tables(self, rotary: Rotary, dtype: torch.dtype, part: slice) -> tuple[Tensor, Tensor]:
@@ -145,5 +146,6 @@ class RotaryAttention(nn.Module):
         part = slice(rank * shard, (rank + 1) * shard)
         cos, sin = packed_seq_params.tables(self.rotary, query.dtype, part)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        lengths, scale = packed_seq_params.spans, self.scale
-        return split_attention(query, key, value, lengths, self.group, scale=scale, window=self.window).flatten(2)
+        rows, scale = packed_seq_params.rows, self.scale
+        assert rows is not None
+        return split_attention(query, key, value, rows, self.group, scale=scale, window=self.window).flatten(2)

@@ -15,6 +15,7 @@ from roll.strategies.megatron.megatron_attention import PackedRows, RMSNorm, Rot
 from roll.strategies.megatron.megatron_build import transformer_config
 from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
 from roll.strategies.micro import MicroLayout
+from roll.strategies.varlen_kernel import RowPlan
 from roll.utils.logits import HeadOutputs, HeadRequest
 
 with warnings.catch_warnings():
@@ -78,7 +79,7 @@ class TokenGPT(GPTModel):
             # Megatron's recomputed layers give their weights no gradient unless their input wants one, and that of a
             # frozen embedding doesn't.
             hidden.requires_grad_()
-        rows = PackedRows(positions=all_positions, spans=shard.spans)
+        rows = PackedRows(positions=all_positions, rows=RowPlan(shard.spans))
         hidden = self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=rows)
         if not self.post_process:
             return hidden

@@ -144,29 +144,23 @@ class Optimizer:
             elif inner is not None:
                 optimizer.init_state_fn(inner, optimizer.config)
 
-    def whole_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Moments, and of a weight in half precision its float32 master, in the parameter's own shape on the host.
+    def own_state(self, parameter: nn.Parameter) -> tuple[dict[str, Tensor], slice]:
+        """Return what this rank has of a parameter's moments, and of a weight in half precision of its float32 master.
 
-        Every data-parallel rank calls it for the same parameters in the same order.
+        Returns:
+            (name -> [part], the part of the flattened parameter). They are views: to write to them is to load. Without
+            any part here, nothing by no name.
         """
-        names = state_names(parameter)
-        flat = torch.zeros(len(names), parameter.numel(), device=parameter.device)
         main, moments, part = self._place(parameter)
-        if main is not None:
-            for row, name in zip(flat, names, strict=True):
-                row[part] = (main.detach() if name == MASTER else moments[name]).flatten()
-        if self._distributed:
-            torch.distributed.all_reduce(flat, group=_owners(parameter))
-        return {name: row.view(parameter.shape).cpu() for name, row in zip(names, flat, strict=True)}
+        if main is None:
+            return {}, part
+        tensors = {MASTER: main, **moments}
+        return {name: tensors[name].detach().view(-1) for name in state_names(parameter)}, part
 
-    @torch.no_grad()
-    def take_state(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
-        """Take over this rank's part of what `whole_state` returned."""
-        main, moments, part = self._place(parameter)
-        if main is not None:
-            for name, tensor in state.items():
-                target = main if name == MASTER else moments[name]
-                target.copy_(tensor.flatten()[part].view(target.shape))
+    @property
+    def divides(self) -> bool:
+        """Whether each data-parallel rank has a part of its own; otherwise all have everything."""
+        return self._distributed
 
     def take_weights(self) -> None:
         """Make the float32 weights those of the chunks, which were loaded without this optimizer's own."""
@@ -210,12 +204,3 @@ MASTER = "master"
 def state_names(parameter: nn.Parameter) -> tuple[str, ...]:
     """Return what a checkpoint keeps of a trained parameter besides its value."""
     return MOMENTS if parameter.dtype == torch.float32 else (*MOMENTS, MASTER)
-
-
-def _owners(parameter: nn.Parameter) -> Any:
-    """Ranks among which the distributed optimizer divides a parameter."""
-    from megatron.core import parallel_state
-
-    if getattr(parameter, "allreduce", True):
-        return parallel_state.get_data_parallel_group(with_context_parallel=True)
-    return parallel_state.get_expert_data_parallel_group()

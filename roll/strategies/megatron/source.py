@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from roll.strategies.hf.safetensor_files import safetensors_files
+from roll.strategies.hf.safetensor_files import open_safetensors, safetensors_files
 from roll.strategies.megatron.mapping import HfTensor
 
 _EXPERT_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -78,7 +78,8 @@ class WeightSource:
 def open_weights(source: str | Path | Mapping[str, Tensor]) -> Iterator[WeightSource]:
     """Return the weights of a folder, a hub id, a GGUF file, or tensors that are there already.
 
-    Only GGUF files and folders without safetensors are loaded as a whole, by transformers.
+    Only GGUF files and folders without safetensors are loaded as a whole, by transformers. Raises `ValueError` if a
+    file is torn.
     """
     if isinstance(source, Mapping):
         yield WeightSource(source)
@@ -89,11 +90,9 @@ def open_weights(source: str | Path | Mapping[str, Tensor]) -> Iterator[WeightSo
 
 
 def _lazy(files: list[Path], opened: contextlib.ExitStack) -> dict[str, Any]:
-    from safetensors import safe_open
-
     slices = {}
     for file in files:
-        handle = opened.enter_context(safe_open(file, framework="pt"))
+        handle = opened.enter_context(open_safetensors(file))
         slices.update({name: handle.get_slice(name) for name in handle.keys()})  # noqa: SIM118 - no mapping
     return slices
 

@@ -269,7 +269,7 @@ class SglangBackend(EngineBackend):
         await self._call("begin")
         bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
         try:
-            async for path, entries in bucket.fill(self._description.checkpoint(weights)):
+            async for path, entries, _ in bucket.fill(self._description.checkpoint(weights)):
                 await self._call("bucket", path, entries)
         finally:
             bucket.close()

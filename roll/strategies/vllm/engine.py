@@ -156,6 +156,8 @@ class VllmBackend(EngineBackend):
         self._adapter_files = AdapterFiles(lora_rank)
         self._adapter_numbers = itertools.count(1)
         self._adapter: Any = None  # what a request names to be sampled with the adapters of the current version
+        # Some of vLLM's loaders write to what they are given, on all ranks but the first.
+        self._loads_in_place = not torch.cuda.is_available() and (arguments.get("tensor_parallel_size") or 1) == 1
         self._mark = uuid.uuid4().hex
         self._engine: Any = None
         self._params: Any = None
@@ -248,10 +250,12 @@ class VllmBackend(EngineBackend):
         await engine.start_weight_update()
         bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
         try:
-            async for path, entries in bucket.fill(self._description.checkpoint(weights)):
-                info = {"path": path, "entries": entries}
+            async for path, entries, stays in bucket.fill(self._description.checkpoint(weights)):
+                in_place = stays and self._loads_in_place
+                info = {"path": path, "entries": entries, "in_place": in_place}
                 await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
-                count_copied(sum(map(entry_bytes, entries)))  # by the workers, see transfer.py
+                if not in_place:
+                    count_copied(sum(map(entry_bytes, entries)))  # by the workers, see transfer.py
         finally:
             bucket.close()
         await engine.finish_weight_update(weight_version=str(version))

@@ -29,6 +29,8 @@ class HostUpdateInfo(WeightTransferUpdateInfo):
     """Where to open it."""
     entries: list[Entry] = field(default_factory=list)
     """What is in it."""
+    in_place: bool = False
+    """Whether it stays as it is until the update is over, and is loaded from without a copy."""
 
 
 class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, HostUpdateInfo]):
@@ -57,9 +59,10 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: HostUpdateInfo) -> None:
-        # Copies: vLLM keeps what it is given until all weights of a layer are there.
-        found = self._reader.read(update_info.path, update_info.entries)
-        tensors = [(name, tensor.to(self.device, copy=True)) for name, tensor in found]
+        # vLLM keeps what it is given until all weights of a layer are there: a copy of what won't be there so long.
+        stays = update_info.in_place
+        found = self._reader.read(update_info.path, update_info.entries, stays=stays)
+        tensors = [(name, tensor if stays else tensor.to(self.device, copy=True)) for name, tensor in found]
         # Models give back the names of the parameters that they filled, or nothing.
         load: Any = self.model.load_weights
         loaded = load(tensors)

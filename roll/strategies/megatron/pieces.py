@@ -1,0 +1,105 @@
+"""A rank's part of a parameter as rectangles of whole tensors, which it writes to checkpoints and reads by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Block = tuple[list[int], list[int]]
+"""(offsets, sizes) in each dimension."""
+
+
+def blocks_between(sizes: Sequence[int], strides: Sequence[int], start: int, stop: int) -> Iterator[Block]:
+    """Return blocks of a strided array that are together its elements at places `start` to `stop` of its memory.
+
+    Of a matrix that lies row by row: the rest of a row, whole rows, the beginning of a row. No two elements share a
+    place.
+    """
+    order = sorted(range(len(sizes)), key=lambda dim: -strides[dim])
+    for found in _blocks([(dim, sizes[dim], strides[dim]) for dim in order], start, stop):
+        yield [found[dim][0] for dim in range(len(sizes))], [found[dim][1] for dim in range(len(sizes))]
+
+
+def _blocks(dims: list[tuple[int, int, int]], start: int, stop: int) -> Iterator[dict[int, tuple[int, int]]]:
+    if not dims:
+        if start <= 0 < stop:
+            yield {}
+        return
+    (dim, size, stride), inner = dims[0], dims[1:]
+    extent = 1 + sum((other - 1) * step for _, other, step in inner)
+    stride = max(stride, 1)  # of a single element the stride may be anything
+    low = min(max(-(-start // stride), 0), size)
+    high = max(min((stop - extent) // stride + 1, size), 0)
+    if low < high:
+        yield {dim: (low, high - low), **{other: (0, count) for other, count, _ in inner}}
+    for row in sorted({low - 1, high}):
+        if 0 <= row < size and not low <= row < high:
+            for rest in _blocks(inner, start - row * stride, stop - row * stride):
+                yield {dim: (row, 1), **rest}
+
+
+def pieces_of(place: Any, parameter: nn.Parameter, part: slice, key: str, flat: Tensor) -> list[Any]:
+    """Return the places in whole tensors of `part` of a parameter's elements, each with its view of `flat`.
+
+    Args:
+        place: where Megatron stores the parameter, a `ShardedTensor` or a factory that divides it into some.
+        parameter: in the memory that `part` counts in.
+        part: of the flattened parameter.
+        key: put before the names of the tensors.
+        flat: the numbers of `part`, one after the other.
+    """
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    pieces = []
+    for whole, offset, strides in _divided(place, parameter):
+        ones = (1,) * whole.prepend_axis_num
+        for offsets, sizes in blocks_between(whole.local_shape, strides, part.start - offset, part.stop - offset):
+            at = offset - part.start + sum(i * stride for i, stride in zip(offsets, strides, strict=True))
+            data = flat.as_strided(sizes, strides, flat.storage_offset() + at).view(*ones, *sizes)
+            begins = (*[0] * len(ones), *offsets)
+            pieces.append(
+                ShardedTensor(
+                    key=key + whole.key,
+                    data=data,
+                    dtype=data.dtype,
+                    local_shape=tuple(data.shape),
+                    global_shape=whole.global_shape,
+                    global_offset=tuple(a + b for a, b in zip(whole.global_offset, begins, strict=True)),
+                    axis_fragmentations=None,  # of no regular grid: torch checks that they cover the tensor
+                    allow_shape_mismatch=whole.allow_shape_mismatch,
+                )
+            )
+    return pieces
+
+
+def _divided(place: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
+    """Return each tensor that holds a share of the parameter, the place of its first element there, its strides."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    if isinstance(place, ShardedTensor):
+        yield place, 0, parameter.stride()
+        return
+    assert isinstance(place, ShardedTensorFactory), f"{type(place).__name__} has no place for a parameter"
+    data = parameter.detach()
+    for whole in nested_values(place.build_fn(place.key, data, place.replica_id, None)):
+        if whole.data.untyped_storage()._cdata == data.untyped_storage()._cdata:
+            yield whole, whole.data.storage_offset() - data.storage_offset(), whole.data.stride()
+            continue
+        yield from _copied(place, parameter)
+        return
+
+
+def _copied(place: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
+    """The same of a factory that copies: find out by the numbers of the elements."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+
+    numbers = torch.arange(parameter.numel()).view(parameter.shape)
+    for whole in nested_values(place.build_fn(place.key, numbers, place.replica_id, None)):
+        first = whole.data[(0,) * whole.data.dim()]
+        second = [whole.data.select(dim, min(1, size - 1)) for dim, size in enumerate(whole.data.shape)]
+        strides = tuple(int(each[(0,) * each.dim()] - first) for each in second)
+        yield whole, int(first), strides
