@@ -104,6 +104,17 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     )
 
 
+def kept_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
+    """Bytes per token that a layer keeps with selective recomputation: its input, outputs of products and attention."""
+    b, h, width = numbers.computed, arch.hidden, 2 * arch.intermediate
+    mlp = b * (width // shared + h)
+    if sparse:
+        mlp = arch.experts_per_token * b * (2 * arch.expert_width // shared + h) + b * arch.experts
+        mlp += b * (2 * arch.shared_width // shared + h) if arch.shared_width else 0
+    attention = b * (2 * (arch.query + arch.key) // shared + h) + 4 * arch.heads // shared
+    return numbers.residual * h + attention + mlp
+
+
 def _experts(arch: Architecture, numbers: Numbers, shared: int) -> int:
     """A token passes some of the experts, with a copy of itself for each, and perhaps the shared one."""
     b, r, h = numbers.computed, numbers.residual, arch.hidden
@@ -142,8 +153,12 @@ def activations(
     offloaded: bool,
     layers: int | None = None,
     shared: int = 1,
+    selective: bool = False,
 ) -> Activations:
-    """Return what a forward and backward pass of one micro-batch takes."""
+    """Return what a forward and backward pass of one micro-batch takes.
+
+    `checkpointed`: layers are computed again in the backward pass, `selective`ly without products and attention.
+    """
     count = arch.layers if layers is None else layers
     tokens, r, h = batch.tokens, numbers.residual, arch.hidden
     masked = not batch.packed and batch.rows > 1
@@ -151,8 +166,9 @@ def activations(
     each = [layer_bytes(arch, numbers, sparse=kind_of, masked=masked, shared=shared) for kind_of in arch.sparse[:count]]
     worst = max(each)
     ends = tokens * (r * h * 2 + 4 * h) + batch.scored * h * numbers.computed + batch.mask
-    saved = tokens * (r * h * count if checkpointed else sum(each))
-    again = tokens * (worst - r * h) if checkpointed else 0
+    kept = [kept_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse]
+    saved = tokens * sum(kept[:count] if checkpointed else each)
+    again = tokens * max(0, worst - min(kept)) if checkpointed else 0
     moment = again + tokens * moment_bytes(arch, numbers, sparse=sparse, shared=shared)
     head = logits_bytes(arch, numbers, batch, kind=kind, backward=True)
     if offloaded:

@@ -88,6 +88,8 @@ def _of_training(config: RunConfig, role: str, worker: TrainConfig) -> Iterator[
     args = worker.training_args
     if worker.model_args.disable_gradient_checkpointing:
         yield Change({f"{role}.model_args.disable_gradient_checkpointing": False}, 2)
+    elif worker.model_args.recompute_granularity == "selective":
+        yield Change({f"{role}.model_args.recompute_granularity": "full"}, 2)
     longest = config.max_sequence_length
     if worker.use_dynamic_batching_in_train:
         budget = worker.max_tokens_per_microbatch_in_train or longest
@@ -124,6 +126,8 @@ def _of_backend(config: RunConfig, role: str, worker: ForwardConfig, machines: M
     trains, on_accelerator = role in config.trained_roles, machines.device is not None
     if isinstance(options, Fsdp2Config) and worker.ranks > 1 and (options.fsdp_size or worker.ranks) < worker.ranks:
         yield Change({f"{path}.fsdp_size": None}, 1)
+    if isinstance(options, Fsdp2Config) and trains and not options.shard_between_micro_batches:
+        yield Change({f"{path}.shard_between_micro_batches": True}, 1)
     if isinstance(options, Fsdp2Config) and on_accelerator and not options.offload_policy:
         if trains and not options.optimizer_offload:
             yield Change({f"{path}.optimizer_offload": True}, 2)

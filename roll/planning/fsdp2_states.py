@@ -71,6 +71,6 @@ def _gathered(parameters: Sequence[Parameter], computed: int, options: Fsdp2Conf
         groups[parameter.block] = groups.get(parameter.block, 0) + parameter.size * computed
     outside = groups.pop(None, 0)
     layers = list(groups.values())
-    if not options.reshard_after_forward:
+    if not (options.reshard_after_forward and options.shard_between_micro_batches):
         return outside + sum(layers)
     return outside + sum(sorted(layers)[-2:])

@@ -89,6 +89,13 @@ class TrainedRole:
         options = self.worker.strategy_args.strategy_config
         return isinstance(options, Fsdp2Config) and self.worker.ranks > 1 and self.kind != "reward"
 
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether weights and gradients stay whole from one micro-batch to the next."""
+        options = self.worker.strategy_args.strategy_config
+        sharded = isinstance(options, Fsdp2Config) and self.trains and self.worker.ranks > 1
+        return sharded and not options.shard_between_micro_batches and self.micro_batches > 1
+
     def waits(self, key: str) -> bool:
         """Whether a switch of FSDP2 keeps states on the host while nobody uses them."""
         return self.on_accelerator and bool(getattr(self.worker.strategy_args.strategy_config, key, False))
@@ -194,8 +201,9 @@ def _activations(given: TrainedRole) -> Activations:
             micro_batches=given.micro_batches,
         )  # fmt: skip
     return activations(
-        given.arch, given.numbers, batch, kind=given.kind, checkpointed=checkpointed, offloaded=args.activation_offload
-    )
+        given.arch, given.numbers, batch, kind=given.kind, checkpointed=checkpointed, offloaded=args.activation_offload,
+        selective=args.recompute_granularity == "selective",
+    )  # fmt: skip
 
 
 def _train(given: TrainedRole, states: States, made: Activations, stepped: int) -> tuple[Item, ...]:
@@ -228,7 +236,9 @@ def _unreduced(given: TrainedRole) -> int:
         groups: dict[int | None, int] = {}
         for parameter in trained:
             groups[parameter.block] = groups.get(parameter.block, 0) + parameter.size
-        return max(groups.values(), default=0) * (computed + BYTES[options.reduce_dtype])
+        largest, reduced = max(groups.values(), default=0), BYTES[options.reduce_dtype]
+        whole = sum(groups.values()) if given.keeps_whole else 0
+        return largest * (computed + reduced) + whole * reduced
     if isinstance(options, DeepSpeedConfig) and options.stage in (1, 2):
         size = sum(parameter.size for parameter in trained)
         most = options.zero_optimization.get("reduce_bucket_size", 500_000_000) if options.stage == 2 else size

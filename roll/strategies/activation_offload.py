@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class CopyStream:
             self._computing = torch.cuda.current_stream(device)
 
     @contextlib.contextmanager
-    def after_computing(self) -> Any:
+    def after_computing(self) -> Iterator[None]:
         """Inside, operators go to the copying stream, after all that the computing one was asked for so far."""
         if not self.asynchronous:
             yield

@@ -147,9 +147,12 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         if self._info.world_size > 1:
-            # Every micro-batch leaves sharded gradients; kept whole until the last one, they would take more memory
-            # than the weights that sharding saves. Replicas of the shards meet once, at the end.
+            # Every micro-batch leaves sharded gradients; kept whole until the last one, they take more memory than the
+            # weights that sharding saves. Replicas of the shards meet once, at the end.
             self._module.set_requires_all_reduce(last)  # type: ignore[operator]
+            if not self._options.shard_between_micro_batches:
+                self._module.set_requires_gradient_sync(last)  # type: ignore[operator]
+                self._module.set_reshard_after_backward(last)  # type: ignore[operator]
         # FSDP averages gradients over ranks; the loss is already divided by global sizes and wants their sum.
         (loss * self._info.world_size).backward()
 
@@ -211,7 +214,10 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
         with self._on_device("parameters"):
-            return super().forward(batch, outputs, adapters=adapters)
+            found = super().forward(batch, outputs, adapters=adapters)
+            if self._info.world_size > 1 and self._options.reshard_after_forward:
+                self._module.reshard()  # type: ignore[operator]  # the root, which waits for a backward pass
+        return found
 
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         self._to_host("optimizer")
@@ -352,7 +358,8 @@ def shard_module(
     }
     for layer in layers:
         fully_shard(layer, **how)
-    fully_shard(module, **how)  # in place
+    # The head comes last and its backward pass first: it isn't gathered again between them.
+    fully_shard(module, **(how | {"reshard_after_forward": False}))  # in place
 
 
 @contextlib.contextmanager

@@ -50,6 +50,18 @@ def test_the_switches_are_taken_where_they_act(job):
             "activation_offload: this key acts only for roles that train, not for reference",
         ),
         (
+            [f"++{MODEL}.recompute_granularity=selective", "++actor_train.strategy_args.strategy_name=deepspeed_train"],
+            "recompute_granularity: this key acts only with fsdp2_*",
+        ),
+        (
+            [f"++{MODEL}.recompute_granularity=selective", f"++{MODEL}.activation_offload=true"],
+            "recompute_granularity: this key acts only without activation_offload",
+        ),
+        (
+            [f"++{MODEL}.recompute_granularity=selective", f"++{MODEL}.disable_gradient_checkpointing=true"],
+            "recompute_granularity: this key acts only without disable_gradient_checkpointing",
+        ),
+        (
             [f"++{MODEL}.torch_compile=true", f"++{MODEL}.use_liger=true"],
             "use_liger: this key acts only without torch_compile",
         ),

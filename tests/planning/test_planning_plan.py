@@ -107,10 +107,16 @@ def test_a_reference_shares_the_devices_of_the_trainer(tmp_path):
     [
         ({"actor_train": {"model_args": {"disable_gradient_checkpointing": True}}}, {}),
         ({}, {"actor_train": {"model_args": {"activation_offload": True}}}),
+        ({"actor_train": {"model_args": {"recompute_granularity": "selective"}}}, {}),
+        (
+            {"actor_train": {"model_args": {"disable_gradient_checkpointing": True}}},
+            {"actor_train": {"model_args": {"recompute_granularity": "selective"}}},
+        ),
         ({"response_length": 7168}, {}),
         ({"actor_train": {"training_args": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}}}, {}),
         ({}, {"actor_train": {"strategy_args": FSDP2 | {"strategy_config": {"offload_policy": True}}}}),
         ({"actor_train": {"strategy_args": FSDP2 | {"strategy_config": {"fsdp_size": 2}}}}, {}),
+        ({"actor_train": {"strategy_args": FSDP2 | {"strategy_config": {"shard_between_micro_batches": False}}}}, {}),
         ({}, {"actor_train": {"model_args": {"lora_rank": 16}}}),
         ({}, {"actor_train": {"strategy_args": FSDP2 | {"strategy_config": {"optimizer_offload": True}}}}),
         ({}, {"actor_train": {"training_args": {"optimizer": "muon"}}}),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib.util
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ from roll.strategies.base import EngineSettings
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.description import checkpoint_tensors, describe_model
 from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
-from roll.strategies.vllm.engine import build
+from roll.strategies.vllm.engine import VllmBackend, build
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 
@@ -61,6 +64,35 @@ def test_vllm_refuses_a_temperature_that_it_would_change(tested):
     for temperature in (0.001, 2.5):
         with pytest.raises(ValueError, match="vllm takes 0"):
             tested.engine.submit([tested.request("r", [9], temperature=temperature)])
+
+
+@needs_vllm
+def test_a_pass_of_vllm_on_an_h100_reads_as_many_prompt_tokens_as_with_its_own_llm_class(monkeypatch, model_of):
+    from vllm.engine import arg_utils
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    start = Mock(return_value=AsyncMock())
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", start)
+    options = {"model": str(model_of("qwen3", hidden=128)), "enable_chunked_prefill": True}
+    asyncio.run(VllmBackend(options, description=None).start())
+    ((arguments,), given) = start.call_args
+    h100 = SimpleNamespace(
+        get_device_total_memory=lambda: 85_017_755_648, get_device_name=lambda: "NVIDIA H100 80GB HBM3",
+        is_tpu=lambda: False, is_cpu=lambda: False,
+    )  # fmt: skip
+    monkeypatch.setattr(arg_utils, "current_platform", h100)
+    model = SimpleNamespace(max_model_len=4096, is_multimodal_model=False)
+
+    def budget(context):
+        mine = copy.copy(arguments)
+        mine._set_default_max_num_seqs_and_batched_tokens_args(
+            context, model, SimpleNamespace(use_batched_dp_moe=False)
+        )
+        return mine.max_num_batched_tokens
+
+    assert budget(given["usage_context"]) == 16_384
+    assert budget(UsageContext.ENGINE_CONTEXT) == 2_048  # that of an engine which isn't told
 
 
 @needs_vllm

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
 from layout_contract import STEPS, check_layout, layout_spec, play, relative, run_layout, shard_of
+from torch.utils._python_dispatch import TorchDispatchMode
 from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
@@ -18,6 +20,10 @@ LAYOUTS = {
     "four shards": (4, {}),
     "four copies": (4, {"fsdp_size": 1}),
     "two shards, gathered once": (2, {"reshard_after_forward": False}),
+    "two copies of two shards, whole between micro-batches": (
+        4,
+        {"fsdp_size": 2, "shard_between_micro_batches": False},
+    ),
 }
 
 
@@ -105,6 +111,7 @@ def what_is_resident(info, spec):
     strategy.forward(mine, ("logprobs",))
     layer = strategy._module.lm.model.layers[0]
     gathered = not any(hasattr(p, "to_local") for p in layer.parameters())
+    assert gathered == (not hasattr(strategy._module.lm.get_input_embeddings().weight, "to_local"))
     gradients = []
     trained = [p for group in strategy._groups() for p in group["params"]]
 
@@ -126,6 +133,54 @@ def test_weights_and_gradients_between_micro_batches_are_sharded_as_asked(ranks,
     assert gradients[0] == 0
     if shards > 1:
         assert gradients[1:] == [weights] * 4  # one rank has five rows: every pass leaves its share and no more
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what ranks ask each other for."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if str(operator).startswith("c10d."):
+            self.counts[str(operator).split(".")[1]] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def collectives(info, spec):
+    """(all-gathers and reduce-scatters of the passes of an optimizer step, the gradients that they leave)"""
+    strategy, batch = build(spec, info), make_batch()
+    seen = []
+
+    def instead_of_the_step(lr):
+        seen.append((asked.counts["_allgather_base_"], asked.counts["_reduce_scatter_base_"]))
+        seen.append({name: p.grad.full_tensor() for name, p in strategy._module.named_parameters()})
+        return 0.0, True
+
+    strategy._apply = instead_of_the_step
+    with Collectives() as asked:
+        strategy.train_step(batch.select(shard_of(info.rank, info.world_size)), LOSS)
+    return seen
+
+
+def test_weights_and_gradients_that_stay_whole_between_micro_batches_travel_once_per_step(ranks, tiny_model):
+    def run(**options):
+        spec = fsdp_spec(tiny_model, options=options, training={"per_device_train_batch_size": 1})
+        return ranks.run(collectives, 4, spec)[0]
+
+    # Two layers and the rest are sharded apart. One rank has 3 of the 6 rows, so there are 3 micro-batches; the rest
+    # stays gathered from each forward to its backward pass.
+    counts, gradients = run()
+    assert counts == (3 * (2 * 2 + 1), 3 * 3)
+    for options, expected in (
+        ({"shard_between_micro_batches": False}, (3 + 3 * 2, 3)),
+        ({"shard_between_micro_batches": False, "reshard_after_forward": False}, (3, 3)),
+    ):
+        counts, found = run(**options)
+        assert counts == expected
+        for name, gradient in gradients.items():
+            assert relative(found[name], gradient) < 1e-6
 
 
 def test_offloading_shards_is_refused_where_there_is_no_accelerator(tiny_model):

@@ -47,6 +47,7 @@ rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.t
 train_infer_correction.divergence train_infer_correction.divergence_high train_infer_correction.importance_lower
 train_infer_correction.rejection
 
+<role>.model_args.recompute_granularity <role>.strategy_args.strategy_config.shard_between_micro_batches
 <manager>.generating_args.fire_temperature <manager>.generating_args.fire_top_k <role>.generating_args.fire_top_k
 <role>.training_args.end_weight_decay <role>.training_args.muon_adjust_lr_fn <role>.training_args.muon_momentum
 <role>.training_args.muon_ns_steps <role>.maj_at_k <role>.bootstrap <role>.pass_at_k

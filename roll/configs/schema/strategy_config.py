@@ -34,6 +34,11 @@ class Fsdp2Config(StrategyConfig):
     reshard_after_forward: bool = True
     """Free the gathered weights between forward and backward: less memory, one more gather. Acts with two
     ranks or more."""
+    shard_between_micro_batches: bool = True
+    """false: gathered weights and whole gradients (in `reduce_dtype`) stay on every rank from one micro-batch of an
+    optimizer step to the next, so gradients travel once per step, and weights, with `reshard_after_forward: false`,
+    too (`no_sync`). For small models, or slow networks between machines; acts with two ranks or more, and several
+    micro-batches."""
     offload_policy: bool = acting(False, accelerator={True: None})
     """Keep sharded weights, gradients and optimizer states in host memory and bring them in layer by layer.
     Needs an accelerator, acts with two ranks or more."""

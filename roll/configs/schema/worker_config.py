@@ -84,6 +84,20 @@ class ModelArgs:
     )
     """false: a training role recomputes activations in the backward pass (less memory, about a third more
     time). Roles that never run a backward pass have nothing to switch off."""
+    recompute_granularity: Literal["full", "selective"] = acting(
+        "full",
+        needs(BACKEND, "fsdp2", why={
+            "deepspeed": "ZeRO 3 gathers weights inside layers, which torch's selective checkpointing can't follow",
+            "megatron": "it has strategy_config.recompute_granularity",
+        }),
+        TRAINS,
+        unless("disable_gradient_checkpointing", why="nothing is recomputed then"),
+        unless("torch_compile", why="the compiler chooses what a layer keeps"),
+        unless("activation_offload", why="it moves the inputs of layers, and what is kept beside them would stay"),
+    )  # fmt: skip
+    """What gradient checkpointing recomputes: `full` is whole layers, `selective` all but matrix products and attention
+    (not `eager`), whose outputs are kept: nothing expensive is computed twice, in about half of the memory of no
+    checkpointing, by the plan. Numbers are the same. Megatron has a key of this name in its strategy_config."""
     model_config_kwargs: dict[str, Any] = field(default_factory=dict)
     """Overrides of the model's own `config.json`, e.g. `{rope_theta: 1000000}`; an unknown name is refused
     when the model is loaded."""

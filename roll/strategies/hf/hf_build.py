@@ -17,6 +17,7 @@ from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
 from roll.strategies.hf.lora import add_adapters
 from roll.strategies.hf.prefix_sharing import use_prefix_sharing
+from roll.strategies.hf.selective import keep_products
 from roll.strategies.hf.streamed import StreamedWeights
 
 RoleModule: TypeAlias = PolicyModel | ValueModel | ScoreModel
@@ -45,7 +46,7 @@ def build_module(
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
     if spec.trains and not args.disable_gradient_checkpointing:
-        _recompute_activations(model)
+        _recompute_activations(model, selective=args.recompute_granularity == "selective")
     tried = module if weights is None else _around(weights.small, spec)
     if args.use_liger:
         use_liger_layers(model)
@@ -105,8 +106,11 @@ def _decoder(module: RoleModule) -> nn.Module:
     return decoder
 
 
-def _recompute_activations(model: Any) -> None:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+def _recompute_activations(model: Any, *, selective: bool) -> None:
+    how: dict[str, Any] = {"use_reentrant": False}
+    if selective:
+        how["context_fn"] = keep_products
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
     # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
     _disable_dropout(model)
     model.train()
