@@ -93,8 +93,9 @@ class TrainedRole:
     def keeps_whole(self) -> bool:
         """Whether weights and gradients stay whole from one micro-batch to the next."""
         options = self.worker.strategy_args.strategy_config
-        sharded = isinstance(options, Fsdp2Config) and self.trains and self.worker.ranks > 1
-        return sharded and not options.shard_between_micro_batches and self.micro_batches > 1
+        if not isinstance(options, Fsdp2Config) or options.shard_between_micro_batches:
+            return False
+        return self.trains and self.worker.ranks > 1 and self.micro_batches > 1
 
     def waits(self, key: str) -> bool:
         """Whether a switch of FSDP2 keeps states on the host while nobody uses them."""

@@ -54,9 +54,7 @@ class MegatronAdapters:
             self._put(chunk)
         form.to("meta")  # the chunks have their own copies
         self._factors: dict[str, Factors] = {
-            factors.name: factors
-            for linear in self._of.values()
-            for factors in linear.factors  # type: ignore[misc]
+            factors.name: factors for linear in self._of.values() for factors in linear.parts
         }
 
     def _check(self, role: str, chunk: TokenGPT) -> None:
@@ -195,7 +193,7 @@ def _first_values(source: str | Path, form: nn.Module, names: Sequence[str]) -> 
     found = {}
     with open_weights(source) as weights:
         for name in names:
-            shape = tuple(form.get_submodule(name).weight.shape)  # type: ignore[union-attr]
+            shape = tuple(form.get_parameter(f"{name}.weight").shape)
             tensor = HfTensor(f"{name.removeprefix('model.')}.weight", shape)
             weights.check(tensor, 0)
             rows = min(shape[0], -(-SAMPLED // shape[1]))

@@ -39,6 +39,9 @@ def shares_of(entry: Entry, tensor: int, rank: int, ranks: int) -> list[Share]:
 class Factors(nn.Module):
     """A and B of one layer of transformers, this rank's part."""
 
+    places: Tensor
+    """int64, where this rank's columns of the output (`by_rows`) or of the input lie in Megatron's weight."""
+
     def __init__(self, name: str, a: Tensor, b: Tensor, scaling: float, shares: list[Share], *, by_rows: bool) -> None:
         """Cut A [r, in] and B [out, r] of the layer `name` to this rank's `shares` of its rows, or of its columns."""
         super().__init__()
@@ -106,19 +109,24 @@ class LinearAdapters(nn.Module):
         self.enabled, self._split = True, split
         self.base = [weight]  # in a list, so that it isn't a parameter of this module too
 
+    @property
+    def parts(self) -> list[Factors]:
+        """One for each layer of transformers that this layer is made of."""
+        return list(self.factors)  # type: ignore[arg-type]
+
     def forward(self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> Any:
         """A hook after the linear layer's own forward."""
         del module
         found, bias = output
         if self.enabled:
-            for factors in self.factors:
+            for factors in self.parts:
                 found = factors(inputs[0], found, split=self._split)
         return found, bias
 
     def merged(self, matrix: Tensor) -> Tensor:
         """The layer's weight, this rank's part, with the products added, float32."""
         whole = matrix.float()
-        for factors in self.factors:
+        for factors in self.parts:
             dim = 0 if factors.by_rows else 1
             whole = whole.index_add(dim, factors.places, factors.product())
         return whole
