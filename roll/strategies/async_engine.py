@@ -396,16 +396,17 @@ class AsyncEngine(InferEngine):
             self._open()
 
     async def _sleep(self, parts: Sequence[EnginePart]) -> int:
-        """Close the gate and free these parts; bytes freed."""
+        """Close the gate and free those of these parts that are awake; bytes freed."""
         async with self._changing:
             with self._changed:
                 if self._responses:
                     raise RuntimeError(f"{self._name} can't sleep: {len(self._responses)} requests are on their way")
+                parts = [part for part in parts if part not in self._asleep]  # engines can't free memory twice
                 self._asleep.update(parts)
             self._gate.clear()
             self._stale = self._stale or "weights" in parts
             with self._deadly():
-                return await self._exclusive(self._backend.sleep(parts), f"freeing {', '.join(parts)}")
+                return await self._exclusive(self._backend.sleep(parts), f"freeing {', '.join(parts)}") if parts else 0
 
     async def _wake(self, parts: Sequence[EnginePart]) -> None:
         """Bring back those of these parts that sleep."""
@@ -437,7 +438,6 @@ class AsyncEngine(InferEngine):
         raise TimeoutError(f"waited {self._timeout:g} s for {self._name}: {what}")
 
     async def _end(self) -> None:
-        """Cancel what runs and end the backend."""
         self._cancel_responses()
         if self._watch_task is not None:
             self._watch_task.cancel()

@@ -364,6 +364,9 @@ def test_sleep_needs_an_idle_engine_and_requests_need_one_that_is_awake_and_fres
     engine.submit([request("r")])
     assert collect(engine, 1)["r"].versions == (1,) * 5
     engine.sleep(["kv_cache"])
+    slept = list(backend.calls)
+    assert engine.sleep(["kv_cache"]) == 0
+    assert backend.calls == slept  # SGLang would read weights that are away, vLLM refuses
     engine.wake()
     engine.submit([request("s")])
     collect(engine, 1)

@@ -162,7 +162,7 @@ class VllmBackend(EngineBackend):
         self._engine: Any = None
         self._params: Any = None
         self._asleep: set[EnginePart] = set()
-        self._sleeps = False
+        self._freed: set[EnginePart] = set()  # what of that vLLM itself has put to sleep
 
     async def start(self) -> None:
         on_cpu = not torch.cuda.is_available()
@@ -285,28 +285,31 @@ class VllmBackend(EngineBackend):
         # Keys and values of the old weights: nothing may read them.
         if not await self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM couldn't empty its prefix cache after the weight update")
-        await self._engine.resume_generation()
+        if not self._freed:  # else vLLM goes on by itself once all its memory is back, and mustn't before
+            await self._engine.resume_generation()
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
-        """vLLM frees both parts at once, or the KV cache alone."""
+        """vLLM frees both parts at once, or the KV cache alone while it is awake."""
         self._asleep.update(parts)
-        if self._sleep_level == 0 or not torch.cuda.is_available():
+        wanted = self._asleep if len(self._asleep) == len(ENGINE_PARTS) else self._asleep & {"kv_cache"}
+        if self._sleep_level == 0 or not torch.cuda.is_available() or wanted <= self._freed:
             return 0
         before = await self._free_memory()
-        if self._asleep == set(ENGINE_PARTS):
+        if "weights" in self._freed:  # vLLM would take itself to be asleep, and keep a cache that came back
+            await self._engine.wake_up(tags=["weights"])
+        if "weights" in wanted:
             await self._engine.sleep(level=self._sleep_level)
-            self._sleeps = True
-        elif self._asleep == {"kv_cache"}:
+        else:
             await self._engine.pause_generation(mode="abort")  # vLLM asks for it; waking the cache resumes
             await self._engine.release_kv_cache_memory()
-            self._sleeps = True
+        self._freed |= wanted
         return max(0, await self._free_memory() - before)
 
     async def wake(self, parts: Sequence[EnginePart]) -> None:
         self._asleep.difference_update(parts)
-        if self._sleeps:
+        if self._freed:
             await self._engine.wake_up(tags=list(parts))
-            self._sleeps = bool(self._asleep)
+            self._freed.difference_update(parts)
 
     async def _free_memory(self) -> int:
         return sum(await self._engine.collective_rpc("free_device_memory"))
