@@ -245,8 +245,8 @@ FAULTS = (
     _fault(
         "an edited response is continued as it was sampled",
         "rollout/message_graph.py",
-        "said: list[object] = [message.role, _content(message)]",
-        'said: list[object] = [message.role, "" if message.role == "assistant" else _content(message)]',
+        "named = repr((message.role, _content(message))).encode()",
+        'named = repr((message.role, "" if message.role == "assistant" else _content(message))).encode()',
         "rollout/test_rollout_message_graph.py",
     ),
     _fault(

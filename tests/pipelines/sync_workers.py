@@ -64,8 +64,11 @@ class FakeTrainer(Worker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
         step = 0 if route.part == "base" else self.step  # the base is frozen
-        weights = self.placed.items() if self.placed else weights_of(step)
-        return send(route, lambda: self.watched(weights), writes=self.info.rank == 0)
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:  # some transports ask twice
+            return self.watched(self.placed.items() if self.placed else weights_of(step))
+
+        return send(route, weights, writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def checksum(self) -> str:
