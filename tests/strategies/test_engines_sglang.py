@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 MAX_CONTEXT = 240
+PROMISES = frozenset({"top_p", "top_k"})
 
 
 def build(path, **options):
@@ -43,7 +44,7 @@ def build(path, **options):
 def under_test(tmp_path_factory):
     path = build_tiny_model(tmp_path_factory.mktemp("sglang") / "qwen2", "qwen2")
     engine = build(path)
-    yield EngineUnderTest(engine, path, MAX_CONTEXT, promises=frozenset({"top_p", "top_k"}))
+    yield EngineUnderTest(engine, path, MAX_CONTEXT, promises=PROMISES, loads_in_place=False)
     engine.close()
 
 
@@ -117,7 +118,7 @@ def test_two_ranks_share_a_model_with_experts_which_has_a_head_of_its_own(tmp_pa
     path = build_tiny_model(tmp_path / "moe", "qwen3_moe", tie_word_embeddings=False)
     engine = build(path, tensor_parallel_size=2, load_format="dummy")
     try:
-        t = EngineUnderTest(engine, path, MAX_CONTEXT, promises=frozenset({"top_p", "top_k"}))
+        t = EngineUnderTest(engine, path, MAX_CONTEXT, promises=PROMISES, loads_in_place=False)
         engine_contract.after_each_weight_update_log_probs_are_those_of_the_new_weights(t)
         engine_contract.truncated_and_penalised_draws_report_the_log_probs_of_that_draw(t)
         engine_contract.responses_on_their_way_go_on_under_new_weights_and_each_token_is_right_under_its_own(t)

@@ -110,7 +110,7 @@ def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_it
         engine_args={"kv_cache_memory_bytes": 64 << 20},
     )
     engine = build(ModelArgs(model_name_or_path=str(path)), options, RUN)
-    tested = EngineUnderTest(engine, path, max_context=256)
+    tested = EngineUnderTest(engine, path, max_context=256, loads_in_place=False)
     try:
         after_each_weight_update_log_probs_are_those_of_the_new_weights(tested)
         many_requests_at_once_of_all_lengths_come_back_complete(tested)
