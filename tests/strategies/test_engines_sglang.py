@@ -90,7 +90,7 @@ def test_what_sglang_refuses_is_reported_in_its_words(under_test):
     async def bucket():
         memory = SharedBucket(1024)
         try:
-            async for path, entries in memory.fill(one_tensor()):
+            async for path, entries, _ in memory.fill(one_tensor()):
                 await backend._call("bucket", path, entries)
         finally:
             memory.close()
