@@ -47,6 +47,7 @@ PARTS = {
     "machine": Part("The machine", ("benchmarks/gpu_parts.py", "machine"), ()),
     "tests": Part("Tests that need an accelerator", GPU_TESTS, ("--collect-only",)),
     "head": Part("The head: log-probs and their gradients", ("benchmarks/gpu_parts.py", "head"), ("--dry-run",)),
+    "attention": Part("Attention over packed rows", ("benchmarks/gpu_parts.py", "attention"), ("--dry-run",)),
     "optimizer": Part("The optimizer step", ("benchmarks/gpu_parts.py", "optimizer"), ("--dry-run",)),
     "waits": Part("Waits for the device in a train step", ("benchmarks/gpu_parts.py", "waits"), ("--dry-run",)),
     "sleep": Part("A role's memory to the host and back", ("benchmarks/gpu_parts.py", "sleep"), ("--dry-run",)),

@@ -1,6 +1,7 @@
 """Single parts of a training step on one accelerator; `gpu.py` runs them all.
 
     python benchmarks/gpu_parts.py head         # log-probs and gradients: small chunks, large ones, liger's kernel
+    python benchmarks/gpu_parts.py attention    # packed rows in one call of torch's kernel, and row by row
     python benchmarks/gpu_parts.py optimizer    # AdamW: torch's fused one, which is used on accelerators, and plain
     python benchmarks/gpu_parts.py waits        # calls in which a train step waits for the device
     python benchmarks/gpu_parts.py sleep        # a role's memory to the host and back
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -122,6 +124,42 @@ def head(args: argparse.Namespace) -> None:
         logits.chunk_elements = chosen
 
 
+def attend(tensors: tuple[Any, Any, Any], plan: Any, *, one_call: bool) -> Any:
+    """Compute attention over rows, forward and backward, in one call of the kernel or row by row: [N, H, D]."""
+    from roll.strategies import attention as module
+
+    chosen = module.has_varlen_kernel
+    module.has_varlen_kernel = lambda *_: one_call
+    try:
+        out = module.varlen_attention(*tensors, plan, scale=tensors[0].shape[-1] ** -0.5)
+    finally:
+        module.has_varlen_kernel = chosen
+    out.sum().backward()
+    return out.detach()
+
+
+def attention(args: argparse.Namespace) -> None:
+    """Compare ways to compute a layer's attention over many short rows, and over one long row."""
+    import torch
+
+    from roll.strategies.varlen_kernel import RowPlan, has_varlen_kernel
+
+    heads, shared, size = (4, 2, 16) if args.dry_run else (16, 8, 128)
+    kind = torch.float32 if args.dry_run else torch.bfloat16
+    ways = {"row by row": False} | ({"one call": True} if has_varlen_kernel(device(), kind, size) else {})
+    print(f"{heads} heads of {size}, {shared} of keys, forward and backward\n")
+    print("| rows | attention | ms | peak MiB | largest difference |\n|---|---|---|---|---|")
+    for count, length in ((3, 5), (1, 16)) if args.dry_run else ((80, 200), (1, 16384)):
+        made = [torch.randn(count * length, n, size, device=device(), dtype=kind) for n in (heads, shared, shared)]
+        tensors, plan = tuple(tensor.requires_grad_() for tensor in made), RowPlan([length] * count)
+        expected = attend(tensors, plan, one_call=False)
+        for name, one_call in ways.items():
+            work = partial(attend, tensors, plan, one_call=one_call)
+            apart = float((work() - expected).abs().max())
+            seconds, peak = measured(work, args.rounds)
+            print(f"| {count} of {length} | {name} | {seconds * 1e3:.2f} | {peak / 2**20:.0f} | {apart:.1e} |")
+
+
 def optimizer(args: argparse.Namespace) -> None:
     """Compare torch's versions of AdamW on parameters of the model's size."""
     import torch
@@ -191,7 +229,14 @@ def sleep(args: argparse.Namespace) -> None:
         print(f"| {way} | {seconds:.4f} | {freed / 2**30 / seconds:.1f} |")
 
 
-PARTS = {"machine": machine, "head": head, "optimizer": optimizer, "waits": waits, "sleep": sleep}
+PARTS = {
+    "machine": machine,
+    "head": head,
+    "attention": attention,
+    "optimizer": optimizer,
+    "waits": waits,
+    "sleep": sleep,
+}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from gpu_model import write_model
-from roofline import phases
+from roofline import add_workload, phases
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -141,13 +141,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="Qwen/Qwen3-0.6B", help="one of the sizes that `roll plan` knows")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--prompts", type=int, default=64, help="per step")
-    parser.add_argument("--group", type=int, default=8, help="responses per prompt")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--response", type=int, default=1024, help="tokens")
-    parser.add_argument("--concurrent", type=int, default=256, help="responses that an engine decodes at once")
-    parser.add_argument("--micro_batch", type=int, default=16384, help="tokens")
-    parser.add_argument("--updates", type=int, default=2, help="optimizer steps per step")
+    add_workload(parser)
     parser.add_argument("--apart", action="store_true", help="engines on the second half of the accelerators")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="more settings of the run")
     parser.add_argument("--dry-run", action="store_true", help="on a CPU, as small as it gets")

@@ -132,11 +132,8 @@ def show(model: str, gpus: int, args: argparse.Namespace) -> None:
           "tokens/s/GPU |")  # fmt: skip
 
 
-def main() -> None:
-    """Parse the command line, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="hub ids or folders")
-    parser.add_argument("--gpus", nargs="+", type=int, default=[1, 8])
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a step consists of."""
     parser.add_argument("--prompts", type=int, default=64, help="per step")
     parser.add_argument("--group", type=int, default=8, help="responses per prompt")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
@@ -144,6 +141,14 @@ def main() -> None:
     parser.add_argument("--concurrent", type=int, default=256, help="responses that an engine decodes at once")
     parser.add_argument("--micro_batch", type=int, default=16384, help="tokens")
     parser.add_argument("--updates", type=int, default=2, help="optimizer steps per step")
+
+
+def main() -> None:
+    """Parse the command line, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="hub ids or folders")
+    parser.add_argument("--gpus", nargs="+", type=int, default=[1, 8])
+    add_workload(parser)
     args = parser.parse_args()
     for model in args.models:
         for gpus in args.gpus:

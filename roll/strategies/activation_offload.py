@@ -67,6 +67,8 @@ class OnHost:
     insists on the strides it knew: the copy is contiguous, and one element long where a dimension was expanded.
     """
 
+    _on_device: Tensor | None = None  # of the class, too: `__del__` also comes where there is no room on the host
+
     def __init__(self, tensor: Tensor, place: int, streams: CopyStream) -> None:
         self.place = place
         """Number of tensors that were saved before it."""
@@ -79,7 +81,7 @@ class OnHost:
         with streams.after_computing():
             self.copy.copy_(distinct, non_blocking=streams.asynchronous)
         self._copied = streams.end_of_copies()
-        self._on_device: Tensor | None = tensor
+        self._on_device = tensor
         self._came_back = self.taken = False
 
     @property

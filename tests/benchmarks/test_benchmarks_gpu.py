@@ -13,6 +13,7 @@ from roll.configs.parsing.loader import load_config
 def test_the_parts_of_a_train_step(bench):
     assert rows(bench("gpu_parts", "machine"))[:2] == ["what", "torch"]
     assert len(rows(bench("gpu_parts", "head", "--dry-run", "--rounds", 1))) == 3
+    assert rows(bench("gpu_parts", "attention", "--dry-run", "--rounds", 1)) == ["rows", "3 of 5", "1 of 16"]
     printed = bench("gpu_parts", "optimizer", "--dry-run", "--rounds", 1)
     assert rows(printed) == ["AdamW", "fused", "foreach", "plain"]
     printed = bench("gpu_parts", "waits", "--dry-run")

@@ -83,7 +83,14 @@ def test_a_class_of_its_own_ways_is_asked_as_usual():
     assert encode(NumberTokenizer(), "1 2") == as_usual(NumberTokenizer(), "1 2")
 
 
-@pytest.mark.parametrize("template", [CHATML, QWEN25, QWEN3, LLAMA31])
+OPENS_AS_IT_CLOSES = (
+    "{% for m in messages %}<|im_end|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_end|>assistant\n{% endif %}"
+)
+"""The token that ends a response stands twice behind it."""
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN25, QWEN3, LLAMA31, OPENS_AS_IT_CLOSES])
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_conversation_that_is_written_as_it_was_is_continued_by_the_same_tokens_as_by_a_mark(template, closes):
     tokenizer = bpe_tokenizer(template)
