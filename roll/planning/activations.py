@@ -136,7 +136,10 @@ def logits_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: st
     b, vocab = numbers.computed, arch.vocab
     rows = min(batch.scored, max(1, numbers.chunk // vocab))
     chunk = rows * vocab
-    slices = 3 * 4 * min(chunk, max(1, SLICE // vocab) * vocab)
+    # Of a slice in float32: log-probs, in whose memory the gradient is made; what a logsumexp takes in a forward pass;
+    # logits of another type once more.
+    widened = b < 4
+    slices = 4 * ((1 if backward else 2) + widened) * min(chunk, max(1, SLICE // vocab) * vocab)
     capped = 8 * chunk if arch.family.softcap else 0
     # Several chunks each have a gradient of the head's weight before it is added to their sum in float32.
     head = vocab * arch.hidden * (b + 4) if backward and batch.scored > rows else 0

@@ -243,9 +243,10 @@ def test_fsdp_options_reach_torch(plain, options, shape, kind):
         shard_module(model, list(blocks(hf_module(model))), options, torch.float32, "cpu", 6)
     assert mesh.call_args.args[1] == shape  # copies x ranks of each
     assert shard.call_count == 2 + 1  # decoder layers, root
-    given = shard.call_args.kwargs
-    assert given["reshard_after_forward"] is options.reshard_after_forward
-    assert type(given["offload_policy"]).__name__ == kind
+    *layers, root = (call.kwargs for call in shard.call_args_list)
+    assert all(given["reshard_after_forward"] is options.reshard_after_forward for given in layers)
+    assert root["reshard_after_forward"] is False  # its backward pass comes next
+    assert {type(given["offload_policy"]).__name__ for given in (*layers, root)} == {kind}
 
 
 OWN_MODEL = """
