@@ -66,7 +66,7 @@ EXTRAS_REQUIRE = {
         "trackio>=0.43,<1",
     ],
     # The endpoint for agents (env_type: endpoint) and roll serve.
-    "serve": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
+    "serve": ["httptools>=0.6.3,<1", "uvicorn>=0.30,<1"],
     # tools with mcp: servers that speak the Model Context Protocol.
     "tools": ["mcp>=1.10,<3"],
     # roll view: the server of its page.

@@ -2,11 +2,12 @@
 
     python benchmarks/gateway.py
 
-* `server`: HTTP, protocol and session, over one that waits. `episodes`: with message graph, chat template and tokens,
-  each session a conversation that grows by a turn with every request and begins anew after `--turns`.
+* `bare`: the lower bound, a server that knows no more of HTTP than where a request ends. `server`: HTTP, protocol and
+  session, over one that waits. `episodes`: with message graph, chat template and tokens, each session a conversation
+  that grows by a turn with every request and begins anew after `--turns`.
   Sessions ask one request after the other; the engine takes `--engine-seconds` on average, between half and one and a
-  half of it. Own cost: what a client waits beyond that, the client's own work included. Clients have a process of
-  their own.
+  half of it. Cost: what a client waits beyond that, the client's own work and the machine's network included, which
+  are all that `bare` has: the difference of the medians is the endpoint's own. Clients have a process of their own.
 * `streams`: so many clients stream at once, again and again; each response must arrive whole. Memory is that of the
   server's process, between the rounds.
 """
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -43,6 +45,7 @@ from roll.types.episode import Task
 
 ROOT = Path(__file__).parents[1]
 END = f" {SAID}<|im_end|>"
+BARE = json.dumps({"choices": [{"message": {"role": "assistant", "content": f"TOOK {SAID}"}}]})
 CLIENTS = str(Path(__file__).with_name("gateway_clients.py"))
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -68,6 +71,33 @@ class StubSession(Session):
     async def count(self, call: ChatCall) -> int:
         del call
         return 100
+
+
+class BareServer(asyncio.Protocol):
+    """One connection: it waits for a whole request, then for a while, and writes the same answer every time."""
+
+    def __init__(self, seconds: float, draw: random.Random) -> None:
+        self._seconds, self._draw = seconds, draw
+        self._read = b""
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._read += data
+        head, blank, body = self._read.partition(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        if blank and len(body) >= int(length):
+            self._read = b""
+            loop, began = asyncio.get_running_loop(), time.perf_counter()
+            loop.call_later(self._seconds * self._draw.uniform(0.5, 1.5), self._answer, began)
+
+    def _answer(self, began: float) -> None:
+        body = BARE.replace("TOOK", str(time.perf_counter() - began)).encode()
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
 
 
 class StubEngines:
@@ -149,8 +179,8 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-async def own_cost(kind: str, options: argparse.Namespace) -> None:
-    """Print a row of the table."""
+async def through_gateway(kind: str, options: argparse.Namespace) -> tuple[list[float], float]:
+    """Seconds that each request cost its client, and the server's processor time per request."""
     gateway = Gateway()
     await gateway.start()
     tokenizer = make_tokenizer() if kind == "episodes" else None
@@ -163,14 +193,46 @@ async def own_cost(kind: str, options: argparse.Namespace) -> None:
         )
         key = new_key()
         opened.append((gateway.open(session, key), key))
+    costs = await asked_by_clients(opened, options)
+    await gateway.stop()
+    return costs
+
+
+async def through_bare_server(options: argparse.Namespace) -> tuple[list[float], float]:
+    """The same of a server that does nothing."""
+    draw = random.Random(0)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: BareServer(options.engine_seconds, draw), "127.0.0.1", 0, backlog=2048)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    costs = await asked_by_clients([(url, new_key()) for _ in range(options.sessions)], options)
+    server.close()
+    return costs
+
+
+async def asked_by_clients(opened: list[tuple[str, str]], options: argparse.Namespace) -> tuple[list[float], float]:
+    """Let a client per address ask, all at once."""
     names = ("engine_seconds", "requests", "turns")
     plan = {name: getattr(options, name) for name in names} | {"sessions": opened, "streams": False}
     used = time.process_time()
     costs = await in_a_process(plan)
-    used = (time.process_time() - used) / len(costs)
-    await gateway.stop()
-    p50, p90, p99 = (quantile(costs, share) * 1000 for share in (0.5, 0.9, 0.99))
-    print(f"| {kind} | {len(costs)} | {p50:.2f} | {p90:.2f} | {p99:.2f} | {used * 1000:.2f} |", flush=True)
+    return costs, (time.process_time() - used) / len(costs)
+
+
+async def own_cost(options: argparse.Namespace) -> None:
+    """Print a row for each layer in each round, and what the layers cost beyond the bare server."""
+    medians: dict[str, list[float]] = {}
+    for _ in range(options.cost_rounds):
+        for kind in ("bare", "server", "episodes"):
+            if kind != "bare" and options.only not in (None, kind):
+                continue
+            costs, used = await (through_bare_server(options) if kind == "bare" else through_gateway(kind, options))
+            p50, p90, p99 = (quantile(costs, share) * 1000 for share in (0.5, 0.9, 0.99))
+            print(f"| {kind} | {len(costs)} | {p50:.2f} | {p90:.2f} | {p99:.2f} | {used * 1000:.2f} |", flush=True)
+            medians.setdefault(kind, []).append(p50)
+    for kind in sorted(medians.keys() - {"bare"}):
+        own = [p50 - bare for p50, bare in zip(medians[kind], medians["bare"], strict=True)]
+        print(f"\n{kind}: {median(own):.2f} ms of its own ({min(own):.2f} to {max(own):.2f})", end="")
+    print()
 
 
 async def many_streams(options: argparse.Namespace) -> None:
@@ -200,11 +262,9 @@ async def many_streams(options: argparse.Namespace) -> None:
 async def measured(options: argparse.Namespace) -> None:
     if options.only != "streams":
         about = f"{options.sessions} sessions, {options.requests} requests each, engine {options.engine_seconds:g} s"
-        print(f"{about}; own cost in ms\n")
+        print(f"{about}; ms beyond the engine's time\n")
         print("| layer | requests | p50 | p90 | p99 | processor time |\n|---|---|---|---|---|---|", flush=True)
-        for kind in ("server", "episodes"):
-            if options.only in (None, kind):
-                await own_cost(kind, options)
+        await own_cost(options)
         print()
     if options.only in (None, "streams"):
         print("| round | streams at once | server's memory, MiB |\n|---|---|---|", flush=True)
@@ -218,6 +278,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20, help="of each session")
     parser.add_argument("--turns", type=int, default=10, help="of a conversation")
     parser.add_argument("--engine-seconds", type=float, default=1.0)
+    parser.add_argument("--cost-rounds", type=int, default=3, help="of the layers, one after the other")
     parser.add_argument("--clients", type=int, default=200, help="that stream at once")
     parser.add_argument("--rounds", type=int, default=10, help="of streams")
     asyncio.run(measured(parser.parse_args()))

@@ -6,12 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
-
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from roll.gateway.base import RefusedCall
 from roll.gateway.bodies import read_json
@@ -21,6 +17,9 @@ from roll.gateway.registry import Opened, Sessions
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _WHY = {
     401: "the key is missing or isn't this session's: send it as `Authorization: Bearer <key>` or `x-api-key: <key>`",
@@ -35,6 +34,55 @@ class _Disconnected(Exception):
     """The client has gone."""
 
 
+class _Request:
+    """What is asked, and how it is answered."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.name, self.route = _split(scope["path"])
+        self.receive, self.send = receive, send
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+
+    def header(self, name: bytes, default: str = "") -> str:
+        """Return the first header of a name, which is in small letters."""
+        return next((value.decode("latin-1") for other, value in self._headers if other == name), default)
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. Raises `_Disconnected`."""
+        more = True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise _Disconnected
+            yield message.get("body", b"")
+            more = message.get("more_body", False)
+
+    async def answer(
+        self, body: Mapping[str, Any], status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Send JSON. Raises `_Disconnected`."""
+        data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        length = (b"content-length", str(len(data)).encode())
+        head = [length, (b"content-type", b"application/json"), *headers]
+        try:
+            await self.send({"type": "http.response.start", "status": status, "headers": head})
+            await self.send({"type": "http.response.body", "body": data})
+        except OSError:
+            raise _Disconnected from None
+
+    async def start_stream(self) -> None:
+        """Begin to send events."""
+        await self.send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+
+    async def send_text(self, text: str, last: bool = False) -> None:
+        """Send a piece of the stream. Raises `_Disconnected`."""
+        body = text.encode("utf-8", "replace")
+        try:
+            await self.send({"type": "http.response.body", "body": body, "more_body": not last})
+        except OSError:
+            raise _Disconnected from None
+
+
 class App:
     """An ASGI application over the sessions of a gateway."""
 
@@ -46,98 +94,92 @@ class App:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        request = Request(scope, receive)
-        name, route = _split(request.url.path)
+        request = _Request(scope, receive, send)
         wire: WireFormat | None = None
         try:
-            opened = self._find(name, request)
-            wire = opened.formats.get(route)
-            await self._serve(opened, route, wire, request, receive, send)
+            opened = self._find(request)
+            wire = opened.formats.get(request.route)
+            await self._serve(opened, wire, request)
         except RefusedCall as refused:
-            await _refuse(refused, wire, request, receive, send)
+            await _refuse(refused, wire, request)
         except _Disconnected:
             return
         except Exception:
-            logger.exception("the gateway failed at a request to %s", route)
+            logger.exception("the gateway failed at a request to %s", request.route)
             failure = RefusedCall(500, "the endpoint failed at this request; its log says why")
-            await _refuse(failure, wire, request, receive, send)
+            await _refuse(failure, wire, request)
 
-    def _find(self, name: str, request: Request) -> Opened:
-        found = self._sessions.find(name, _key(request.headers))
+    def _find(self, request: _Request) -> Opened:
+        found = self._sessions.find(request.name, _key(request))
         if isinstance(found, int):
             raise RefusedCall(found, _WHY[found], code="session_closed" if found == 409 else "")
         return found
 
-    async def _serve(
-        self, opened: Opened, route: str, wire: WireFormat | None, request: Request, receive: Receive, send: Send
-    ) -> None:
+    async def _serve(self, opened: Opened, wire: WireFormat | None, request: _Request) -> None:
+        route = request.route
         if route == "models" or route.startswith("models/"):
-            _expect("GET", request, route)
-            await _send_json(_models(opened, route.removeprefix("models").lstrip("/")), request, receive, send)
+            _expect("GET", request)
+            await request.answer(_models(opened, route.removeprefix("models").lstrip("/")))
             return
         handler = opened.handlers.get(route)
         if wire is None and handler is None:
             known = ", ".join([*opened.formats, "models", *opened.handlers])
             raise RefusedCall(404, f"there is no route {route[:80]!r} here; there are {known}")
-        _expect("POST", request, route)
+        _expect("POST", request)
         with self._sessions.counted(opened) as admitted:
             if not admitted:
                 raise RefusedCall(429, "as many calls are under way as this endpoint takes", again=True)
             body = await self._body(request)
             if handler is not None:
-                result = await self._answered(opened, handler(_object(body)), receive)
-                await _send_json(result, request, receive, send)
+                await request.answer(await self._answered(opened, handler(_object(body)), request))
                 return
             assert wire is not None
             asked = wire.read(body, opened.ignored)
             if wire.counts:
-                count = await self._answered(opened, opened.session.count(asked.call), receive)
-                await _send_json({"input_tokens": count}, request, receive, send)
+                count = await self._answered(opened, opened.session.count(asked.call), request)
+                await request.answer({"input_tokens": count})
             elif asked.stream:
-                await self._stream(opened, asked, wire, receive, send)
+                await self._stream(opened, asked, wire, request)
             else:
-                answer = await self._answered(opened, opened.session.complete(asked.call), receive)
-                await _send_json(wire.answer(asked, answer), request, receive, send)
+                answer = await self._answered(opened, opened.session.complete(asked.call), request)
+                await request.answer(wire.answer(asked, answer))
 
-    async def _body(self, request: Request) -> Any:
-        if request.headers.get("content-encoding", "identity") != "identity":
+    async def _body(self, request: _Request) -> Any:
+        if request.header(b"content-encoding", "identity") != "identity":
             raise RefusedCall(400, "compressed bodies aren't taken", "content-encoding")
-        length = request.headers.get("content-length", "")
+        length = request.header(b"content-length")
         if length.isdigit() and int(length[:20]) > self._limits.body_bytes:
             raise RefusedCall(413, f"the body is larger than {self._limits.body_bytes} bytes")
-        try:
-            return await read_json(request.stream(), self._limits)
-        except ClientDisconnect:
-            raise _Disconnected from None
+        return await read_json(request.body(), self._limits)
 
-    async def _answered(self, opened: Opened, call: Awaitable[T], receive: Receive) -> T:
+    async def _answered(self, opened: Opened, call: Awaitable[T], request: _Request) -> T:
         """Return what a call gives, unless the client leaves, the session is closed or time is up before."""
-        waiting = _Waiting(opened, call, receive, self._limits.call_seconds)
+        waiting = _Waiting(opened, call, request.receive, self._limits.call_seconds)
         try:
             await waiting.wait(None)
             return waiting.result()
         finally:
             await waiting.end()
 
-    async def _stream(self, opened: Opened, asked: Asked, wire: WireFormat, receive: Receive, send: Send) -> None:
+    async def _stream(self, opened: Opened, asked: Asked, wire: WireFormat, request: _Request) -> None:
         """Send the response once it is whole; comments show until then that the connection is alive.
 
         What goes wrong before the first of them is an error of HTTP, later it is an event.
         """
-        waiting = _Waiting(opened, opened.session.complete(asked.call), receive, self._limits.call_seconds)
+        waiting = _Waiting(opened, opened.session.complete(asked.call), request.receive, self._limits.call_seconds)
         begun = False
         try:
             while not await waiting.wait(self._limits.keep_alive_seconds):
                 if not begun:
-                    await _start_stream(send)
+                    await request.start_stream()
                     begun = True
-                await _send_text(send, ": the response is being sampled\n\n")
+                await request.send_text(": the response is being sampled\n\n")
             try:
                 answer = waiting.result()
             except RefusedCall as refused:
                 if not begun:
                     raise
-                await _send_text(send, wire.stream_error(*_told(refused)), last=True)
+                await request.send_text(wire.stream_error(*_told(refused)), last=True)
                 return
             except _Disconnected:
                 raise
@@ -145,13 +187,13 @@ class App:
                 if not begun:
                     raise
                 logger.exception("the gateway failed at a streamed request")
-                await _send_text(send, wire.stream_error(500, "the endpoint failed; its log says why"), last=True)
+                await request.send_text(wire.stream_error(500, "the endpoint failed; its log says why"), last=True)
                 return
             if not begun:
-                await _start_stream(send)
+                await request.start_stream()
             for text in _joined(wire.events(asked, answer)):
-                await _send_text(send, text)
-            await _send_text(send, "", last=True)
+                await request.send_text(text)
+            await request.send_text("", last=True)
         finally:
             await waiting.end()
 
@@ -215,14 +257,14 @@ def _split(path: str) -> tuple[str, str]:
     return name, "/".join(parts)
 
 
-def _key(headers: Mapping[str, str]) -> str:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token else headers.get("x-api-key", "").strip()
+def _key(request: _Request) -> str:
+    scheme, _, token = request.header(b"authorization").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token else request.header(b"x-api-key").strip()
 
 
-def _expect(method: str, request: Request, route: str) -> None:
+def _expect(method: str, request: _Request) -> None:
     if request.method != method:
-        raise RefusedCall(405, f"{route[:80]} takes {method}, got {request.method[:20]}")
+        raise RefusedCall(405, f"{request.route[:80]} takes {method}, got {request.method[:20]}")
 
 
 def _object(body: Any) -> Mapping[str, Any]:
@@ -250,34 +292,16 @@ def _told(refused: RefusedCall) -> tuple[int, str, str, str]:
     return refused.status, str(refused), refused.field, refused.code
 
 
-async def _refuse(
-    refused: RefusedCall, wire: WireFormat | None, request: Request, receive: Receive, send: Send
-) -> None:
+async def _refuse(refused: RefusedCall, wire: WireFormat | None, request: _Request) -> None:
     form = wire.error if wire is not None else openai_error
     # Both official clients would ask again after 408, 409, 429 and 5xx, unless they are told.
-    headers = {"x-should-retry": "true" if refused.again else "false"}
+    headers = [(b"x-should-retry", b"true" if refused.again else b"false")]
     if refused.again:
-        headers["retry-after"] = "1"
+        headers.append((b"retry-after", b"1"))
     if refused.status == 413 or refused.status == 408:
-        headers["connection"] = "close"
+        headers.append((b"connection", b"close"))
     with contextlib.suppress(_Disconnected):
-        await _send_json(form(*_told(refused)), request, receive, send, refused.status, headers)
-
-
-async def _send_json(
-    body: Mapping[str, Any],
-    request: Request,
-    receive: Receive,
-    send: Send,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-) -> None:
-    data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-    response = Response(data, status_code=status, headers=dict(headers or {}), media_type="application/json")
-    try:
-        await response(request.scope, receive, send)
-    except OSError:
-        raise _Disconnected from None
+        await request.answer(form(*_told(refused)), refused.status, headers)
 
 
 def _joined(events: Iterable[str]) -> Iterator[str]:
@@ -291,14 +315,3 @@ def _joined(events: Iterable[str]) -> Iterator[str]:
             yield "".join(piece)
             piece, size = [], 0
     yield "".join(piece)
-
-
-async def _start_stream(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-
-
-async def _send_text(send: Send, text: str, last: bool = False) -> None:
-    try:
-        await send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": not last})
-    except OSError:
-        raise _Disconnected from None

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _JOINED = 64 << 10
 """Bytes that are sent at once."""
+HEAD_BYTES = 64 << 10
+"""Of a request's address and headers, all together."""
+
+
+_LONG_HEAD = f"The request's head is longer than {HEAD_BYTES} bytes."
 
 
 class _JoinedWrites:
@@ -41,14 +46,16 @@ class _JoinedWrites:
             self._transport.write(bytes(written))
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """One connection. It has `timeout_keep_alive` seconds to send the next request's head, from its first moment on:
-    uvicorn itself waits for ever for the first one, and for one that has begun."""
+    uvicorn itself waits for ever for the first one, and for one that has begun. It takes a head of any length, too."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._idle_since = 0.0
         self._giving_up: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._head_bytes = 0  # Of a head under way, but for its first piece
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Where there are as many as may be, the one that has been idle the longest makes room."""
@@ -65,6 +72,26 @@ class Connection(H11Protocol):
         if self._giving_up is not None:
             self._giving_up.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """A head that goes on and on is answered before it ends."""
+        self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
+        if self._head_bytes > HEAD_BYTES:
+            self.send_400_response(_LONG_HEAD)
+        elif not self.transport.is_closing():
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Here a head begins."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """One that came at once may be too long, too."""
+        self._in_head = False
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
+            raise ValueError(_LONG_HEAD)  # the parser makes it an answer of 400
+        super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         """The next request may take its time, too."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import importlib.util
 import resource
 import socket
@@ -21,6 +22,7 @@ from roll.gateway.base import Session
 from roll.gateway.bodies import Limits
 from roll.gateway.registry import Handler, Sessions
 
+PACKAGES = ("httptools", "uvicorn")
 INSTALL = "pip install 'roll-rl[serve]'"
 _STOP_SECONDS = 5.0
 _BACKLOG = 2048
@@ -46,6 +48,9 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen. Raises `MissingPackage`, and `OSError` when the port is taken."""
+        if not gc.get_freeze_count():  # what is loaded stays: a collection that looks at it stops every client
+            gc.collect()
+            gc.freeze()
         server = _make_server(self.sessions)
         listener = _listener(self._host, self._port)
         self._port = listener.getsockname()[1]
@@ -117,7 +122,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 def check_packages() -> None:
     """Raise `MissingPackage` if a package of the server isn't installed."""
-    for name in ("starlette", "uvicorn"):
+    for name in PACKAGES:
         if importlib.util.find_spec(name) is None:
             raise MissingPackage(f"the endpoint needs the package {name}: {INSTALL}")
 
@@ -144,7 +149,7 @@ def _make_server(sessions: Sessions) -> Any:
 
     settings = uvicorn.Config(
         App(sessions),
-        http=Connection,  # of h11, whose limit on headers holds; the other implementation has none
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -153,7 +158,6 @@ def _make_server(sessions: Sessions) -> Any:
         proxy_headers=False,  # nobody asks who the client is
         server_header=False,
         backlog=_BACKLOG,
-        h11_max_incomplete_event_size=64 << 10,
         timeout_keep_alive=sessions.limits.idle_seconds,
         timeout_graceful_shutdown=1,
         limit_concurrency=_most_connections(sessions.limits),

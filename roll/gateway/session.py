@@ -119,8 +119,7 @@ class EpisodeSession(Session):
         place = self._placed(call)
         limit = self._admitted(call)
         number = self.calls
-        for kind, count in place.mismatches.items():
-            self._episode.count(f"agent/mismatch_{kind}", count)
+        asyncio.get_running_loop().call_soon(self._count_mismatches, place)  # The engine samples meanwhile
         changes = self._reading.changes(call, self._episode.params)
         changes["max_new_tokens"] = min(limit, changes.get("max_new_tokens", limit))
         reserved = call.n * changes["max_new_tokens"]
@@ -140,6 +139,10 @@ class EpisodeSession(Session):
         """See `Session`."""
         other = self._settings.models.get(call.model)
         return await other.count(call) if other is not None else len(self._placed(call).context_ids)
+
+    def _count_mismatches(self, place: Place) -> None:
+        for kind, count in place.mismatches.items():
+            self._episode.count(f"agent/mismatch_{kind}", count)
 
     async def _choice(self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any]) -> Choice:
         try:

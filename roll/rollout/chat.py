@@ -20,7 +20,7 @@ from jinja2.exceptions import TemplateError as JinjaError
 from roll.data.templates import TemplateError, missing_from, render_chat
 from roll.envs.base import Message
 from roll.rollout.tokenizing import decode, encode
-from roll.rollout.tool_text import call_as_text, results_as_user, template_message, with_specs
+from roll.rollout.tool_text import call_as_text, results_as_user, specs_text, template_message, with_specs
 from roll.types.chat import ToolCall, ToolSpec
 
 _MARK = "<~sampled response~>"
@@ -40,6 +40,7 @@ class PlainText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._specs: tuple[Sequence[ToolSpec] | None, str] = (None, "")  # Tools, and their text
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
@@ -126,12 +127,17 @@ class ChatTemplate(PlainText):
         """Return `text`, whatever it leaves out; with `opens` off up to the end of the last message."""
         shown = list(messages)
         if tools and not self._knows_tools:
-            shown, tools = with_specs(shown, tools), ()
+            shown, tools = with_specs(shown, self._specs_text(tools)), ()
         if any(message.tool_calls for message in shown) and not self._knows_calls:
             shown = [call_as_text(message) if message.tool_calls else message for message in shown]
         if any(message.role == "tool" for message in shown) and not self._knows_results:
             shown = results_as_user(shown)
         return self._render(shown, tools, opens=opens)
+
+    def _specs_text(self, tools: Sequence[ToolSpec]) -> str:
+        if tools is not self._specs[0]:  # most are those of the request before
+            self._specs = (tools, specs_text(tools))
+        return self._specs[1]
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
         history, specs = [template_message(message) for message in messages], [tool.for_template() for tool in tools]
@@ -202,13 +208,12 @@ class ChatTemplate(PlainText):
         ids = self.encode_after(text)
         closing = self._closing(ids)
         if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call):
-            closed = decode(self._tokenizer, ids[closing - 1 : closing], skip_special_tokens=False)
-            return text.partition(closed)[2], ids[closing:]
+            return text.partition(self._token_text(ids[closing - 1]))[2], ids[closing:]
         return text, ids
 
     def closing_text(self, sampled: Sequence[int]) -> str:
         closes = bool(sampled) and sampled[-1] in self._special
-        return decode(self._tokenizer, sampled[-1:], skip_special_tokens=False) if closes else ""
+        return self._token_text(sampled[-1]) if closes else ""
 
     def sampled_text(self, token_ids: Sequence[int]) -> str:
         """Behind something: some tokenizers leave out the space before the first word of a text."""
@@ -239,12 +244,23 @@ class ChatTemplate(PlainText):
     def _anchor(self) -> tuple[int, ...]:
         return self.encode(_ANCHOR)
 
+    def _token_text(self, token: int) -> str:
+        text = self._token_texts.get(token)
+        if text is None:
+            text = self._token_texts[token] = decode(self._tokenizer, (token,), skip_special_tokens=False)
+        return text
+
+    @cached_property
+    def _token_texts(self) -> dict[int, str]:
+        """What closes responses is asked for at each of them."""
+        return {}
+
     def _closing(self, ids: Sequence[int]) -> int:
         """Count the tokens that close a response: up to its special token; 0 if there is none."""
         for i, token in enumerate(ids):
             if token in self._special:
                 return i + 1
-            if decode(self._tokenizer, (token,), skip_special_tokens=False).strip():
+            if self._token_text(token).strip():
                 break
         return 0
 

@@ -26,8 +26,11 @@ async def sampled(engines: EngineDriver, episode: str, request: Request, *, firs
 
 
 async def _sampled(engines: EngineDriver, episode: str, request: Request, *, first: bool) -> tuple[Completion, int]:
-    rule, params = request.params.fire, replace(request.params, fire=None)
-    if rule is None or not first:
+    rule = request.params.fire
+    if rule is None:
+        return await engines.generate(episode, request), 0
+    params = replace(request.params, fire=None)
+    if not first:
         return await engines.generate(episode, replace(request, params=params)), 0
     hot = replace(params, max_new_tokens=1, temperature=rule.temperature, top_k=rule.top_k, top_p=1.0)
     seed = stable_hash(request.seed, "fire", bits=128)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Literal, get_args
 
@@ -49,14 +50,22 @@ class Placement:
     """Tokens to add to the parent's."""
     context_ids: tuple[int, ...]
     """All tokens of the prompt: those up to the end of the parent, then `prompt_ids`."""
-    mismatches: Mapping[Mismatch, int]
-    """Of this request, by class; empty as a rule."""
+    change: Mismatch | None
+    """How what the client sent differs; None: not at all, or as `retokenised` says."""
+    retokenised: Callable[[], bool]
+    """Says whether the text of the parent's response has other tokens than were sampled."""
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     text: str
     """Of `context_ids`."""
     key: bytes
     """Of the conversation that the response will end."""
+
+    @property
+    def mismatches(self) -> Mapping[Mismatch, int]:
+        """Of this request, by class; empty as a rule. Takes a while: a response is tokenised for it."""
+        kind = self.change or ("retokenised" if self.retokenised() else None)
+        return {} if kind is None else {kind: 1}
 
 
 @dataclass(slots=True)
@@ -67,7 +76,8 @@ class _Node:
     asked: int  # Messages of the request
     message: Message  # The response, as the client was told
     text: str  # What it adds to its parent's, the response as it was sampled included
-    retokenised: bool  # The text of the response has other tokens
+    said: str  # The response as it was sampled
+    retokenised: bool | None = None  # The text of the response has other tokens; None: nobody asked yet
     children: list[int] = field(default_factory=list)
 
 
@@ -92,6 +102,7 @@ class MessageGraph:
         self._ends: dict[bytes, int] = {}  # By conversation with the response: the node that came last
         self._asked: dict[bytes, list[int]] = {}  # By conversation before the response
         self._said: set[bytes] = set()  # Responses by themselves
+        self._tools: tuple[tuple[ToolSpec, ...] | None, bytes] = (None, b"")  # The last ones, and their key
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -120,7 +131,7 @@ class MessageGraph:
             TemplateError: the template doesn't take such a conversation.
         """
         messages, tools = tuple(messages), tuple(tools)
-        keys = list(_keys(messages, tools))
+        keys = list(_keys(self._tools_key(tools), messages))
         known, shown = self._known(keys)
         messages = self._as_said(messages, keys)
         rendered = self._chat.text(messages, tools)
@@ -141,18 +152,15 @@ class MessageGraph:
                 prompt = self._chat.prompt(messages, tools)
             else:
                 prompt = self._chat.encode_after(rendered[len(self._text(parent)) :])
-        mismatches: dict[Mismatch, int] = {}
-        if (change := self._change(messages, keys, known, shown)) is not None:
-            mismatches[change] = 1
-        elif before is not None and not (text == rendered and rendered.startswith(before_text)):
-            mismatches["template"] = 1
-        elif parent is not None and self._nodes[parent].retokenised:
-            mismatches["retokenised"] = 1
+        change = self._change(messages, keys, known, shown)
+        if change is None and before is not None and not (text == rendered and rendered.startswith(before_text)):
+            change = "template"
         return Placement(
             parent=parent,
             prompt_ids=prompt,
             context_ids=(*self.tokens(parent), *prompt),
-            mismatches=mismatches,
+            change=change,
+            retokenised=partial(self._retokenised, parent),
             messages=messages,
             tools=tools,
             text=text,
@@ -181,7 +189,7 @@ class MessageGraph:
             asked=len(placement.messages),
             message=message,
             text=placement.text[len(self._text(placement.parent)) :] + said,
-            retokenised=self._chat.encode_after(said) != ids,
+            said=said,
         )
         siblings = self._roots if placement.parent is None else self._nodes[placement.parent].children
         siblings.append(node)
@@ -189,6 +197,21 @@ class MessageGraph:
         self._ends[_key(placement.key, message)] = node
         self._said.add(_key(b"", message))
         return node
+
+    def _tools_key(self, tools: tuple[ToolSpec, ...]) -> bytes:
+        """Return the key of a conversation without messages; most requests bring the very tools of the one before."""
+        if tools is not self._tools[0]:
+            canonical = _canonical([tool.for_template() for tool in tools])
+            self._tools = (tools, hashlib.blake2b(canonical).digest())
+        return self._tools[1]
+
+    def _retokenised(self, node: int | None) -> bool:
+        if node is None:
+            return False
+        asked = self._nodes[node]
+        if asked.retokenised is None:
+            asked.retokenised = self._chat.encode_after(asked.said) != asked.response_ids
+        return asked.retokenised
 
     def _known(self, keys: Sequence[bytes]) -> tuple[int | None, int]:
         """Return the node whose conversation, response included, is the longest that the messages begin with, and how
@@ -255,9 +278,9 @@ def _content(message: Message) -> str:
     return message.content.strip() if message.role == "assistant" else message.content
 
 
-def _keys(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[bytes]:
+def _keys(first: bytes, messages: Sequence[Message]) -> Iterator[bytes]:
     """Yield a key for the first 0, 1, ... messages: equal conversations have equal ones."""
-    key = hashlib.blake2b(_canonical([tool.for_template() for tool in tools])).digest()
+    key = first
     yield key
     for message in messages:
         key = _key(key, message)

@@ -70,10 +70,13 @@ def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
 
 
-def with_specs(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
-    """Return the messages with the tools in the system message."""
-    specs = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
-    text = _INTRODUCTION.format(specs=specs)
+def specs_text(tools: Sequence[ToolSpec]) -> str:
+    """Return what a system message says of the tools."""
+    return _INTRODUCTION.format(specs="\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools))
+
+
+def with_specs(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return the messages with `specs_text` in the system message."""
     if messages and messages[0].role == "system":
         return [replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:]]
     return [Message("system", text), *messages]

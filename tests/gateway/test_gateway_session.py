@@ -274,6 +274,33 @@ def test_where_any_name_is_the_policys_the_names_of_roles_and_of_other_models_st
     assert wire.read({**body, "model": 3}, {"model"}).call.model == ""
 
 
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "responses"])
+def test_tools_that_come_with_every_request_are_read_once_and_again_when_they_change(route):
+    def body(schema, *names):
+        name = {"messages": "input_schema"}.get(route, "parameters")
+        tools = [{"name": each, name: schema} for each in names]
+        if route == "chat/completions":
+            tools = [{"type": "function", "function": tool} for tool in tools]
+        elif route == "responses":
+            tools = [{"type": "function", "strict": False, **tool} for tool in tools]
+        said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        return {"model": "policy", "tools": tools, **({"input": "x"} if route == "responses" else said)}
+
+    wire, schema = wire_formats()[route], {"type": "object", "properties": {}, "additionalProperties": True}
+
+    def tools(*arguments):
+        return wire.read(body(*arguments), ()).call.tools
+
+    first = tools(schema, "look")
+    assert tools(dict(schema), "look") is first
+    assert [tool.name for tool in tools(schema, "look", "go")] == ["look", "go"]
+    other = tools({**schema, "additionalProperties": 1}, "look")  # equal to True in Python, and other JSON
+    assert other[0].parameters["additionalProperties"] is not True
+    for _ in range(2):
+        with pytest.raises(RefusedCall, match="a second tool with the name 'look'"):
+            tools(schema, "look", "look")
+
+
 def test_what_the_template_does_not_take_is_the_clients_mistake():
     session, _, _ = make("one")
     session._graph = MessageGraph(ChatTemplate(TOKENIZER))

@@ -18,7 +18,7 @@ from roll.configs.schema.agents_config import AgentEnv
 from roll.sandbox.base import SandboxError, SandboxUnavailable
 from roll.sandbox.open_sandbox import probe_sandbox
 
-_PACKAGES = ("starlette", "uvicorn")
+_PACKAGES = ("httptools", "uvicorn")
 
 
 def agent_checks(config: AgenticConfig) -> Iterator[Violation]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
 from roll.gateway.protocols import fields as f
-from roll.gateway.protocols.chat import NO_GRAMMAR, function_spec, unique, with_tool_names
+from roll.gateway.protocols.chat import NO_GRAMMAR, function_spec, with_tool_names
 from roll.gateway.protocols.fields import Field, table
-from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, pieces, sse
+from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, Asked, WireFormat, pieces, sse
 from roll.types.chat import Message, ToolCall, ToolSpec
 
 FIELDS = table(
@@ -60,8 +60,7 @@ class AnthropicMessages(WireFormat):
             messages += _messages(message, f"messages[{i}]", ignored)
         if not any(message.role != "system" for message in messages):
             raise RefusedCall(400, "messages: is empty, expected at least one", "messages")
-        tools = f.items(kept.get("tools", []), "tools", MAX_TOOLS)
-        read = unique(tuple(_tool(tool, f"tools[{i}]", ignored) for i, tool in enumerate(tools)))
+        read = self.tools_of(kept.get("tools", []), ignored, _tool)
         shows, parallel = _tool_choice(kept.get("tool_choice"))
         max_tokens = f.integer(kept, "max_tokens", 1)
         if max_tokens is None and not self.counts:

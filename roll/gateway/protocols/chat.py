@@ -80,15 +80,12 @@ class ChatCompletions(WireFormat):
         )
         if not messages:
             raise RefusedCall(400, "messages: is empty, expected at least one", "messages")
-        tools = tuple(
-            _tool(tool, f"tools[{i}]", ignored)
-            for i, tool in enumerate(f.items(kept.get("tools", []), "tools", MAX_TOOLS))
-        )
+        tools = self.tools_of(kept.get("tools", []), ignored, _tool)
         options = kept.get("stream_options", {})
         call = ChatCall(
             model=f.text(kept, "model") or "",
             messages=with_tool_names(messages),
-            tools=() if chooses_none(kept.get("tool_choice", "auto")) else unique(tools),
+            tools=() if chooses_none(kept.get("tool_choice", "auto")) else tools,
             n=f.integer(kept, "n", 1, MAX_CHOICES) or 1,
             max_tokens=_max_tokens(kept),
             temperature=f.number(kept, "temperature", 0, 2),
@@ -217,15 +214,6 @@ def function_spec(body: dict[str, Any], where: str, ignored: Collection[str], sc
     parameters = f.mapping(body.get(schema) or {"type": "object", "properties": {}}, f"{where}.{schema}")
     name = f.needed_text(body, "name", f"{where}.", 256)
     return ToolSpec(name, f.text(body, "description", f"{where}.") or "", parameters)
-
-
-def unique(tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
-    """Return the tools; raises `RefusedCall` if two have one name."""
-    names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise RefusedCall(400, f"tools[{i}]: a second tool with the name {name!r:.80}", "tools")
-    return tools
 
 
 def chooses_none(choice: Any) -> bool:

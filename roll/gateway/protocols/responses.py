@@ -18,12 +18,11 @@ from roll.gateway.protocols.chat import (
     chooses_none,
     function_spec,
     openai_error,
-    unique,
     with_tool_names,
 )
 from roll.gateway.protocols.fields import Field, table
 from roll.gateway.protocols.response_events import events_of
-from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, sse
+from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, Asked, WireFormat, sse
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
 FIELDS = table(
@@ -76,8 +75,7 @@ class Responses(WireFormat):
 
     def read(self, body: Any, ignored: Collection[str]) -> Asked:
         kept = f.checked(body, FIELDS, ignored)
-        tools = f.items(kept.get("tools", []), "tools", MAX_TOOLS)
-        read = unique(tuple(_tool(tool, f"tools[{i}]", ignored) for i, tool in enumerate(tools)))
+        read = self.tools_of(kept.get("tools", []), ignored, _tool)
         instructions = f.text(kept, "instructions")
         messages = (*self._earlier(kept), *_input(kept.get("input"), ignored))
         if not messages:

@@ -6,12 +6,13 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from roll.gateway.base import ChatAnswer, ChatCall
-from roll.gateway.protocols.fields import Table
+from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall
+from roll.gateway.protocols.fields import Table, items
+from roll.types.chat import ToolSpec
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -42,6 +43,7 @@ class WireFormat(ABC):
     fields: ClassVar[Table]
     counts: ClassVar[bool] = False
     """Whether only the tokens of the prompt are counted."""
+    _tools: tuple[object, tuple[ToolSpec, ...]] | None = None
 
     @abstractmethod
     def read(self, body: Any, ignored: Collection[str]) -> Asked:
@@ -58,6 +60,22 @@ class WireFormat(ABC):
     @abstractmethod
     def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
         """Return the body of a refusal."""
+
+    def tools_of(
+        self, sent: Any, ignored: Collection[str], read: Callable[[Any, str, Collection[str]], ToolSpec]
+    ) -> tuple[ToolSpec, ...]:
+        """Return the tools of a body: the very same tuple as long as a session's client sends the same ones, as clients
+        do with each request. Raises `RefusedCall`, also if two have one name.
+        """
+        as_sent = (json.dumps(sent), frozenset(ignored))
+        if self._tools is None or self._tools[0] != as_sent:
+            tools = tuple(read(tool, f"tools[{i}]", ignored) for i, tool in enumerate(items(sent, "tools", MAX_TOOLS)))
+            names = [tool.name for tool in tools]
+            for i, name in enumerate(names):
+                if name in names[:i]:
+                    raise RefusedCall(400, f"tools[{i}]: a second tool with the name {name!r:.80}", "tools")
+            self._tools = (as_sent, tools)
+        return self._tools[1]
 
     def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
         """Return the event of a failure after the stream has begun."""

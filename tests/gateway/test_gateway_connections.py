@@ -1,0 +1,119 @@
+"""What a connection takes as HTTP: heads within a limit, one meaning for every length, requests one after the other."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+from serving import EchoSession, served
+from test_gateway_hostile import ASK, Raw
+
+from roll.gateway.bodies import Limits
+from roll.gateway.connections import HEAD_BYTES
+
+LINE = b"x-more: " + b"y" * 1000 + b"\r\n"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(Limits(calls=64)) as running:
+        yield running
+
+
+@pytest.fixture
+def session(server):
+    session = EchoSession()
+    session.address, session.key = server.open(session)
+    yield session
+    server.close(session.key)
+
+
+def answered(raw: Raw) -> bytes:
+    """All that comes until the server closes the connection."""
+    said = b""
+    while more := raw.socket.recv(65536):
+        said += more
+    return said
+
+
+def ask(raw: Raw, session, body=ASK, *more: str) -> bytes:
+    data = json.dumps(body).encode()
+    head = [f"POST {raw.base}/chat/completions HTTP/1.1", "host: x", f"authorization: Bearer {session.key}", *more]
+    return "\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data
+
+
+def test_a_head_that_never_ends_is_answered_and_its_connection_closed(session):
+    sent = 0
+    with Raw(session.address) as raw:
+        raw.send(b"GET / HTTP/1.1\r\n")
+        try:
+            while sent < 100 * HEAD_BYTES:
+                raw.send(LINE)
+                sent += len(LINE)
+                time.sleep(0.001)
+        except OSError:
+            pass  # It has been closed
+    assert HEAD_BYTES / 2 < sent < 10 * HEAD_BYTES
+    assert not session.calls
+
+
+@pytest.mark.parametrize("where", ["one header", "many headers", "the address"])
+def test_a_head_that_comes_at_once_has_a_limit_too(session, where):
+    with Raw(session.address) as raw:
+        begin = ask(raw, session).partition(b"\r\n\r\n")[0]
+        long = {
+            "one header": begin + b"\r\nx-more: " + b"y" * HEAD_BYTES,
+            "many headers": begin + b"\r\n" + LINE * 70 + b"x: y",
+            "the address": begin.replace(b"/chat", b"/" + b"y" * HEAD_BYTES + b"/chat", 1),
+        }[where]
+        raw.send(long + b"\r\n\r\n")
+        raw.socket.settimeout(10)
+        assert answered(raw).startswith(b"HTTP/1.1 400 ")
+    assert not session.calls
+
+
+def test_a_head_just_within_the_limit_and_large_bodies_one_after_the_other_are_taken(session):
+    large = {"model": "policy", "messages": [{"role": "user", "content": "b" * 300_000}]}
+    with Raw(session.address) as raw:
+        raw.send(ask(raw, session, ASK, f"x-more: {'y' * (HEAD_BYTES - 400)}"))
+        assert raw.read()[0] == 200
+        for _ in range(3):
+            raw.send(ask(raw, session, large))
+            assert raw.read()[0] == 200
+    assert len(session.calls) == 4
+
+
+def test_a_head_in_many_small_pieces_is_read_as_one(session):
+    with Raw(session.address) as raw:
+        raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        data = ask(raw, session)
+        for start in range(0, len(data), 7):
+            raw.send(data[start : start + 7])
+        assert raw.read()[0] == 200
+
+
+def test_two_requests_at_once_are_answered_in_their_order(session):
+    first = {"model": "policy", "messages": [{"role": "user", "content": "first"}]}
+    second = {"model": "policy", "messages": [{"role": "user", "content": "second"}]}
+    with Raw(session.address) as raw:
+        raw.send(ask(raw, session, first) + ask(raw, session, second, "connection: close"))
+        said = answered(raw)
+    assert said.count(b"HTTP/1.1 200 ") == 2
+    assert said.index(b"0: first") < said.index(b"0: second")
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["content-length: 5\r\ntransfer-encoding: chunked", "content-length: 5\r\ncontent-length: 6",
+     "transfer-encoding: chunked, identity", "content-length: +5", "content-length : 5", "bad name: x"],
+)  # fmt: skip
+def test_what_two_readers_could_read_in_two_ways_is_no_request(session, head):
+    with Raw(session.address) as raw:
+        raw.socket.settimeout(10)
+        key = f"authorization: Bearer {session.key}"
+        raw.send(f"POST {raw.base}/chat/completions HTTP/1.1\r\nhost: x\r\n{key}\r\n{head}\r\n\r\n0\r\n\r\n".encode())
+        raw.socket.shutdown(socket.SHUT_WR)
+        assert b"HTTP/1.1 200 " not in answered(raw)
+    assert not session.calls
