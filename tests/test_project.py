@@ -122,7 +122,7 @@ def test_the_engine_that_the_suite_runs_on_is_inside_the_declared_range(extra):
 
 def test_every_version_pinned_is_inside_the_declared_range_and_nothing_else_is_pinned():
     groups = declared()
-    everyone = {**groups[""], **groups["quickstart"], **groups["view"]}
+    everyone = {**groups[""], **groups["quickstart"], **groups["view"], **groups["serve"]}
     backends = {name: groups[extra][name] for extra, name in BACKENDS.items() if name not in (*GPU_ONLY, *ENGINES)}
     files = {
         "requirements.txt": everyone,

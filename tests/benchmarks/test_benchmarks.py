@@ -111,7 +111,8 @@ def test_the_memory_plan_beside_a_measured_peak(bench):
 def test_the_endpoints_own_cost_and_many_streams(bench):
     small = ("--sessions", 2, "--requests", 3, "--turns", 2, "--engine-seconds", 0.01, "--clients", 3, "--rounds", 2)
     printed = bench("gateway", *small)
-    assert rows(printed) == ["layer", "server", "episodes", "round", "1", "2"]
+    assert rows(printed) == ["layer", *["bare", "server", "episodes"] * 3, "round", "1", "2"]
+    assert re.search(r"^episodes: [\d.]+ ms of its own", printed, re.MULTILINE)
     assert "6 of 6 streams arrived whole" in printed
 
 

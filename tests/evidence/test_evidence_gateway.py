@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(3600)
 def test_a_request_costs_at_most_three_milliseconds_at_a_hundred_sessions(evidence_folder) -> None:
-    """On a machine with nothing else to do: other processes are in the figure too."""
+    """Beyond a server that does nothing, on a machine with nothing else to do: other processes are in the figure too."""
     command = [sys.executable, ROOT / "benchmarks" / "gateway.py"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
     (evidence_folder / "gateway.md").write_text(done.stdout, encoding="utf-8")
-    cost = dict(re.findall(r"^\| (server|episodes) \| \d+ \| ([\d.]+) \|", done.stdout, re.MULTILINE))
+    cost = dict(re.findall(r"^(server|episodes): ([\d.]+) ms of its own", done.stdout, re.MULTILINE))
     assert float(cost["server"]) <= 3
     assert float(cost["episodes"]) <= 3
     assert "2000 of 2000 streams arrived whole" in done.stdout
