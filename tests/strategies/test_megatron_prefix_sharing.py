@@ -8,6 +8,7 @@ from layout_contract import FAMILIES, layout_spec, relative
 from prefix_rows import answers, turns
 from test_hf_prefix_sharing import OFF, ON, PACKED, surprise
 from test_megatron_layouts import CP2, EP2, PLAIN, PP2, SP, TP2
+from torch import nn
 from train_contract import LOSS, build, make_batch, make_spec, weights_of, with_worker
 
 from roll.strategies.base import LossFn
@@ -21,17 +22,26 @@ ALLGATHER = {"moe_token_dispatcher_type": "allgather"}
 ALONE = {"per_device_train_batch_size": 1}
 
 
-def played(info, spec, make):
+def of_all_columns(outputs, batch, sizes):
+    """`surprise`, of a sum over a teacher's tokens where there are some."""
+    columns = {name: column.reshape(len(column), -1).sum(-1) for name, column in outputs.columns().items()}
+    return surprise(outputs.with_columns(**columns), batch, sizes)
+
+
+def played(info, spec, make, needs=NEEDS):
     """(outputs before, loss of a step, gradients under the names of weights, metrics) of this rank."""
     strategy, batch = build(spec, info), make()
     place, gradients = strategy.layout, {}
     batch = batch.select(list(range(place.dp_rank, len(batch), place.dp_size)))
-    before = strategy.forward(batch, NEEDS)
+    modules = getattr(strategy, "_modules", None) or [strategy._model]
+    for head in (module.value_head for module in modules if hasattr(module, "value_head")):
+        nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(1))
+    before = strategy.forward(batch, needs)
 
     def keep(*_):
-        modules = getattr(strategy, "_modules", None) or [strategy._model]
         for parameter in (parameter for module in modules for parameter in module.parameters()):
-            parameter.data.copy_(getattr(parameter, "main_grad", parameter.grad))
+            if parameter.requires_grad:
+                parameter.data.copy_(getattr(parameter, "main_grad", parameter.grad))
         gradients.update((name, tensor.clone()) for name, tensor in strategy.named_weights())
         return 0.0, True
 
@@ -39,13 +49,14 @@ def played(info, spec, make):
         strategy._optimizer.step = keep
     else:
         strategy._apply = keep
-    metrics = strategy.train_step(batch, LossFn(compute=surprise, needs=NEEDS)).result()
+    metrics = strategy.train_step(batch, LossFn(compute=of_all_columns, needs=needs)).result()
     return place, before, gradients, metrics
 
 
-def alone(path, make):
+def alone(path, make, needs=NEEDS, **changes):
     """Every row by itself on a Hugging Face model."""
-    return played(None, make_spec(path, worker={**OFF, "infer_batch_size": 1}, training=ALONE), make)
+    spec = make_spec(path, worker={**OFF, "infer_batch_size": 1}, training=ALONE, **changes)
+    return played(None, spec, make, needs)
 
 
 def same(answers_of_ranks, expected, bound=1e-5):
@@ -82,6 +93,20 @@ def test_outputs_loss_and_gradients_are_those_of_rows_by_themselves(ranks, model
     if layout == "one rank":
         # The tokens of the rows, and of their tree: see test_hf_prefix_sharing.py.
         assert found[0][3]["actor/shared_tokens"] == 109 - 42
+
+
+def test_critics_and_what_a_student_says_of_a_teachers_tokens(ranks, model_of):
+    path = model_of("llama", layers=4)
+    cases = ((turns, ("values",), {"kind": "value"}), (taught, ("logprobs", "student_logprobs"), {}))
+    for make, needs, changes in cases:
+        spec = layout_spec(path, "megatron_train", {**TP2, **SP, **PLAIN}, worker=ON, **changes)
+        same(ranks.run(played, 2, spec, make, needs), alone(path, make, needs, **changes))
+
+
+def taught():
+    batch = answers()
+    ids = [(batch.token_ids + 1) % 90, (batch.token_ids * 3 + torch.arange(batch.num_tokens)) % 80 + 2]
+    return batch.with_columns(teacher_ids=torch.stack(ids, dim=1))
 
 
 def steps_of(info, specs):
