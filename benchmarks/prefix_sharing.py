@@ -2,8 +2,9 @@
 
     python benchmarks/prefix_sharing.py                                          # the shape of the quickstart's step
     python benchmarks/prefix_sharing.py --model FOLDER --few-shot 0 --response 200
+    python benchmarks/prefix_sharing.py --strategy megatron_train
 
-Both are `fsdp2_train` on one process and take turns on the same rows: groups of responses to prompts that begin with
+Both are `--strategy` on one process and take turns on the same rows: groups of responses to prompts that begin with
 the same examples. A figure is the median over the rounds of the CPU seconds of a whole step, AdamW included; `vs whole
 rows` is the median of the rounds' own ratios, with the smallest and the largest. Gradients are those of the first step.
 """
@@ -19,6 +20,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {"fsdp2_train": {}, "megatron_train": {"use_distributed_optimizer": False}}
+"""Strategies that can be measured, and their options."""
 
 
 def make_batch(args: argparse.Namespace, vocabulary: int) -> Any:
@@ -56,7 +61,7 @@ class Contender:
     """A strategy, and what it computed."""
 
     def __init__(self, args: argparse.Namespace, *, shares: bool) -> None:
-        from roll.configs.schema.strategy_config import StrategyArgs
+        from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
         from roll.configs.schema.training_args import TrainingArgs
         from roll.configs.schema.worker_config import ModelArgs, TrainConfig
         from roll.distributed.worker import WorkerInfo
@@ -67,23 +72,28 @@ class Contender:
             model_args=ModelArgs(model_name_or_path=args.model, disable_gradient_checkpointing=not args.recompute),
             training_args=TrainingArgs(learning_rate=1e-5, per_device_train_batch_size=args.rows),
             use_prefix_sharing=shares,
-            strategy_args=StrategyArgs(strategy_name="fsdp2_train"),
+            strategy_args=StrategyArgs(
+                strategy_name=args.strategy, strategy_config=STRATEGIES[args.strategy](**OPTIONS[args.strategy])
+            ),
         )
         spec = TrainSpec(role="actor_train", kind="policy", worker=worker, seed=0)
         self.strategy: Any = build_train_strategy(spec, WorkerInfo("actor_train", 0, 1, "127.0.0.1", 0, (0,), 0))
         self.gradients: dict[str, Any] = {}
         self.passes: list[int] = []
         self.seconds: list[float] = []
-        model = self.strategy._model
+        on_megatron = args.strategy.startswith("megatron")
+        model = self.strategy._modules[0] if on_megatron else self.strategy._model
         model.register_forward_pre_hook(lambda _module, inputs: self.passes.append(inputs[0].ids.numel()))
-        apply = self.strategy._apply
+        owner, name = (self.strategy._optimizer, "step") if on_megatron else (self.strategy, "_apply")
+        apply = getattr(owner, name)
 
-        def keep(lr: float) -> Any:
+        def keep(*arguments: Any) -> Any:
             if not self.gradients:
-                self.gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-            return apply(lr)
+                found = ((n, getattr(p, "main_grad", p.grad)) for n, p in model.named_parameters())
+                self.gradients = {n: gradient.clone() for n, gradient in found if gradient is not None}
+            return apply(*arguments)
 
-        self.strategy._apply = keep
+        setattr(owner, name, keep)
 
     def step(self, batch: Any) -> None:
         """Take an optimizer step; adds to `passes` and `seconds`."""
@@ -109,6 +119,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(smollm2_path()), help="folder; default: that of `make quickstart`")
+    parser.add_argument("--strategy", choices=OPTIONS, default="fsdp2_train")
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--each", type=int, default=8, help="responses to a prompt")
     parser.add_argument("--few-shot", type=int, default=53, help="tokens that all prompts begin with")

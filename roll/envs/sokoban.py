@@ -196,7 +196,7 @@ class Sokoban(Env):
 
 def _instructions(observation: str) -> str:
     if observation == "coordinates":
-        return f"{GOAL}KeyLines are given as (row, column); row 1 is the top, column 1 the left.\n{MOVES}"
+        return f"{GOAL}Positions are given as (row, column); row 1 is the top, column 1 the left.\n{MOVES}"
     names = WORDS if observation == "text" else SYMBOLS
     meanings = ", ".join(f"{names[sign]} {word.replace('_', ' ')}" for sign, word in WORDS.items())
     legend = "You see the room as rows of cells." if observation == "text" else f"The symbols: {meanings}."

@@ -131,7 +131,7 @@ def _draw(board: Board, positions: list[tuple[int, int]], rng: random.Random) ->
 
 
 def _random_pulls(board: Board, rng: random.Random, count: int) -> Iterator[tuple[Board, float]]:
-    """KeyLines after random pulls, with how far the boxes are from where they began; the least far weighs most."""
+    """Positions after random pulls, with how far the boxes are from where they began; the least far weighs most."""
     cells = members(board.targets)
     begun = list(cells)
     boxes, player = board.boxes, board.player

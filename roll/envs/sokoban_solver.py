@@ -41,7 +41,7 @@ def solve(grid: str, max_nodes: int = 1_000_000) -> list[str] | None:
 
 
 def layers_before_solved(board: Board, depth: int | None, max_nodes: int) -> tuple[list[Layer], bool]:
-    """KeyLines by the length of their shortest solution, from 0 to `depth`; and whether that is all there are.
+    """Positions by the length of their shortest solution, from 0 to `depth`; and whether that is all there are.
 
     Only walls and targets of `board` count. A layer that would take more than `max_nodes` in sum is left out, then the
     second value is False.

@@ -10,6 +10,7 @@ from typing import Any
 from roll.catalog.strategies import STRATEGIES, is_lockstep
 from roll.configs.checks.machine import check_worker_machines, this_machine
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
@@ -157,6 +158,7 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
     share = shape.attention_share if config.balance_by == "flops" and shape is not None else 0.0
     # Whether a rank really computes shared beginnings once only its model can tell; rows are dealt out as if it did.
     shares = spec.worker.use_prefix_sharing is not False
-    shares = shares and isinstance(spec.worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig)
+    trainable = Fsdp2Config | DeepSpeedConfig | MegatronConfig
+    shares = shares and isinstance(spec.worker.strategy_args.strategy_config, trainable)
     dealt: dict[str, Any] = {"balance": config.balance_batch, "attention_share": share, "keep_groups": shares}
     return executor.create_cluster(placement, worker_cls, (config, spec), **dealt)

@@ -125,7 +125,7 @@ class TrainedRole:
             tokens = rows * width
         answered = self.config.response_length if isinstance(self.config, RLConfig) else longest - 1
         scored = min(tokens, -(-tokens // longest) * answered)
-        shared = isinstance(worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig)
+        shared = isinstance(worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig | MegatronConfig)
         if shared and worker.use_prefix_sharing is not False:
             scored = tokens  # answers to one prompt may fill a pass
         return Batch(rows=rows, width=width, tokens=-(-tokens // split), scored=-(-scored // split), packed=packed)

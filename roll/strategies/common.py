@@ -26,9 +26,18 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import join_shards
 from roll.strategies.base import STATE_PARTS, LossFn, Output, StatePart, TopK, TrainSpec, TrainStrategy
 from roll.strategies.hf.hf_model import load_config, load_tokenizer, quiet_transformers
-from roll.strategies.micro import MicroLayout, denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
+from roll.strategies.micro import (
+    MicroLayout,
+    denominators,
+    lay_out,
+    lay_out_tree,
+    nonfinite_rows,
+    plan_micro_batches,
+    rows_to_compute,
+)
 from roll.strategies.offload import Shelf
 from roll.strategies.optim import schedule_from, weight_decay_from
+from roll.strategies.prefix_tree import plan_shared_batches
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -64,6 +73,10 @@ class CommonStrategy(TrainStrategy):
         self._updates = 0
         """Steps that the optimizer's moments have seen; fewer, if only `_steps` came from a checkpoint."""
         self._skipped = 0
+        self._shares_prefixes = False
+        """Whether the model computes tokens that rows have in common at their beginnings once."""
+        self._shared_tokens = 0
+        """Tokens that this has saved since the last optimizer step began."""
         args = spec.worker.model_args
         self._tokenizer, self._config = load_tokenizer(args), load_config(args)
         # The configuration's own check sees only folders and models in the hub's cache.
@@ -99,6 +112,29 @@ class CommonStrategy(TrainStrategy):
             batch.lengths.tolist(), units, max_rows=max_rows, max_tokens=max_tokens, packed=packed
         )
         return self._evened(parts)
+
+    def _parts(self, batch: TokenBatch, *, training: bool) -> tuple[list[list[int]], bool]:
+        """Return (rows of each micro-batch as `_plan` does, whether tokens that rows share are computed once).
+
+        That is decided for this rank's rows alone: it changes no collective.
+        """
+        if not self._shares_prefixes:
+            return self._plan(batch, training=training), False
+        max_rows, max_tokens = self._limits(training=training)
+        units = self._units(batch, training=training)
+        parts = plan_shared_batches(batch, units, max_rows=max_rows, max_tokens=max_tokens)
+        return (self._plan(batch, training=training), False) if parts is None else (self._evened(parts), True)
+
+    def _laid_out(
+        self, micro: TokenBatch, outputs: Sequence[Output], *, packed: bool, multiple: int, shared: bool
+    ) -> MicroLayout:
+        """Return the layout of a micro-batch for these outputs, `shared` as a tree; see `lay_out`."""
+        beside, ahead = "student_logprobs" in outputs, self._spec.kind != "reward"
+        if not shared:
+            return lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        layout = lay_out_tree(micro, self._device, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        self._shared_tokens += micro.num_tokens - (layout.ids.shape[1] - layout.padding)
+        return layout
 
     def _limits(self, *, training: bool) -> tuple[int | None, int | None]:
         """Return the most rows, or the most tokens, of a micro-batch."""

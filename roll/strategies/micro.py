@@ -178,7 +178,7 @@ def lay_out_tree(
 def widen(layout: MicroLayout, multiple: int, least: tuple[int, int] = (0, 0)) -> MicroLayout:
     """Return the layout with padding up to a multiple of tokens per row, and `least` (rows, tokens per row).
 
-    KeyLines begin at 0 where a row does, and go on counting in its padding.
+    Positions begin at 0 where a row does, and go on counting in its padding.
     """
     rows, tokens = layout.ids.shape
     more_rows, more = max(0, least[0] - rows), max(0, least[1] - tokens)
@@ -189,9 +189,14 @@ def widen(layout: MicroLayout, multiple: int, least: tuple[int, int] = (0, 0)) -
     tail = torch.arange(first, first + more, device=device).expand(rows, -1)
     below = torch.arange(tokens + more, device=device).expand(more_rows, -1)
     spans = (*layout.spans, *((more,) if more else ())) if layout.packed else (tokens + more,) * rows
+    tree = layout.tree
+    if tree is not None:
+        for width in (more, *(tokens + more,) * more_rows):
+            tree = tree.with_padding(width)
     return replace(
         layout,
-        spans=(*spans, *(tokens + more,) * more_rows),
+        spans=(*spans, *(tokens + more,) * more_rows) if tree is None else (),
+        tree=tree,
         ids=F.pad(layout.ids, (0, more, 0, more_rows)),
         positions=torch.cat([torch.cat([layout.positions, tail], dim=1), below]),
         index=layout.index + layout.index // tokens * more,

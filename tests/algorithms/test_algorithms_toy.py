@@ -34,7 +34,7 @@ class Bandit:
 
 
 class Corridor:
-    """KeyLines 0 to 3; each of three steps goes left or right; being at 3 in the end pays."""
+    """Positions 0 to 3; each of three steps goes left or right; being at 3 in the end pays."""
 
     states, actions, width = 4, 2, 3
 

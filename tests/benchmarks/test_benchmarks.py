@@ -80,9 +80,10 @@ def test_a_step_and_its_products(bench, tiny_model):
     assert digest
 
 
-def test_a_step_with_shared_beginnings_and_with_whole_rows(bench, tiny_model):
+@pytest.mark.parametrize("strategy", ["fsdp2_train", "megatron_train"])
+def test_a_step_with_shared_beginnings_and_with_whole_rows(bench, tiny_model, strategy):
     small = ("--groups", 2, "--each", 2, "--few-shot", 6, "--prompt", 4, "--response", 2, "--rows", 2, "--rounds", 1)
-    printed = bench("prefix_sharing", "--model", tiny_model, *small)
+    printed = bench("prefix_sharing", "--model", tiny_model, "--strategy", strategy, *small)
     assert rows(printed) == ["step", "whole rows", "shared beginnings"]
     # Examples of 6 tokens, two prompts of 4, responses of 1, 3, 2 and 1.
     assert "| shared beginnings | 1 | 21 |" in printed

@@ -70,8 +70,12 @@ def test_the_switches_are_taken_where_they_act(job):
             "acts only for roles that compute log-probs, not for critic",
         ),
         (
-            ["++actor_train.strategy_args.strategy_name=megatron_train", "++actor_train.use_prefix_sharing=true"],
-            "use_prefix_sharing: this key acts only with fsdp2_* and deepspeed_*",
+            [
+                "++actor_train.strategy_args.strategy_name=megatron_train",
+                "++actor_train.strategy_args.strategy_config.moe_aux_loss_coeff=0.01",
+                "++actor_train.use_prefix_sharing=true",
+            ],
+            "use_prefix_sharing: it can't act: strategy_config.moe_aux_loss_coeff balances the tokens of whole rows",
         ),
         (
             ["++actor_train.use_prefix_sharing=true", f"++{MODEL}.torch_compile=true"],

@@ -238,7 +238,7 @@ def test_a_token_budget_counts_what_is_computed(model_of):
 
 def test_a_model_that_cannot_goes_on_without_and_says_why(tmp_path, caplog, model_of):
     path = build_tiny_model(tmp_path, "gemma2", sliding_window=4)
-    with caplog.at_level(logging.INFO, logger="roll.strategies.hf.prefix_sharing"):
+    with caplog.at_level(logging.INFO, logger="roll.strategies.sharing"):
         strategy = build(make_spec(path))
     assert not strategy._model.shares_prefixes
     assert "softcap=50.0" in caplog.text or "eager attention instead of sdpa" in caplog.text

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.configs.errors import Violation, problem
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.worker_config import ForwardConfig
+
+_OF_ALL_TOKENS = (
+    "moe_expert_capacity_factor", "moe_input_jitter_eps", "moe_router_enable_expert_bias",
+    "moe_router_force_load_balancing", "moe_z_loss_coeff",
+)  # fmt: skip
+"""Fields of Megatron's experts that count the tokens of a micro-batch, or draw something for each."""
 
 
 def sharing_obstacle(worker: ForwardConfig) -> str | None:
@@ -19,6 +26,16 @@ def sharing_obstacle(worker: ForwardConfig) -> str | None:
         return "with model_args.attn_implementation: fa2 attention is flash-attn's, which knows no tree of rows"
     if args.attn_implementation == "eager" and not (worker.use_sequence_packing or args.ulysses_size > 1):
         return "with model_args.attn_implementation: eager it needs use_sequence_packing: true"
+    options = worker.strategy_args.strategy_config
+    return _megatron_obstacle(options) if isinstance(options, MegatronConfig) else None
+
+
+def _megatron_obstacle(options: MegatronConfig) -> str | None:
+    if options.moe_aux_loss_coeff:
+        return "strategy_config.moe_aux_loss_coeff balances the tokens of whole rows"
+    counting = next((name for name in _OF_ALL_TOKENS if options.additional_configs.get(name)), None)
+    if counting is not None:
+        return f"with additional_configs.{counting} a token's experts depend on how often it stands in a micro-batch"
     return None
 
 

@@ -379,10 +379,7 @@ class ForwardConfig(WorkerConfig):
     to the next; numbers stay the same, no time is spent on padding. Models that mix tokens by other means than
     attention, or with options of it that aren't supported, are refused when they are loaded."""
     use_prefix_sharing: bool | None = acting(
-        None,
-        unless(ROLE, "reward_model", words="but for `reward_model`", why="it reads whole texts"),
-        unless(BACKEND, "megatron", words="with `fsdp2_*` and `deepspeed_*`", why="Megatron computes every row whole"),
-        idle=(False,),
+        None, unless(ROLE, "reward_model", words="but for `reward_model`", why="it reads whole texts"), idle=(False,)
     )
     """Compute tokens that rows have in common at their beginnings once for all of them, forward and backward: the
     prompt of a group's responses, the earlier turns of an agent's rows. Rows are compared by their token ids; numbers

@@ -37,7 +37,7 @@ class ModelDescription:
     shapes: dict[str, tuple[int, ...]]
     """Hugging Face name -> shape of every tensor that a weight update brings (tied ones once)."""
     max_context: int
-    """KeyLines the model was built for."""
+    """Positions the model was built for."""
     head_size: int
     """Numbers in a key of one attention head."""
     eos_token_ids: frozenset[int]

@@ -226,7 +226,7 @@ def text_config(model: nn.Module) -> Any:
 
 
 def context_length(model: nn.Module) -> int:
-    """KeyLines the model was built for. Raises `ValueError` for one that doesn't say."""
+    """Positions the model was built for. Raises `ValueError` for one that doesn't say."""
     length = getattr(text_config(model), "max_position_embeddings", None)
     if length is None:
         raise ValueError(

@@ -27,8 +27,7 @@ from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.streamed import StreamedWeights
-from roll.strategies.micro import lay_out, lay_out_tree, padding_row, take_shard
-from roll.strategies.prefix_tree import plan_shared_batches
+from roll.strategies.micro import padding_row, take_shard
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -55,8 +54,7 @@ class HfTrainStrategy(CommonStrategy):
         """What is called: the model itself or the backend's wrapper of it."""
         offloads = args.activation_offload and spec.trains
         self._activations = ActivationOffload(self._device) if offloads else None
-        self._shared_tokens = 0
-        """Tokens that sharing prefixes has saved since the last optimizer step began."""
+        self._shares_prefixes = self._model.shares_prefixes
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 
@@ -155,31 +153,13 @@ class HfTrainStrategy(CommonStrategy):
         spec = self._spec
         return self._adapters.dropout(self._device, spec.seed, "dropout", spec.role, self._steps, self._info.rank)
 
-    def _parts(self, batch: TokenBatch, *, training: bool) -> tuple[list[list[int]], bool]:
-        """Return (rows of each micro-batch as `_plan` does, whether tokens that rows share are computed once).
-
-        That is decided for this rank's rows alone: it changes no collective.
-        """
-        if not self._model.shares_prefixes:
-            return self._plan(batch, training=training), False
-        max_rows, max_tokens = self._limits(training=training)
-        units = self._units(batch, training=training)
-        parts = plan_shared_batches(batch, units, max_rows=max_rows, max_tokens=max_tokens)
-        return (self._plan(batch, training=training), False) if parts is None else (self._evened(parts), True)
-
     def _score(
         self, micro: TokenBatch, outputs: Sequence[Output], multiple: int, *, shared: bool = False
     ) -> TokenOutputs:
         sequence = self._sequence
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
-        beside = "student_logprobs" in outputs
-        ahead = self._spec.kind != "reward"
-        if shared:
-            layout = lay_out_tree(micro, self._device, multiple=multiple, teacher_ids=beside, ahead=ahead)
-            self._shared_tokens += micro.num_tokens - (layout.ids.shape[1] - layout.padding)
-        else:
-            layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        layout = self._laid_out(micro, outputs, packed=packed, multiple=multiple, shared=shared)
         mine, place, group = layout, None, None
         if sequence is not None:
             group = sequence.group

@@ -6,20 +6,18 @@ goes to it, everything else to `sdpa` as ever, bit for bit.
 
 from __future__ import annotations
 
-import logging
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from roll.configs.rules.prefix_sharing import sharing_obstacle
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.hf_packing import SequenceGroup, hidden_apart, hidden_together, packed_attention, prove
 from roll.strategies.micro import lay_out, lay_out_tree
 from roll.strategies.prefix_tree import tree_of
+from roll.strategies.sharing import shares_prefixes
 from roll.types.batch import TokenBatch
-
-logger = logging.getLogger(__name__)
 
 _ATTENTION = "roll_shared"  # name of our function among those of transformers
 _STANDS_IN_FOR = "sdpa"
@@ -36,26 +34,10 @@ def use_prefix_sharing(decoder: Any, spec: TrainSpec, sequence: SequenceGroup | 
     `decoder` is as `pack` wants it, and as it leaves it where rows are packed. Every rank of `sequence` calls this.
     Raises `ValueError` if the key asks for what can't be.
     """
-    wanted = spec.worker.use_prefix_sharing
-    if wanted is False:
-        return False
     packed = spec.worker.use_sequence_packing or sequence is not None
     accelerated = next(decoder.parameters()).device.type != "cpu"
-    why = sharing_obstacle(spec.worker)
-    if spec.kind == "reward" and not spec.trains:
-        why = "a reward model reads whole texts"
-    if why is None and wanted is None and accelerated and not packed:
-        why = "on an accelerator that is tried with use_sequence_packing: true only"
-    if why is None:
-        try:
-            _share(decoder, sequence, packed=packed, half=half)
-        except ValueError as error:
-            why = str(error)
-    if why is not None and wanted:
-        raise ValueError(f"{spec.role}.use_prefix_sharing: {why}. Remove it")
-    if why is not None:
-        logger.info("%s: beginnings that rows share are computed for each of them: %s", spec.role, why)
-    return why is None
+    prepare = partial(_share, decoder, sequence, packed=packed, half=half)
+    return shares_prefixes(spec, packed=packed, accelerated=accelerated, prepare=prepare)
 
 
 @torch.no_grad()

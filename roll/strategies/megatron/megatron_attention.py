@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from roll.strategies.attention import split_attention
+from roll.strategies.attention import TreePlan, split_attention
 from roll.strategies.varlen_kernel import RowPlan
 
 with warnings.catch_warnings():
@@ -83,8 +83,8 @@ class PackedRows(PackedSeqParams):
     positions: Tensor | None = None
     """int64 [B, S] of the whole rows; 0 begins a row, also inside a line of packed rows. Padding goes on counting to
     the right of a row, where no query looks."""
-    rows: RowPlan | None = None
-    """From each 0 of `positions` to the next, row-major."""
+    rows: RowPlan | TreePlan | None = None
+    """From each 0 of `positions` to the next, row-major; or the segments of a line of rows that share beginnings."""
     _tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def tables(self, rotary: Rotary, dtype: torch.dtype, part: slice) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,9 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     "would have no effect, because layers of multi-token prediction are neither built nor trained": (
         "mtp_loss_scaling_factor", "mtp_num_layers",
     ),
+    "would have no effect, because no engine says which experts its tokens went to: the model routes by itself": (
+        "moe_enable_routing_replay",
+    ),
 }  # fmt: skip
 """What is wrong with a field in `additional_configs` -> such fields."""
 

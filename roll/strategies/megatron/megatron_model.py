@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
+from roll.strategies.attention import TreePlan
 from roll.strategies.megatron.families import Architecture, architecture
 from roll.strategies.megatron.megatron_attention import PackedRows, RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.megatron_build import transformer_config
@@ -79,7 +80,8 @@ class TokenGPT(GPTModel):
             # Megatron's recomputed layers give their weights no gradient unless their input wants one, and that of a
             # frozen embedding doesn't.
             hidden.requires_grad_()
-        rows = PackedRows(positions=all_positions, rows=RowPlan(shard.spans))
+        plan = RowPlan(shard.spans) if shard.tree is None else TreePlan(shard.tree)
+        rows = PackedRows(positions=all_positions, rows=plan)
         hidden = self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=rows)
         if not self.post_process:
             return hidden

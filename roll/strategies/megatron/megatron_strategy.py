@@ -33,8 +33,9 @@ from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import broadcast_from_last_stage, connect, send_from_last_stage, stages
 from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
-from roll.strategies.micro import MicroLayout, lay_out, padding_row, take_shard, widen
+from roll.strategies.micro import MicroLayout, padding_row, take_shard, widen
 from roll.strategies.offload import storages
+from roll.strategies.sharing import shares_prefixes
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -91,6 +92,8 @@ class MegatronStrategy(CommonStrategy):
         self._group = parallel_state.get_data_parallel_group()
         self._context = parallel_state.get_context_parallel_group()
         self._build()
+        accelerated, packed = self._device.type != "cpu", spec.worker.use_sequence_packing
+        self._shares_prefixes = shares_prefixes(spec, packed=packed, accelerated=accelerated)
 
     @property
     def _options(self) -> MegatronConfig:
@@ -179,6 +182,7 @@ class MegatronStrategy(CommonStrategy):
         assert optimizer is not None, "only a role that trains takes steps"
         self.wake(self._asleep("gradients"))
         batch, whole = self._computed_rows(batch, loss_fn)
+        self._shared_tokens = 0
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
@@ -188,19 +192,19 @@ class MegatronStrategy(CommonStrategy):
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
         metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
+        if self._shared_tokens:
+            metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
         return metrics, *optimizer.step(lr, self._weight_decay())
 
     def _pass(self, batch: TokenBatch, needs: Sequence[Output], finish: Finish, *, training: bool) -> list[Any]:
         """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        parts = self._plan(batch, training=training)
+        parts, shared = self._parts(batch, training=training)
         if stages(self._options) is not None:
             # The interleaved schedule takes turns in groups of one micro-batch per stage.
             parts += [[] for _ in range(-len(parts) % self._options.pipeline_model_parallel_size)]
-        rounding = self._trained.sequence_length_round_in_train if training else None
-        beside = "student_logprobs" in needs
-        micros = self._micros(batch, parts, rounding or self._spec.worker.sequence_length_round_in_infer, beside=beside)
+        micros = self._micros(batch, parts, needs, training=training, shared=shared)
         factor = self._auxiliary_factor(micros) if training else None
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
@@ -224,12 +228,16 @@ class MegatronStrategy(CommonStrategy):
         )
         return results
 
-    def _micros(self, batch: TokenBatch, parts: list[list[int]], rounding: int, *, beside: bool) -> list[_Micro]:
+    def _micros(
+        self, batch: TokenBatch, parts: list[list[int]], needs: Sequence[Output], *, training: bool, shared: bool
+    ) -> list[_Micro]:
         batches = [batch.select(rows) if rows else padding_row(batch) for rows in parts]
-        packed = self._spec.worker.use_sequence_packing
-        lay = functools.partial(lay_out, device=self._device, packed=packed, multiple=rounding, teacher_ids=beside)
-        lay = functools.partial(lay, ahead=self._spec.kind != "reward")
-        layouts = [lay(micro) for micro in batches]
+        worker = self._spec.worker
+        multiple = worker.sequence_length_round_in_infer
+        if training:
+            multiple = self._trained.sequence_length_round_in_train
+        lay = functools.partial(self._laid_out, packed=worker.use_sequence_packing, multiple=multiple, shared=shared)
+        layouts = [lay(micro, needs) for micro in batches]
         rank, ranks = dist.get_rank(self._context), dist.get_world_size(self._context)
         layouts = [
             widen(layout, ranks * self._splits, least)
