@@ -14,6 +14,9 @@ Transports and bounds take turns in each round, so that the load of the machine 
 the type that it trains in. `buckets` is the same transport as all other trainers use it. A transport through a buffer
 costs one copy more, in the trainer, which takes turns with the engines where there are fewer cores than processes. With
 `--vllm` the receiver is a real vLLM engine on the model in that folder.
+
+`delta` and `delta broadcast` are `shared_memory` and `broadcast` with `delta_weight_sync`, after `--changed` of all
+numbers changed at random places. Their seconds include comparing in the trainer and patching in the engines.
 """
 
 from __future__ import annotations
@@ -31,12 +34,15 @@ from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
+from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.pipelines.sync import WeightSync
 
 BUCKETS = "buckets"
-TRANSPORTS = ("shared_memory", BUCKETS, "broadcast", "object_store", "file")
+DELTA = "delta"
+TRANSPORT_OF = {BUCKETS: "shared_memory", DELTA: "shared_memory", f"{DELTA} broadcast": "broadcast"}
+TRANSPORTS = ("shared_memory", "broadcast", "object_store", "file", *TRANSPORT_OF)
 LAYERS = 24
 COPIES = "copy per engine"
 
@@ -51,6 +57,7 @@ class Trainer(Worker):
         self.weights: dict[str, Any] = {}
         self.placed: dict[str, Any] = {}
         self.in_place = False
+        self.copy = WeightCopy()
         if model:
             from transformers import AutoModelForCausalLM
 
@@ -67,11 +74,20 @@ class Trainer(Worker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
         weights = self.placed if self.in_place else self.weights
-        return send(route, lambda: iter(weights.items()), writes=self.info.rank == 0)
+        return send(route, lambda: iter(weights.items()), writes=self.info.rank == 0, copy=self.copy)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def prepare(self, way: str) -> None:
-        """Send the next weights in this way."""
+    def weight_copy(self) -> str:
+        return self.copy.name
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def prepare(self, way: str, changed: float) -> None:
+        """Send the next weights in this way; for a delta a share of all numbers changes before."""
+        import torch
+
+        for tensor in self.weights.values() if way.startswith(DELTA) else ():
+            flat = tensor.view(-1)
+            flat[torch.randint(len(flat), (round(changed * len(flat)),))] += 1
         self.in_place = way == "shared_memory"
         if self.in_place and not self.placed:
             self.placed = {name: tensor.clone() for name, tensor in self.weights.items()}
@@ -119,10 +135,15 @@ class Engine(Worker):
 
         super().__init__(info)
         self.weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        self.copy = WeightCopy()
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def weight_copy(self) -> str:
+        return self.copy.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
-        with receive(route, handles, self.info.rank) as incoming:
+        with receive(route, handles, self.info.rank, self.copy) as incoming:
             for name, tensor in incoming:
                 self.weights[name].copy_(tensor)
         return incoming.summary()
@@ -154,10 +175,15 @@ class VllmEngine(Worker):
             max_running_requests=4, max_sequence_length=128, seed=1, slots=info.slots, update_buffer_bytes=64 << 20
         )
         self.engine = build(ModelArgs(model_name_or_path=model, dtype="fp32"), VllmConfig(enforce_eager=True), settings)
+        self.copy = WeightCopy()
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def weight_copy(self) -> str:
+        return self.copy.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
-        with receive(route, handles, self.info.rank) as incoming:
+        with receive(route, handles, self.info.rank, self.copy) as incoming:
             self.engine.update_weights(route.version, incoming)
         return incoming.summary()
 
@@ -165,15 +191,16 @@ class VllmEngine(Worker):
         self.engine.close()
 
 
-def config_of(transport: str, folder: Path, bucket_mb: int) -> Any:
+def config_of(way: str, folder: Path, bucket_mb: int) -> Any:
     """The keys that weight sync reads."""
     model = SimpleNamespace(dtype="fp32")
     engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name="vllm"), model_args=model)
     return SimpleNamespace(
-        weight_transport=transport,
+        weight_transport=TRANSPORT_OF.get(way, way),
         model_update_buffer_size_mb=bucket_mb,
         verify_weight_sync="off",
         lora_sync="merged",
+        delta_weight_sync=way.startswith(DELTA),
         engine_restarts=0,
         async_generation_ratio=0.0,
         rpc_timeout=600.0,
@@ -193,40 +220,40 @@ def measure(args: argparse.Namespace, gigabytes: float, engines: int, folder: Pa
             receivers = executor.create_cluster(roles[1], Engine, (trainer.call(Trainer.shapes),))
         clusters = SimpleNamespace(actor_train=trainer, actor_infer=receivers)
         syncs = {
-            name: WeightSync(
-                config_of("shared_memory" if name == BUCKETS else name, folder, args.bucket_mb), clusters, None
-            )  # type: ignore[arg-type]
+            name: WeightSync(config_of(name, folder, args.bucket_mb), clusters, None)  # type: ignore[arg-type]
             for name in args.transports
         }
         seconds: dict[str, list[float]] = {"memcpy": [], COPIES: [], "disk": [], **{name: [] for name in syncs}}
-        size = 0.0
+        sizes: dict[str, float] = {}
         for version in range(args.rounds + 1):  # the first one connects and touches memory
             taken = {"memcpy": trainer.call(Trainer.memcpy), "disk": trainer.call(Trainer.disk, str(folder))}
             # A vLLM engine's own copy can't be asked for: the trainer's stands for it.
             taken[COPIES] = taken["memcpy"] if args.vllm else max(receivers.call(Engine.memcpy))
             for name, sync in syncs.items():
-                trainer.call(Trainer.prepare, name)
+                trainer.call(Trainer.prepare, name, args.changed)
                 sync(version)
-                size = sync.metrics["sync/gigabytes"]
-                taken[name] = size / sync.metrics["throughput/sync_gb_per_second"]
+                sizes[name] = sync.metrics["sync/gigabytes"]
+                taken[name] = sizes[name] / sync.metrics["throughput/sync_gb_per_second"]
             if version:
                 for name, value in taken.items():
                     seconds[name].append(value)
         for sync in syncs.values():
             sync.close()
-    report(args, size, engines, seconds)
+    report(args, sizes, engines, seconds)
 
 
-def report(args: argparse.Namespace, size: float, engines: int, seconds: dict[str, list[float]]) -> None:
+def report(args: argparse.Namespace, sizes: dict[str, float], engines: int, seconds: dict[str, list[float]]) -> None:
+    size = max(sizes.values())  # of a way that sends all
     what = f"vLLM on {Path(args.vllm).name}" if args.vllm else "copying receivers"
     print(f"\n{size:.2f} GB to {engines} engine(s) ({what}), buckets of {args.bucket_mb} MiB, {args.rounds} rounds\n")
-    print("| way | median s | fastest s | GB/s (median) | of its bound |")
-    print("|---|---|---|---|---|")
+    print("| way | median s | fastest s | GB/s (median) | of its bound | GB sent |")
+    print("|---|---|---|---|---|---|")
     for name, times in seconds.items():
         bound = seconds["disk" if name == "file" else COPIES]
         share = median(b / t for b, t in zip(bound, times, strict=True))
         shown = f"{share:.0%}" if name not in ("memcpy", COPIES, "disk") else "-"
-        print(f"| {name} | {median(times):.3f} | {min(times):.3f} | {size / median(times):.2f} | {shown} |")
+        speed, sent = size / median(times), f"{sizes[name]:.5f}" if name in sizes else "-"
+        print(f"| {name} | {median(times):.3f} | {min(times):.3f} | {speed:.2f} | {shown} | {sent} |")
 
 
 def main() -> None:
@@ -236,6 +263,7 @@ def main() -> None:
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bucket-mb", type=int, default=64)
+    parser.add_argument("--changed", type=float, default=0.02, help="share of the numbers that change before a delta")
     parser.add_argument("--vllm", default="", help="folder of a model: the receiver is a vLLM engine on it")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,10 @@
 
 A streaming transport has both at work at once; when one end fails, the other is told and nothing of it stays behind.
 
+With `delta_weight_sync` all ends keep a copy of the weights, and only what has changed is sent (transports/delta.py).
+Each sync begins by asking which copy they have: if it isn't the same everywhere, as at the first one, after a failure,
+or with an engine that was replaced, everything is sent.
+
 With `lora_sync: adapters` the first sync is two transfers, base weights and adapters, and the later ones send adapters
 alone: the base is frozen. An engine that was replaced gets both.
 """
@@ -47,6 +51,7 @@ class _Last:
     version: int
     summary: TransferSummary
     kept: list[Handle]  # Handles to this version; empty where the trainer is asked again
+    snapshot: str  # Name of the copies of it; empty where there are none
 
 
 class WeightSync:
@@ -88,13 +93,15 @@ class WeightSync:
             started = time.perf_counter()
             totals = [self._send(part, version) for part in self._parts()]
             seconds = time.perf_counter() - started
-            gigabytes = sum(total.bytes for total in totals) / 1e9
+            gigabytes = sum(total.moved for total in totals) / 1e9
             self.metrics = {
                 "sync/gigabytes": gigabytes,
                 "sync/gathered_gigabytes": sum(total.gathered for total in totals) / 1e9,
                 "sync/copied_gigabytes": sum(total.copied for total in totals) / 1e9,
                 "throughput/sync_gb_per_second": gigabytes / seconds,
             }
+            if self._delta:
+                self.metrics["sync/delta_share"] = gigabytes / (sum(total.bytes for total in totals) / 1e9)
 
     def _parts(self) -> tuple[WeightPart, ...]:
         """Return what the engines lack of the trainer's weights."""
@@ -105,11 +112,14 @@ class WeightSync:
     def _send(self, part: WeightPart, version: int) -> TransferSummary:
         started = time.perf_counter()
         route = self._route(version, part, receivers=self._engines.world_size)
+        if self._delta:
+            route = replace(route, snapshot=route.transfer, base=self._common_copy())
         sent, summaries = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
         summary = self._compare(route, sent.summary, summaries, range(len(summaries)))
-        self._last[part] = _Last(version, summary, sent.kept)
+        self._last[part] = _Last(version, summary, sent.kept, route.snapshot)
         if route.transport == "file":
-            files.discard(self._folder, keep=[handle for last in self._last.values() for handle in last.kept])
+            kept = [handle for last in self._last.values() for handle in last.kept]
+            files.discard(self._folder, keep=[] if self._delta else kept)
         logger.debug("version %d, %s: %s to %d engine(s) by %s in %.3f s", version, part, summary, len(summaries),
                      route.transport, time.perf_counter() - started)  # fmt: skip
         return summary
@@ -147,11 +157,12 @@ class WeightSync:
 
     def _resend_part(self, rank: int, part: WeightPart, last: _Last) -> None:
         route = self._route(last.version, part, receivers=1)
+        route = replace(route, snapshot=last.snapshot)
         if route.transport == "broadcast":
             route = replace(route, transport="object_store")
         update = InferWorker.update_weights
         if last.kept:
-            stored = "file" if route.transport == "file" else "object_store"
+            stored = "file" if route.transport == "file" and not self._delta else "object_store"
             route = replace(route, transport=stored, keep=False)
             summaries = [self._engines.call_rank(rank, update, route, last.kept)]
         else:
@@ -168,6 +179,17 @@ class WeightSync:
             files.discard(self._folder)
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
+
+    @property
+    def _delta(self) -> bool:
+        """Whether only changes are sent; in one process nothing is."""
+        wanted = self._config.delta_weight_sync
+        return wanted and self._template is not None and self._template.transport != "in_process"
+
+    def _common_copy(self) -> str:
+        """Return the name of the weights that the trainer and all engines have a copy of; empty: there are none."""
+        names = {self._trainer.call_rank(0, TrainWorker.weight_copy), *self._engines.call(InferWorker.weight_copy)}
+        return names.pop() if len(names) == 1 else ""
 
     # --- one transfer ---------------------------------------------------------------------------------------------
 

@@ -314,6 +314,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
     ),
     "Amounts": (
         _M("sync/gigabytes", "GB", "Weights that left the trainer; each engine got as many", _VALUE),
+        _M("sync/delta_share", "fraction", "That of the bytes of all weights, with `delta_weight_sync`", _VALUE),
         _M("sync/gathered_gigabytes", "GB", "Weights gathered from the trainer's ranks; 0 on one rank", _VALUE),
         _M("sync/copied_gigabytes", "GB", "Host copies between the trainer's tensors and an engine's model", _VALUE),
         _M("tokens/prompt", "tokens", "Prompt tokens of the trained responses", "sum"),

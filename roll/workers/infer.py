@@ -12,6 +12,7 @@ from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.errors import WorkerFailed
 from roll.distributed.handles import Handle
 from roll.distributed.transports import Route, TransferSummary, receive
+from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_engine
 from roll.strategies.base import (
@@ -38,6 +39,7 @@ class InferWorker(Worker):
         self._start()
 
     def _start(self) -> None:
+        self._received = WeightCopy()
         self.engine = self._build()
         # Sooner than the call to this worker, so that the error says what it was.
         self._probes = Probes(self.engine, timeout=0.9 * self._config.rpc_timeout)
@@ -87,12 +89,17 @@ class InferWorker(Worker):
         """Load new weights; what arrived."""
         check = LoadedCheck(self.engine) if route.checksum else None
         load = self.engine.update_adapters if route.part == "adapters" else self.engine.update_weights
-        with receive(route, handles, self.info.rank) as incoming:
+        with receive(route, handles, self.info.rank, self._received) as incoming:
             load(route.version, check.watch(incoming) if check else incoming)
         summary = incoming.summary()
         if check is not None:
             check.verify(self.info.rank, route.version)
         return summary
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def weight_copy(self) -> str:
+        """Return the name of the weights that this worker has a copy of, as it got them; empty: of none."""
+        return self._received.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def take_counters(self) -> EngineCounters:

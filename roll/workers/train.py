@@ -19,6 +19,7 @@ from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
 from roll.distributed.process_group import limit_collectives
 from roll.distributed.transports import Route, Sent, send
+from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
@@ -112,6 +113,7 @@ class TrainWorker(ForwardWorker):
         self._loss = objective(config, spec.kind)
         self._ahead = isinstance(config, RLConfig) and config.async_generation_ratio > 0
         self._shared = False  # whether weights were moved to where engines can read them
+        self._sent = WeightCopy()
 
     @dispatch(Dispatch.SPLIT_BY_DP)
     def train_step(self, batch: TokenBatch, pre_update_version: int | None = None) -> Metrics:
@@ -135,7 +137,12 @@ class TrainWorker(ForwardWorker):
         if route.transport == "shared_memory" and not self._shared:
             self._shared = True
             share(self.strategy.resident_weights(dtype))
-        return send(route, weights, writes=self.info.rank == 0)
+        return send(route, weights, writes=self.info.rank == 0, copy=self._sent)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def weight_copy(self) -> str:
+        """Return the name of the weights that this rank has a copy of, as it sent them; empty: of none."""
+        return self._sent.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def save(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> Records:

@@ -41,6 +41,7 @@ REFUSED = [
     ("a way that isn't there", ["weight_transport=nccl"], "weight_transport", ["broadcast"]),
     ("no way at all", ["weight_transport=null"], "weight_transport", ["expected one of auto", "broadcast"]),
     ("a number for a way", ["weight_transport=3"], "weight_transport", ["expected one of auto", "broadcast"]),
+    ("changes of nothing", ["delta_weight_sync=true"], "delta_weight_sync", ["nothing is sent", "=shared_memory"]),
     ("an empty bucket", ["model_update_buffer_size_mb=0"], "model_update_buffer_size_mb", [">= 1"]),
     ("a check by name only", ["verify_weight_sync=sha"], "verify_weight_sync", ["off, checksum, logprob"]),
     ("a check by switch", ["verify_weight_sync=true"], "verify_weight_sync", ["got true", "off, checksum, logprob"]),
@@ -63,6 +64,8 @@ ALLOWED = [
     [RAY, RATIO, CORRECTION],
     [*AHEAD, "adv_estimator=remax"],
     ["weight_transport=file"],
+    ["weight_transport=file", "delta_weight_sync=true"],
+    [RAY, "delta_weight_sync=true"],
     [RAY, "weight_transport=shared_memory", "model_update_buffer_size_mb=1", "verify_weight_sync=logprob"],
     [RAY, "num_nodes=2", "actor_infer.device_mapping=[0,1]", "weight_transport=broadcast"],
     [RAY, "num_nodes=2", "weight_transport=shared_memory"],  # the second node is somebody else's

@@ -47,6 +47,8 @@ REFUSED = [
     ("adapters and no base", [RANK, SYNC, *VLLM, f"{ENGINE}.strategy_config.sleep_level=2"],
      f"{ENGINE}.strategy_config.sleep_level", ["gives up the base weights", "sleep_level=1"]),
     ("adapters without room", [f"{ACTOR}.lora_rank=513", SYNC, *VLLM], f"{ACTOR}.lora_rank", ["at most 512"]),
+    ("changes of adapters", [RANK, SYNC, *VLLM, "weight_transport=file", "delta_weight_sync=true"],
+     "delta_weight_sync", ["acts only with lora_sync merged"]),
     ("a way unknown", [RANK, "lora_sync=both"], "lora_sync", ["merged"]),
     ("a KL with neither", [KL], "reference", ["use_kl_loss is on"]),
 ]  # fmt: skip

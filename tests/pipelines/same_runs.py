@@ -12,7 +12,7 @@ from toy import metrics_of, run_toy, write_toy
 
 from roll.tracking.names import is_timing
 
-OF_THE_WAY = ("sync/copied_gigabytes", "sync/gathered_gigabytes")
+OF_THE_WAY = ("sync/copied_gigabytes", "sync/gathered_gigabytes", "sync/delta_share")
 """Metrics of how weights travel, which differs from executor to executor."""
 
 

@@ -11,6 +11,7 @@ import torch
 
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
+from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.transports.shm_places import share
 from roll.distributed.weights import weights_checksum
 from roll.distributed.worker import Worker, WorkerInfo
@@ -30,6 +31,11 @@ class FakeTrainer(Worker):
         self.trouble = trouble
         self.seen = 0
         self.placed: dict[str, torch.Tensor] = {}
+        self.copy = WeightCopy()
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def weight_copy(self) -> str:
+        return self.copy.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def train(self) -> None:
@@ -68,7 +74,7 @@ class FakeTrainer(Worker):
         def weights() -> Iterator[tuple[str, torch.Tensor]]:  # some transports ask twice
             return self.watched(self.placed.items() if self.placed else weights_of(step))
 
-        return send(route, weights, writes=self.info.rank == 0)
+        return send(route, weights, writes=self.info.rank == 0, copy=self.copy)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def checksum(self) -> str:
@@ -85,7 +91,7 @@ class FakeEngine(FakeTrainer):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
-        with receive(route, handles, self.info.rank) as incoming:
+        with receive(route, handles, self.info.rank, self.copy) as incoming:
             self.weights = {name: tensor.clone() for name, tensor in self.watched(incoming)}
         self.version = route.version
         self.log = [*self.log, (route.part, route.version)]
@@ -93,7 +99,7 @@ class FakeEngine(FakeTrainer):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def forget(self) -> None:
-        self.weights, self.version, self.log = {}, -1, []
+        self.weights, self.version, self.log, self.copy = {}, -1, [], WeightCopy()
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def loaded(self) -> tuple[list[tuple[str, int]], str]:

@@ -47,6 +47,7 @@ def fake_config(folder: Path, **keys: Any) -> Any:
         "engine_restarts": 0,
         "async_generation_ratio": 0.0,
         "lora_sync": "merged",
+        "delta_weight_sync": False,
         "rpc_timeout": 30.0,
         "output_path": folder,
         **keys,

@@ -18,6 +18,7 @@ import torch
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.transports import Route, receive, send
+from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.transports.shm_places import share
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
@@ -28,16 +29,19 @@ TOLERANCE = 1e-5
 
 
 @contextlib.contextmanager
-def by_shared_memory(version, weights):
-    """The stream at an engine's end of a transfer whose other end is a thread of this process."""
+def by_shared_memory(version, weights, copies=(None, None), **names):
+    """The stream at an engine's end of a transfer whose other end is a thread of this process.
+
+    `copies`, and `names` of what they are of: the ends' for a delta.
+    """
     store = RendezvousStore("127.0.0.1")
     route = Route(transport="shared_memory", version=version, transfer=uuid.uuid4().hex, rendezvous=store.address,
-                  bucket_bytes=100_000, timeout=300.0, checksum=True)  # fmt: skip
+                  bucket_bytes=100_000, timeout=300.0, checksum=True, **names)  # fmt: skip
     sent = []
-    sender = threading.Thread(target=lambda: sent.append(send(route, weights)))
+    sender = threading.Thread(target=lambda: sent.append(send(route, weights, copy=copies[0])))
     sender.start()
     try:
-        with receive(route, [], 0) as incoming:
+        with receive(route, [], 0, copies[1]) as incoming:
             yield incoming
     finally:
         sender.join(60)
@@ -359,6 +363,31 @@ def an_engine_that_slept_works_after_it_woke_and_got_weights(t):
     t.check(request, t.run([request])["r"])
 
 
+def changes_alone_bring_an_engine_to_the_weights_that_all_of_them_would(t):
+    copies, base = (WeightCopy(), WeightCopy()), ""
+    weights = lambda: ((n, v.detach()) for n, v in named_tensors(t.model))  # noqa: E731
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        with torch.no_grad():
+            for tensor in list(t.model.parameters())[step % 2 :: 2]:
+                tensor[torch.rand(tensor.shape, generator=generator) < 0.1] *= 1.5
+        version, found = t.engine.version + 1, []
+        with by_shared_memory(version, weights, copies, base=base, snapshot=f"v{version}") as incoming:
+            t.engine.update_weights(version, incoming)
+        assert step == 0 or incoming.summary().moved < 0.4 * incoming.summary().bytes
+        base = f"v{version}"
+        t.remember()
+        for name in ("changes", "all"):
+            request = t.request(f"{name} {step}", range(7, 40), temperature=0.0, max_new_tokens=12)
+            found.append(t.run([request])[request.id])
+            t.check(request, found[-1])
+            version += 1
+            t.engine.update_weights(version, weights())
+            t.remember()
+        assert found[0].token_ids == found[1].token_ids
+        assert found[0].logprobs == found[1].logprobs
+
+
 CASES = [
     log_probs_are_those_of_transformers_at_every_temperature,
     truncated_and_penalised_draws_report_the_log_probs_of_that_draw,
@@ -370,6 +399,7 @@ CASES = [
     malformed_requests_are_refused_before_anything_is_queued,
     an_abort_keeps_the_sampled_tokens_and_leaves_the_others_alone,
     after_each_weight_update_log_probs_are_those_of_the_new_weights,
+    changes_alone_bring_an_engine_to_the_weights_that_all_of_them_would,
     responses_on_their_way_go_on_under_new_weights_and_each_token_is_right_under_its_own,
     many_requests_at_once_of_all_lengths_come_back_complete,
     an_engine_that_slept_works_after_it_woke_and_got_weights,

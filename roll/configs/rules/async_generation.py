@@ -34,6 +34,9 @@ def transport_rules(config: RLConfig) -> Iterator[Violation]:
     if way == "shared_memory" and far:
         expected = f"a way between machines: actor_train's rank 0 is on node {trainer}, engines are on node {far[0]}"
         yield Violation("weight_transport", expected, "weight_transport=auto", way)
+    if config.delta_weight_sync and config.executor == "inline" and way == "auto":
+        expected = "false with executor: inline, where engines read the trainer's weights and nothing is sent"
+        yield Violation("delta_weight_sync", expected, "remove it, or weight_transport=shared_memory", True)
     if config.val_only and config.verify_weight_sync != "off" and not config.resume_from_checkpoint:
         expected = "off with val_only: the starting weights are read by the engine itself, nothing is sent"
         yield Violation("verify_weight_sync", expected, "verify_weight_sync=off", config.verify_weight_sync)

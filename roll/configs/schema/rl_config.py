@@ -105,6 +105,13 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
     `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
     see docs/engines.md."""
+    delta_weight_sync: bool = acting(
+        False,
+        needs("lora_sync", "merged", why="adapters are small, and the base weights are sent only once"),
+        unless("val_only", why="weights are sent once at most"),
+    )
+    """Send only those numbers that changed since the last sync, after rounding to the engines' type. The trainer and
+    each engine keep a copy of the weights in host memory for it; see docs/engines.md for when it pays."""
     verify_weight_sync: Literal["off", "checksum", "logprob"] = "off"
     """After every update: `checksum` compares the bytes that arrived with those that left, `logprob` also compares
     log-probs of a few sampled tokens between engine and trainer. A difference ends the run."""

@@ -20,7 +20,7 @@ larger), the memory in use at a time is
 
 `shared_memory` needs no bucket for weights in memory that the engines can open (`shm_places.share`).
 `keep` adds M: in the object store, or in one process in its own memory. Both ends keep the segments of `shared_memory`
-from one sync to the next.
+from one sync to the next. With `snapshot` (delta.py) each end adds M, and what a transport carries lies on the host.
 
 An engine may look at the tensors of one bucket and of the one before it, never write to them, and has to copy what it
 wants to keep.
@@ -40,6 +40,7 @@ from torch import Tensor
 from roll.catalog.transports import TRANSPORTS
 from roll.distributed.byte_account import ByteAccount, counting
 from roll.distributed.handles import Handle
+from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.weights import BucketWriter, Checksum, WeightPart, WeightSyncError
 
 NamedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
@@ -77,6 +78,10 @@ class Route:
     """Hash what leaves and what arrives."""
     keep: bool = False
     """Make handles that hold this version while the trainer goes on, whatever the transport."""
+    snapshot: str = ""
+    """Name of these weights, under which both ends keep a copy of them; not in one process. Empty: they keep none."""
+    base: str = ""
+    """Name of the copy that all ends have, of which only the changes travel. Empty: all weights do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class TransferSummary:
     """Bytes that the trainer's ranks gathered for this end."""
     copied: int = field(default=0, compare=False)
     """Bytes that this end copied on the host, see `ByteAccount`."""
+    moved: int = field(default=0, compare=False)
+    """Bytes that the transport moved: `bytes`, or what had changed of them."""
 
     def __str__(self) -> str:
         return f"{self.tensors} tensors, {self.bytes} bytes" + (f", checksum {self.checksum}" if self.checksum else "")
@@ -125,20 +132,28 @@ class TransferStats:
     def summary(self) -> TransferSummary:
         """Return the counts so far."""
         checksum = self._checksum.hexdigest() if self._checksum is not None else ""
-        return TransferSummary(self._tensors, self._bytes, checksum)
+        return TransferSummary(self._tensors, self._bytes, checksum, moved=self._bytes)
+
+    def watch(self, stream: NamedWeights) -> NamedWeights:
+        """Yield the stream itself."""
+        for name, tensor in stream:
+            self.add(name, tensor)
+            yield name, tensor
+            del tensor
 
 
-def send(route: Route, weights: Weights, *, writes: bool = True) -> Sent:
+def send(route: Route, weights: Weights, *, writes: bool = True, copy: WeightCopy | None = None) -> Sent:
     """Send the weights; every rank of the trainer calls, and the one that `writes` is the source.
 
-    All ranks go through the whole stream even when sending fails, because gathering a tensor takes every rank.
+    All ranks go through the whole stream even when sending fails, because gathering a tensor takes every rank. `copy`:
+    this end's, for a route with a `snapshot`; weights that it has under that name already are sent from there.
     """
     stream = weights()
     try:
         if not writes:
             return Sent([], None, [])
         with counting() as account:
-            sent = _send(route, weights, stream)
+            sent = _send(route, weights, stream, copy)
         if sent.summary is None:
             return sent
         return replace(sent, summary=replace(sent.summary, gathered=account.gathered, copied=account.copied))
@@ -148,7 +163,7 @@ def send(route: Route, weights: Weights, *, writes: bool = True) -> Sent:
                 pass
 
 
-def _send(route: Route, weights: Weights, stream: NamedWeights) -> Sent:
+def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy | None) -> Sent:
     module = importlib.import_module(TRANSPORTS[route.transport].path)
     stats = TransferStats(checksum=route.checksum)
     if route.transport == "in_process" and not route.keep:
@@ -157,20 +172,29 @@ def _send(route: Route, weights: Weights, stream: NamedWeights) -> Sent:
             for name, tensor in weights():
                 stats.add(name, tensor)
         return Sent(module.hand_to_engine(route, weights), stats.summary() if route.checksum else None, [])
-    snapshot = None
-    if route.keep and route.transport in STREAMING:
-        snapshot = BucketWriter(route.bucket_bytes, route.version)
-    handles = module.send(route, _watched(stream, stats, snapshot))
-    kept = snapshot.finish() if snapshot is not None else handles if route.keep else []
-    return Sent(handles, stats.summary(), kept)
+    later = None
+    if route.keep and (route.transport in STREAMING or route.snapshot):
+        later = BucketWriter(route.bucket_bytes, route.version)
+    moved = stats
+    if route.snapshot:
+        assert copy is not None
+        moved = TransferStats(checksum=False)
+        resent = copy.name == route.snapshot
+        whole = _watched(iter(copy) if resent else stream, stats, later)
+        stream = moved.watch(whole if resent else copy.encoded(whole, route.base, route.snapshot))
+    else:
+        stream = _watched(stream, stats, later)
+    handles = module.send(route, stream)
+    kept = later.finish() if later is not None else handles if route.keep else []
+    return Sent(handles, replace(stats.summary(), moved=moved.summary().bytes), kept)
 
 
-def _watched(stream: NamedWeights, stats: TransferStats, snapshot: BucketWriter | None) -> NamedWeights:
-    for name, tensor in stream:
-        stats.add(name, tensor)
-        if snapshot is not None:
-            snapshot.add(name, tensor)
+def _watched(stream: NamedWeights, stats: TransferStats, later: BucketWriter | None) -> NamedWeights:
+    for name, tensor in stats.watch(stream):
+        if later is not None:
+            later.add(name, tensor)
         yield name, tensor
+        del tensor
 
 
 class WeightStream:
@@ -179,9 +203,12 @@ class WeightStream:
     Leaving the block frees what the transport holds; with an error it tells the other end, which would wait otherwise.
     """
 
-    def __init__(self, route: Route, handles: Sequence[Handle], rank: int) -> None:
+    def __init__(self, route: Route, handles: Sequence[Handle], rank: int, copy: WeightCopy | None = None) -> None:
         module = importlib.import_module(TRANSPORTS[route.transport].path)
         self._stream: Any = module.receive(route, handles, rank)
+        self._route = route
+        self._copy = copy
+        self._moved = TransferStats(checksum=False)
         self._stats = TransferStats(checksum=route.checksum)
         self._where = f"engine {rank}, weights of version {route.version} by {route.transport}"
         self._ended = False
@@ -189,10 +216,11 @@ class WeightStream:
         self._account = ByteAccount()
 
     def __iter__(self) -> NamedWeights:
-        for name, tensor in self._stream:
-            self._stats.add(name, tensor)
-            yield name, tensor
-            del tensor
+        moved = self._moved.watch(self._stream)
+        if self._route.snapshot:
+            assert self._copy is not None
+            moved = self._copy.decoded(moved, self._route.base, self._route.snapshot)
+        yield from self._stats.watch(moved)
         self._ended = True
 
     def __enter__(self) -> WeightStream:
@@ -210,9 +238,10 @@ class WeightStream:
         """Return what arrived; raises `WeightSyncError` if the engine didn't read to the end."""
         if not self._ended:
             raise WeightSyncError(f"{self._where}: the engine stopped reading after {self._stats.summary()}")
-        return replace(self._stats.summary(), gathered=self._account.gathered, copied=self._account.copied)
+        account, moved = self._account, self._moved.summary().bytes
+        return replace(self._stats.summary(), gathered=account.gathered, copied=account.copied, moved=moved)
 
 
-def receive(route: Route, handles: Sequence[Handle], rank: int) -> WeightStream:
-    """Open the engine's end; `rank` is its place among the `receivers`."""
-    return WeightStream(route, handles, rank)
+def receive(route: Route, handles: Sequence[Handle], rank: int, copy: WeightCopy | None = None) -> WeightStream:
+    """Open the engine's end; `rank` is its place among the `receivers`, `copy` this end's for a `snapshot`."""
+    return WeightStream(route, handles, rank, copy)
