@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(3600)
 def test_a_request_costs_at_most_three_milliseconds_at_a_hundred_sessions(evidence_folder) -> None:
-    """Beyond a server that does nothing, on a machine with nothing else to do: other processes are in the figure too."""
+    """Beyond a server that does nothing. On a machine with nothing else to do: other processes count, too."""
     command = [sys.executable, ROOT / "benchmarks" / "gateway.py"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
     (evidence_folder / "gateway.md").write_text(done.stdout, encoding="utf-8")
