@@ -90,9 +90,9 @@ def whole_step(args: argparse.Namespace) -> tuple[Any, Any]:
 def serve(pipe: Any, args: argparse.Namespace, name: str) -> None:
     """A contender's process: build, then take a step whenever it is told to."""
     os.environ["THP_MEM_ALLOC_ENABLE"] = CONTENDERS[name]
-    from roll.utils.memory import keep_little_freed_memory
+    from roll.utils.memory import reuse_freed_memory
 
-    keep_little_freed_memory()
+    reuse_freed_memory()
     strategy = None
     if name == "products":
         from roll.configs.schema.worker_config import ModelArgs

@@ -121,11 +121,11 @@ def run_logged(config: RunConfig) -> RunResult:
     from roll.pipelines import load_pipeline, run_pipeline
     from roll.utils.locking import FolderInUse, run_lock
     from roll.utils.logging import setup_logging
-    from roll.utils.memory import keep_little_freed_memory
+    from roll.utils.memory import reuse_freed_memory
     from roll.utils.secrets import redacted
 
     if config.executor == "inline":  # engine, trainer and controller in one process
-        keep_little_freed_memory()
+        reuse_freed_memory()
     # Before the log is opened: a run that is refused leaves the folder of the other one alone.
     with run_lock(config.output_path, config.logging_path):
         pass

@@ -8,23 +8,27 @@ from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of glibc's `mallopt`."""
-_LARGE = 4 << 20
+_NEVER = 1 << 30
+_LARGEST_OF_OLD = 32 << 20
+"""What some versions of glibc take at most as the size from which a block is mapped by itself."""
 
 
 def _glibc() -> Any:
     return ctypes.CDLL("libc.so.6")
 
 
-def keep_little_freed_memory() -> None:
-    """Have the C library give large blocks back as soon as they are freed, and share its pools between threads.
+def reuse_freed_memory() -> None:
+    """Have the C library use freed blocks again, large ones too, until `return_freed_memory`; threads share its pools.
 
-    By itself it raises these limits with use, and keeps up to a gigabyte of a trainer's activations. Does nothing where
-    it isn't glibc.
+    A large block is otherwise a mapping of its own: given back when freed, and zeroed by the kernel page by page when
+    the next pass asks for as much. Does nothing where it isn't glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         glibc = _glibc()
-        for parameter, value in ((_TRIM_THRESHOLD, _LARGE), (_MMAP_THRESHOLD, _LARGE), (_ARENA_MAX, 2)):
-            glibc.mallopt(parameter, value)
+        glibc.mallopt(_ARENA_MAX, 2)
+        glibc.mallopt(_TRIM_THRESHOLD, _NEVER)
+        # The one before turns off that glibc raises this by itself: it must get a number.
+        glibc.mallopt(_MMAP_THRESHOLD, _NEVER) or glibc.mallopt(_MMAP_THRESHOLD, _LARGEST_OF_OLD)
 
 
 def return_freed_memory() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 PROGRAM = """
 import sys
-from roll.utils.memory import keep_little_freed_memory, return_freed_memory
+from roll.utils.memory import return_freed_memory, reuse_freed_memory
 import psutil
-keep_little_freed_memory()
+reuse_freed_memory()
 kept = []
 def rss():
     return psutil.Process().memory_info().rss / 2**20
@@ -29,4 +29,27 @@ print(full - start > 250, rss() - start < 60)
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_freed_blocks_between_used_ones_are_returned():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
+AGAIN = """
+import mmap
+import resource
+from roll.utils.memory import reuse_freed_memory
+reuse_freed_memory()
+size = 16 << 20
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytearray(b"1") * size  # touches every page
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+first, again = faults(), faults()
+pages = size // mmap.PAGESIZE
+print(first > pages // 2, again < pages // 50)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_a_large_block_lies_on_the_pages_of_the_one_freed_before():
+    # Activations of one micro-batch are as large as those of the next: new pages for each cost a third of a pass.
+    done = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True"]
