@@ -15,8 +15,8 @@ the type that it trains in. `buckets` is the same transport as all other trainer
 costs one copy more, in the trainer, which takes turns with the engines where there are fewer cores than processes. With
 `--vllm` the receiver is a real vLLM engine on the model in that folder.
 
-`delta` and `delta broadcast` are `shared_memory` and `broadcast` with `delta_weight_sync`, after `--changed` of all
-numbers changed at random places. Their seconds include comparing in the trainer and patching in the engines.
+`delta` is `buckets` with `delta_weight_sync`, after `--changed` of all numbers changed at random places. Its seconds
+include comparing in the trainer and patching in the engines.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from roll.pipelines.sync import WeightSync
 
 BUCKETS = "buckets"
 DELTA = "delta"
-TRANSPORT_OF = {BUCKETS: "shared_memory", DELTA: "shared_memory", f"{DELTA} broadcast": "broadcast"}
-TRANSPORTS = ("shared_memory", "broadcast", "object_store", "file", *TRANSPORT_OF)
+TRANSPORTS = ("shared_memory", BUCKETS, DELTA, "broadcast", "object_store", "file")
 LAYERS = 24
 COPIES = "copy per engine"
 
@@ -85,7 +84,7 @@ class Trainer(Worker):
         """Send the next weights in this way; for a delta a share of all numbers changes before."""
         import torch
 
-        for tensor in self.weights.values() if way.startswith(DELTA) else ():
+        for tensor in self.weights.values() if way == DELTA else ():
             flat = tensor.view(-1)
             flat[torch.randint(len(flat), (round(changed * len(flat)),))] += 1
         self.in_place = way == "shared_memory"
@@ -196,11 +195,11 @@ def config_of(way: str, folder: Path, bucket_mb: int) -> Any:
     model = SimpleNamespace(dtype="fp32")
     engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name="vllm"), model_args=model)
     return SimpleNamespace(
-        weight_transport=TRANSPORT_OF.get(way, way),
+        weight_transport="shared_memory" if way in (BUCKETS, DELTA) else way,
         model_update_buffer_size_mb=bucket_mb,
         verify_weight_sync="off",
         lora_sync="merged",
-        delta_weight_sync=way.startswith(DELTA),
+        delta_weight_sync=way == DELTA,
         engine_restarts=0,
         async_generation_ratio=0.0,
         rpc_timeout=600.0,

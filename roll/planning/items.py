@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 PARTS = (
     "weights", "gradients", "optimizer", "activations", "logits", "KV cache", "gathered weights", "sync buffers",
-    "process",
+    "weight copies", "process",
 )  # fmt: skip
 """What memory is for, in the order of the report."""
 

@@ -18,6 +18,7 @@ from roll.planning.architecture import Architecture, UnknownModel, read_architec
 from roll.planning.engines import EngineRole, engine_memory
 from roll.planning.items import Item, RoleMemory
 from roll.planning.machines import MIB, Machines
+from roll.planning.parameters import BYTES
 from roll.planning.role_states import distinct_ranks
 from roll.planning.training import TrainedRole, training_memory
 
@@ -312,6 +313,7 @@ class _Planner:
                         items += self._on_host(memory, count, asleep=self._sleeps(role, working), building=building)
                 for memory, count in mine.values():
                     items += self._passing_on_host(memory, count, phase)
+                items += self._copies(node, phase)
                 if phase == "sync" and (shared := self._shared()):
                     items.append((working, Item("sync buffers", shared, lasting=False)))
                 uses.append(Use(phase, working, tuple(items)))
@@ -346,6 +348,17 @@ class _Planner:
         engines = sum(memory.shared for memory in self._memories.values())
         per_node = min(config.num_gpus_per_node, len(self._placement.roles.get(ENGINE, ())))
         return 2 * config.model_update_buffer_size_mb * MIB + engines * per_node
+
+    def _copies(self, node: int, phase: str) -> list[tuple[str, Item]]:
+        """Of weights in the engines' type, one for the trainer's rank 0 and for each engine: `delta_weight_sync`."""
+        config, ranks = self._config, self._placement.roles
+        delta = isinstance(config, RLConfig) and config.delta_weight_sync and {ENGINE, TRAINER} <= ranks.keys()
+        if not delta or phase == "start":
+            return []
+        holders = [ranks[TRAINER][0][0], *(slots[0] for slots in ranks[ENGINE])]
+        here = sum(self._placement.node_of(slot) == node for slot in holders)
+        size = here * self._models[ENGINE].count() * BYTES[self._workers[ENGINE].model_args.dtype]
+        return [(ENGINE, Item("weight copies", size))]
 
 
 def _one_process(items: tuple[tuple[str, Item], ...]) -> Iterator[tuple[str, Item]]:

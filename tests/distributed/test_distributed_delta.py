@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,7 +190,7 @@ def transferred(route: Route, weights: Weights, copies: tuple[WeightCopy, Weight
 
 
 @pytest.fixture(scope="module")
-def rendezvous() -> Iterator[RendezvousStore]:
+def rendezvous() -> RendezvousStore:
     return RendezvousStore("127.0.0.1")
 
 

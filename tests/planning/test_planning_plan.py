@@ -342,6 +342,19 @@ def test_only_the_trainer_passes_weights_on_and_the_engine_takes_them(tmp_path):
     assert not [use for use in tuned.devices[0].uses if use.phase == "sync"]
 
 
+def test_the_trainer_and_each_engine_keep_a_copy_of_what_was_sent(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_7B)
+    engines = {"actor_infer": {"model_args": {"dtype": "bf16"}}}
+    jobs = {keys.get("delta_weight_sync", False): rlvr_job(model, slots=8, **engines, **keys)
+            for keys in ({}, {"delta_weight_sync": True})}  # fmt: skip
+    whole, delta = (plan_of(tmp_path, jobs[key], "h100:8").hosts[0] for key in (False, True))
+    for role, phase in (("actor_infer", "generate"), ("actor_train", "sync")):
+        held = sizes(use_of(delta, role, phase), "actor_infer")
+        assert held.pop("weight copies") == 9 * 6_738_415_616 * 2
+        assert held == sizes(use_of(whole, role, phase), "actor_infer")
+    assert "weight copies" not in sizes(use_of(delta, "actor_train", "start"), "actor_infer")
+
+
 def test_devices_that_differ_by_bytes_are_told_of_once(tmp_path):
     model = model_folder(tmp_path / "model", LLAMA_7B)
     options = {"pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 4}
