@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+
 import torch
-from layout_contract import layout_spec
-from start_contract import LARGE, LAYER, MIB, peak_of_a_start, streamed_and_whole
+from ranks import status_bytes
+from start_contract import LARGE, LAYER, MIB, another, streamed_and_whole
 from test_deepspeed_steps import spec_of, stages
 from tiny_models import build_tiny_model
 
@@ -45,22 +46,32 @@ def test_experts_critics_adapters_and_roles_that_do_not_train_start_from_slices_
     compare(ranks, specs)
 
 
-def trained_states(strategy):
-    """Bytes of what an optimizer keeps beside the weights that compute, all of it sharded as well."""
-    optimizer = strategy._engine.optimizer
-    flat = getattr(optimizer, "fp32_partitioned_groups_flat", ())
-    sums = getattr(optimizer, "grad_partitions_flat_buffer", None)
-    moments = [value for tensor in flat for value in optimizer.optimizer.state[tensor].values()]
-    return sum(tensor.nbytes for tensor in (*flat, *moments) if tensor.dim()) + (0 if sums is None else sums.nbytes)
+def peaks_of_a_start(info, specs):
+    """(peak until ZeRO makes its optimizer, peak of the whole start, bytes of this rank's share in float32)"""
+    import deepspeed
+
+    found, initialize = [], deepspeed.initialize
+
+    def watched(**given):
+        found.append(status_bytes("VmHWM"))
+        return initialize(**given)
+
+    first, spec = specs
+    another(first, info)  # imports everything
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, deepspeed.initialize = status_bytes("VmRSS"), watched
+    strategy = another(spec, info)
+    share = 4 * sum(p.ds_tensor.numel() for p in strategy._model.parameters())
+    return found[0] - before, status_bytes("VmHWM") - before, share
 
 
-@pytest.mark.parametrize("name", ["deepspeed_train", "deepspeed_infer"])
-def test_a_rank_of_zero_3_starts_in_the_memory_of_its_share_and_one_layer(ranks, model_of, tmp_path, name):
+def test_a_rank_of_zero_3_starts_in_the_memory_of_its_share_and_one_layer(ranks, model_of, tmp_path):
     large = build_tiny_model(tmp_path / "large", **LARGE)
     stored = (large / "model.safetensors").stat().st_size
     limit = stored / 4 + LAYER + 100 * MIB
     assert stored > 1.5 * limit
-    options = {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1 << 20}}
-    specs = [layout_spec(path, name, options) for path in (model_of(), large)]
-    for above in ranks.run(peak_of_a_start, 4, specs, trained_states):
-        assert above <= limit, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
+    specs = [spec_of(path, "stage 3") for path in (model_of(), large)]
+    for loaded, above, share in ranks.run(peaks_of_a_start, 4, specs):
+        assert loaded <= limit, f"{loaded / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
+        # Then it makes float32 weights beside those that compute, sums of gradients and two moments: each a share.
+        assert above <= limit + 4 * share, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
