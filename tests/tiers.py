@@ -44,6 +44,7 @@ FULL = (
     "strategies/test_engines_sglang*",
     "strategies/test_hf_compile.py::test_a_compiled_role*",
     "strategies/test_hf_half_stream.py::test_compiled_layers*",
+    "strategies/test_deepspeed_start.py*",
     "strategies/test_fsdp2_start.py*",
     "strategies/test_megatron_quiet.py*",
     "strategies/test_strategies_quiet.py*",

@@ -5,54 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
-from ranks import status_bytes
+from start_contract import LARGE, LAYER, MIB, peak_of_a_start, streamed_and_whole
 from test_fsdp2_ranks import fsdp_spec
 from tiny_models import build_tiny_model
-from train_contract import build, make_batch
 
 from roll.planning.architecture import read_architecture
-from roll.strategies.fsdp2 import Fsdp2Strategy, shard_module
-from roll.strategies.hf.hf_build import hf_module
+from roll.strategies.fsdp2 import shard_module
 from roll.strategies.hf.streamed import StreamedWeights
-
-
-def another(spec, info):
-    """A strategy beside those that this process has had: it is connected."""
-    if torch.distributed.is_initialized():
-        Fsdp2Strategy._connect = lambda self: None
-    return build(spec, info)
-
-
-def start_of(info, spec):
-    """What a rank has after its start: (weights and buffers, what trains, log-probs or values)."""
-    strategy = another(spec, info)
-    model = hf_module(strategy._model)
-    weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
-    heads = {n: strategy._full(p).clone() for n, p in strategy._model.named_parameters() if n.startswith("value_head")}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    output = "values" if spec.kind == "value" else "logprobs"
-    scores = getattr(strategy.forward(make_batch(), (output,)), output)
-    return weights | heads | buffers, {n: p.requires_grad for n, p in model.named_parameters()}, scores
-
-
-def streamed_and_whole(info, specs):
-    """For each spec whether it streams, and what a rank has with and without that."""
-    found, opened, streams = [], StreamedWeights.open, []
-
-    def watched(*args):
-        streams.append(opened(*args))
-        return streams[-1]
-
-    for spec in specs:
-        StreamedWeights.open = watched
-        mine = start_of(info, spec)
-        StreamedWeights.open = lambda *args: None
-        found.append((streams.pop() is not None, mine, start_of(info, spec)))
-    return found
 
 
 def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of):
@@ -95,36 +57,19 @@ def test_a_model_whose_files_say_something_else_is_loaded_by_transformers(tmp_pa
     assert StreamedWeights.open(spec, torch.float32) is None  # transformers would invent it
 
 
-MIB = 1 << 20
-LARGE = {"hidden": 512, "layers": 32, "intermediate_size": 1536, "vocab_size": 8192, "head_dim": 64}
-
-
-def peak_of_a_start(info, specs):
-    """Bytes that a rank's peak is above what it had after its imports; the first of `specs` does the imports."""
-    first, spec = specs
-    another(first, info)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = status_bytes("VmRSS")
-    strategy = another(spec, info)
-    peak = status_bytes("VmHWM")
-    moments = sum(
-        value.to_local().nbytes
-        for optimizer in strategy._optimizers
-        for state in optimizer.state.values()
-        for value in state.values()
-        if hasattr(value, "to_local")
-    )
-    return peak - before - moments
+def moments(strategy):
+    """Bytes of an optimizer's states, which are sharded as well."""
+    states = (state for optimizer in strategy._optimizers for state in optimizer.state.values())
+    values = (value for state in states for value in state.values())
+    return sum(value.to_local().nbytes for value in values if hasattr(value, "to_local"))
 
 
 def test_a_rank_starts_in_the_memory_of_its_shard_and_one_layer(ranks, model_of, tmp_path):
     large = build_tiny_model(tmp_path / "large", **LARGE)
     stored = (large / "model.safetensors").stat().st_size
-    layer = 4 * (2 * 512 * 512 + 2 * 512 * 2 * 64 + 3 * 512 * 1536)
-    limit = stored / 4 + layer + 100 * MIB
+    limit = stored / 4 + LAYER + 100 * MIB
     assert stored > 1.5 * limit
-    # Above what its imports hold; an optimizer's states, which are sharded as well, aren't counted.
-    for above in ranks.run(peak_of_a_start, 4, (fsdp_spec(model_of()), fsdp_spec(large))):
+    for above in ranks.run(peak_of_a_start, 4, (fsdp_spec(model_of()), fsdp_spec(large)), moments):
         assert above <= limit, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
 
 

@@ -85,26 +85,6 @@ def engine_json(spec: TrainSpec, options: DeepSpeedConfig, device: torch.device)
     return made
 
 
-def exact_weights(module: nn.Module, computed: torch.dtype) -> dict[nn.Parameter, Tensor]:
-    """Return copies of trained weights that lose something in the type that computes.
-
-    ZeRO makes its float32 weights from the rounded ones. Weights that were published in bf16 cost nothing here.
-    """
-    trained = [p for p in module.parameters() if p.requires_grad]
-    return {p: p.detach().cpu().clone() for p in trained if not torch.equal(p.detach().to(computed).to(p.dtype), p)}
-
-
-def shard_weights(module: nn.Module, made: dict[str, Any], computed: torch.dtype, device: torch.device) -> None:
-    """Cut the weights of a module on the CPU for ZeRO 3, one at a time: no device ever holds them all."""
-    import deepspeed
-
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(computed)
-    for buffer in module.buffers():
-        buffer.data = buffer.data.to(device)
-    deepspeed.zero.Init(module=module, config_dict_or_path=made, dtype=computed)
-
-
 def adamw(module: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, device: torch.device) -> Any:
     """AdamW with decoupled decay, on the fastest kernel for where its states lie; all compute the same update.
 

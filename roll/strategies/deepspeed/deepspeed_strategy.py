@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, NamedWeights, StatePart
-from roll.strategies.deepspeed.deepspeed_engine import (
-    Engine,
-    Opened,
-    adamw,
-    connect,
-    engine_json,
+from roll.strategies.deepspeed.deepspeed_engine import Engine, Opened, adamw, connect, engine_json
+from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
+from roll.strategies.deepspeed.start import (
     exact_weights,
+    fill_exact,
+    fill_shares,
+    fills_shares,
+    make_room,
     shard_weights,
 )
-from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
 from roll.strategies.deepspeed.state import (
     Anchor,
     forget_gradients,
@@ -43,7 +43,7 @@ from roll.strategies.deepspeed.state import (
     whole,
 )
 from roll.strategies.hf.gather import Travelling
-from roll.strategies.hf.hf_build import RoleModule
+from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.hf_model import DTYPES, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.hf.streamed import StreamedWeights
@@ -72,25 +72,36 @@ class DeepSpeedStrategy(HfTrainStrategy):
         # ZeRO 3 brings its parts to the device one by one.
         return torch.device("cpu") if self._options.stage == 3 else self._device
 
+    @property
+    def _streams(self) -> bool:
+        return fills_shares(self._options)
+
     def _connect(self) -> None:
         connect(self._info, self._device, self._backend)
 
     def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
-        assert weights is None, "modules are loaded before DeepSpeed cuts them"
         self._offloaded: set[StatePart] = set()
-        if not self._spec.trains and self._options.stage < 3:
+        options = self._options
+        if weights is not None:
+            make_room(model, weights, self._computed if options.stage else self._stored, self._loaded_on)
+            if options.stage < 3:
+                weights.fill(hf_module(model))
+        if not self._spec.trains and options.stage < 3:
             return model
         import deepspeed
 
-        options, opened = self._options, Opened(model)
+        opened = Opened(model)
         made = engine_json(self._spec, options, self._device)
-        rounded = exact_weights(model, self._computed) if self._spec.trains and options.stage else {}
+        empty = [] if weights is None else [tensor for _, tensor in weights.waiting(hf_module(model))]
+        rounded = self._rounded(model, empty) if self._spec.trains and options.stage else {}
         optimizer = None
         if self._spec.trains:  # before the shapes are gone, which decide what decays
             optimizer = adamw(model, self._trained.training_args, options, self._device)
             self._decays = decaying(optimizer.param_groups)
         if options.stage == 3:
-            shard_weights(opened, made, self._computed, self._device)
+            shard_weights(opened, made, self._computed, self._device, empty)
+            if weights is not None:
+                fill_shares(model, weights)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does; its logger isn't affected
             self._engine, *_ = deepspeed.initialize(model=opened, optimizer=optimizer, config=made)
         # Hooks on gradients hold weights and process groups in circles that Python can't collect.
@@ -99,9 +110,16 @@ class DeepSpeedStrategy(HfTrainStrategy):
             opened.hold_head()
         for parameter, value in rounded.items():
             set_whole(self._engine, parameter, value)
+        if weights is not None and self._spec.trains and options.stage:
+            fill_exact(model, weights, self._computed)
         if self._spec.trains and self._spec.l2 > 0:
             self._anchor = Anchor(self._engine, self._spec.l2)
         return Engine(self._engine)
+
+    def _rounded(self, model: RoleModule, empty: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Return `exact_weights` of what no file is read for."""
+        waiting = set(map(id, empty))
+        return exact_weights([p for p in model.parameters() if id(p) not in waiting], self._computed)
 
     # --- optimizer steps -------------------------------------------------------------------------------------------
 

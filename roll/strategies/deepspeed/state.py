@@ -242,20 +242,34 @@ def _trained_tensors(engine: Any) -> list[Tensor]:
     raise AssertionError(f"unknown optimizer {type(optimizer).__name__}")
 
 
+def share_of(parameter: Any) -> tuple[int, int]:
+    """Return where this rank's share of a tensor begins that ZeRO 3 has cut, and how many numbers aren't padding."""
+    import deepspeed
+
+    size = parameter.ds_tensor.numel()
+    start = size * deepspeed.comm.get_rank(group=parameter.ds_process_group)
+    return start, max(0, min(size, parameter.ds_numel - start))
+
+
+def set_share(parameter: Any, share: Tensor, moment: str | None = None) -> None:
+    """Change this rank's share of a float32 weight that ZeRO 3 has cut, padding included, or of a moment."""
+    from deepspeed import utils
+
+    if moment:
+        utils.safe_set_local_optimizer_state(parameter, share, moment)
+    else:
+        utils.safe_set_local_fp32_param(parameter, share)
+
+
 def _set_sharded(parameter: Any, value: Tensor, moment: str | None) -> None:
     from deepspeed import utils
 
     if hasattr(parameter, "ds_id"):
         # DeepSpeed's own cut of a whole ZeRO-3 tensor forgets the padding of the last rank.
-        size = parameter.ds_tensor.numel()
-        start = size * parameter._z3_optimizer._get_param_partition_rank(parameter)
-        part = value.new_zeros(size)
-        mine = value.reshape(-1)[start : start + size]
-        part[: len(mine)] = mine
-        if moment:
-            utils.safe_set_local_optimizer_state(parameter, part, moment)
-        else:
-            utils.safe_set_local_fp32_param(parameter, part)
+        start, size = share_of(parameter)
+        share = value.new_zeros(parameter.ds_tensor.numel())
+        share[:size] = value.reshape(-1)[start : start + size]
+        set_share(parameter, share, moment)
     elif moment:
         utils.safe_set_full_optimizer_state(parameter, value, moment)
     else:

@@ -47,11 +47,14 @@ class StoredTensors:
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name -> shape."""
+        self.types: dict[str, str] = {}
+        """Name -> type, as safetensors spells it: BF16, F32."""
         for file in files:
             with open_safetensors(file) as handle:
                 for name in handle.keys():  # noqa: SIM118 - no mapping
                     self._files[name] = file
-                    self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+                    tensor = handle.get_slice(name)
+                    self.shapes[name], self.types[name] = tuple(tensor.get_shape()), tensor.get_dtype()
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Return rows `start` to `stop` (None: to the last) of a tensor, on the host; of a scalar all there is."""

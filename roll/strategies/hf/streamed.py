@@ -2,7 +2,7 @@
 
 The module is built with its parameters on the meta device. They get memory of the host that nobody has written to,
 which the system hands out page by page when it is written: a module that is never filled takes next to none. Sharding
-copies this rank's part of a layer and drops the layer; then each rank reads its rows from the safetensors files, cast
+copies this rank's part of a layer and drops the layer; then each rank reads its part from the safetensors files, cast
 as transformers casts what it loads. What isn't in the files (adapters, a value head, buffers that aren't saved) is
 there from the beginning, as in a module that was loaded whole.
 
@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,11 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 32 << 20  # of a tensor at a time, in the type that it is stored in
 _SMALL_LAYERS = 2
 _SMALL_VOCABULARY = 256
+_SPELT = {torch.bfloat16: "BF16", torch.float16: "F16"}
 _SAMPLED = 1024  # values at the start of each weight that adapters remember their base model by
+
+PartOf: TypeAlias = Callable[[Any], tuple[Tensor, int]]
+"""From a tensor of a sharded module to this rank's part of it, and the number of the part's first element."""
 
 
 class StreamedWeights:
@@ -48,6 +53,7 @@ class StreamedWeights:
         self.module: nn.Module = self._empty()
         """The transformers module, in eval mode; its parameters and saved buffers hold nothing yet."""
         self._sources = {name: self._found(name, tensor) for name, tensor in named_tensors(self.module)}
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(self.module)}
         self._check_tied()
         self.small: Any = self._small_copy()
         """A transformers module that computes as `module` does, of few layers with random weights."""
@@ -140,38 +146,52 @@ class StreamedWeights:
 
     # --- values ----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _fill_beginnings(self) -> None:
         """Read the first values of each weight: base models are told apart by them."""
         for name, parameter in self.module.named_parameters():
             if parameter.dim() == 2:
                 rows = min(len(parameter), -(-_SAMPLED // parameter.shape[1]))
-                self._read(parameter[:rows], self._sources[name], parameter.shape, 0)
+                self.read(name, parameter[:rows], 0)
 
-    @torch.no_grad()
-    def fill(self, model: nn.Module) -> None:
-        """Read this rank's rows of every weight of a sharded `model`, which was `module` and may have adapters now."""
+    def waiting(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield what the files have of `model`, which was `module` and may be sharded, or have adapters, now."""
         for name, tensor in named_tensors(model):
-            sources = self._sources.get(name.replace(".base_layer.", "."))
-            if sources is not None:
-                local, start = _local(tensor)
-                self._read(local, sources, tensor.shape, start)
+            if _plain(name) in self._sources:
+                yield name, tensor
+
+    def fill(self, model: nn.Module, part: PartOf | None = None) -> None:
+        """Read this rank's part of every weight of a sharded `model`: of its rows, or what `part` says."""
+        for name, tensor in self.waiting(model):
+            self.read(name, *(part or _local)(tensor))
         return_freed_memory()
 
-    def _read(self, local: Tensor, sources: list[str], shape: torch.Size, start: int) -> None:
-        """Fill `local`, which begins at row `start` of a tensor of this shape."""
-        if len(sources) > 1:  # so many parts to each expert
-            apart = len(sources) // shape[0]
-            for i, expert in enumerate(local, start):
-                parts = sources[i * apart : (i + 1) * apart]
-                expert.copy_(torch.cat([self._files.read(part) for part in parts]))
-        elif not shape:
-            local.copy_(self._files.read(sources[0]))
-        else:
-            step = self._rows_at_once(tuple(shape))
-            for i in range(0, len(local), step):
-                rows = local[i : i + step]
-                rows.copy_(self._files.read(sources[0], start + i, start + i + len(rows)))
+    def rounded(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether a weight, which trains in float32, may lose something in `dtype`."""
+        stored = {self._files.types[source] for source in self._sources[_plain(name)]}
+        return dtype != torch.float32 and stored != {_SPELT.get(dtype)}
+
+    @torch.no_grad()
+    def read(self, name: str, local: Tensor, start: int) -> None:
+        """Fill `local` with the numbers of a weight, from number `start` on in the order of rows."""
+        sources, shape, flat = self._sources[_plain(name)], self._shapes[_plain(name)], local.detach().view(-1)
+        if not shape:
+            flat.copy_(self._files.read(sources[0]).view(-1))
+            return
+        width = math.prod(shape[1:])
+        # Stacked experts are read one by one, of so many parts each.
+        apart = len(sources) // shape[0] if len(sources) > 1 else 0
+        step = 1 if apart else self._rows_at_once(shape)
+        stop = start + len(flat)
+        for first in range(start // width, -(-stop // width), step):
+            last = min(first + step, -(-stop // width))
+            if apart:
+                parts = sources[first * apart : (first + 1) * apart]
+                rows = torch.cat([self._files.read(part) for part in parts])
+            else:
+                rows = self._files.read(sources[0], first, last)
+            begin, end = max(start, first * width), min(stop, last * width)
+            numbers = rows.reshape(-1)[begin - first * width : end - first * width]
+            flat[begin - start : end - start].copy_(numbers)
 
     def _small_copy(self) -> Any:
         try:
@@ -229,11 +249,16 @@ def _reserve(module: nn.Module) -> None:
 
 
 def _local(tensor: Any) -> tuple[Tensor, int]:
-    """Return this rank's part of a perhaps sharded tensor, and its first row."""
+    """Return this rank's rows of a perhaps sharded tensor, and the number of its first one in the order of rows."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if not hasattr(tensor, "full_tensor"):
         return tensor.detach(), 0
     local: Tensor = tensor.detach().to_local()
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return local, offset[0] if offset else 0
+    return local, offset[0] * math.prod(tensor.shape[1:]) if offset else 0
+
+
+def _plain(name: str) -> str:
+    """Return the name of a tensor in the module without adapters."""
+    return name.replace(".base_layer.", ".")

@@ -1,0 +1,77 @@
+"""DeepSpeed starts from slices of a model's files: the same numbers, and with ZeRO 3 no whole model on any rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from ranks import status_bytes
+from start_contract import LARGE, LAYER, MIB, another, streamed_and_whole
+from test_deepspeed_steps import spec_of, stages
+from tiny_models import build_tiny_model
+
+HALF = {"dtype": "bf16"}
+
+
+def compare(ranks, specs):
+    for rank in ranks.run(streamed_and_whole, 2, list(specs.values())):
+        for name, (streams, mine, whole) in zip(specs, rank, strict=True):
+            assert streams, name
+            assert mine[0].keys() == whole[0].keys() and mine[1] == whole[1], name
+            assert all(torch.equal(mine[0][key], whole[0][key]) for key in whole[0]), name
+            assert all(mine[0][key].dtype == whole[0][key].dtype for key in whole[0]), name
+            assert torch.equal(mine[2], whole[2]), name
+
+
+@stages()
+def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of, stage):
+    specs = {
+        "tied": spec_of(model_of(), stage),
+        "stored wider than computed": spec_of(model_of("qwen2"), stage, model=HALF),
+    }
+    compare(ranks, specs)
+
+
+def test_experts_critics_adapters_and_roles_that_do_not_train_start_from_slices_too(ranks, model_of):
+    frozen = {"freeze_module_prefix": ("model.layers.0.", "model.embed_tokens")} | HALF
+    specs = {
+        "experts": spec_of(model_of("qwen3_moe"), "stage 3", model=HALF),
+        "experts under other names": spec_of(model_of("mixtral"), "stage 3"),
+        "a head of its own, frozen layers": spec_of(model_of(tie_word_embeddings=False), "stage 3", model=frozen),
+        "critic": spec_of(model_of("qwen3"), "stage 3", kind="value", model=HALF),
+        "adapters": spec_of(model_of(), "stage 3", model={"lora_rank": 4, "lora_alpha": 8.0} | HALF),
+        "a reference": spec_of(model_of(), "stage 3", name="deepspeed_infer", model=HALF),
+        "a reference on every rank": spec_of(model_of(), "stage 1", name="deepspeed_infer", model=HALF),
+    }
+    compare(ranks, specs)
+
+
+def peaks_of_a_start(info, specs):
+    """(peak until ZeRO makes its optimizer, peak of the whole start, bytes of this rank's share in float32)"""
+    import deepspeed
+
+    found, initialize = [], deepspeed.initialize
+
+    def watched(**given):
+        found.append(status_bytes("VmHWM"))
+        return initialize(**given)
+
+    first, spec = specs
+    another(first, info)  # imports everything
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, deepspeed.initialize = status_bytes("VmRSS"), watched
+    strategy = another(spec, info)
+    share = 4 * sum(p.ds_tensor.numel() for p in strategy._model.parameters())
+    return found[0] - before, status_bytes("VmHWM") - before, share
+
+
+def test_a_rank_of_zero_3_starts_in_the_memory_of_its_share_and_one_layer(ranks, model_of, tmp_path):
+    large = build_tiny_model(tmp_path / "large", **LARGE)
+    stored = (large / "model.safetensors").stat().st_size
+    limit = stored / 4 + LAYER + 100 * MIB
+    assert stored > 1.5 * limit
+    specs = [spec_of(path, "stage 3") for path in (model_of(), large)]
+    for loaded, above, share in ranks.run(peaks_of_a_start, 4, specs):
+        assert loaded <= limit, f"{loaded / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
+        # Then it makes float32 weights beside those that compute, sums of gradients and two moments: each a share.
+        assert above <= limit + 4 * share, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
