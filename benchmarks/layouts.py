@@ -27,6 +27,7 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, Any], tuple[str, ...]]] = {
     "FSDP2, 2 ranks": ("fsdp2_train", 2, {}, DENSE + EXPERTS),
     "FSDP2, 2 x 2 ranks (HSDP)": ("fsdp2_train", 4, {"fsdp_size": 2}, DENSE),
     "FSDP2, Ulysses 2": ("fsdp2_train", 2, {"ulysses_size": 2}, DENSE + EXPERTS),
+    "FSDP2, ring 2": ("fsdp2_train", 2, {"ring_attention_size": 2}, DENSE + EXPERTS),
     **{
         f"DeepSpeed ZeRO {stage}, 2 ranks": (
             "deepspeed_train", 2, {"zero_optimization": {"stage": stage}}, DENSE + EXPERTS,
@@ -68,7 +69,7 @@ def main() -> None:
             strategy, world, given, known = LAYOUTS[title]
             families = [family for family in known if family in args.families]
             options = dict(given)
-            model = {"ulysses_size": options.pop("ulysses_size", 1)}
+            model = {key: options.pop(key, 1) for key in ("ulysses_size", "ring_attention_size")}
             layers = 4 if "virtual_pipeline_model_parallel_size" in options else 2
             worst = dict.fromkeys(NAMES, 0.0)
             for family in families:

@@ -21,7 +21,7 @@ def data_parallel(draft: Draft, role: str) -> int:
     """Return the ranks of a role that work on different rows, as far as they are known."""
     ranks = len(slots_of(draft, role)) or draft.get(f"{role}.world_size") or 1
     options = draft.get(f"{role}.strategy_args.strategy_config", {})
-    sizes = [draft.get(f"{role}.model_args.ulysses_size", 1)]
+    sizes = [draft.get(f"{role}.model_args.{key}", 1) for key in ("ulysses_size", "ring_attention_size")]
     if draft.strategies.get(role, "").startswith("megatron") and isinstance(options, dict):
         sizes += [options.get(f"{key}_parallel_size", 1) for key in ("tensor_model", "pipeline_model", "context")]
     together = math.prod(size for size in sizes if isinstance(size, int))

@@ -116,7 +116,7 @@ class TrainedRole:
             # A step has no more rows than that.
             rows = min(rows, max(1, -(-self.config.batch.rows // max(1, worker.data_parallel))))
         width = -(-longest // multiple) * multiple
-        split = worker.model_args.ulysses_size
+        split = worker.model_args.sequence_ranks
         packed = worker.use_sequence_packing or split > 1
         if dynamic and budget:
             rows = max(1, budget // width)

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from roll.strategies.prefix_tree import PrefixTree
+from roll.strategies.ring_attention import ring_attention
 from roll.strategies.varlen_kernel import RowPlan, has_varlen_kernel, varlen_kernel
+from roll.strategies.zigzag import RingPlan
 
 _SMALLEST_BLOCK = 128
 """Queries taken together under a sliding window, so that a narrow one doesn't mean many small calls."""
@@ -207,7 +209,7 @@ def split_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rows: RowPlan | TreePlan,
+    rows: RowPlan | TreePlan | RingPlan,
     group: ProcessGroup | None,
     *,
     scale: float,
@@ -216,8 +218,9 @@ def split_attention(
     """`varlen_attention` over B lines of T tokens, of which every rank of `group` holds an equal, contiguous shard.
 
     `query` is [T / ranks, B, H, D], `key` and `value` alike; `rows` are those of the whole lines, one line after the
-    other, or their tree. Without a group, this rank has it all. Raises `ValueError` if the
-    heads can't be spread evenly.
+    other, or their tree. Without a group, this rank has it all. With a ring, "the whole" is what one rank of it holds
+    of the only line: groups exchange heads first, then keys and values travel. Raises `ValueError` if the heads can't
+    be spread evenly.
     """
     if group is not None:
         heads, shared, ranks = query.shape[2], key.shape[2], dist.get_world_size(group)
@@ -231,6 +234,9 @@ def split_attention(
     q, k, v = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
     if isinstance(rows, TreePlan):
         out = tree_attention(q, k, v, rows, scale=scale, window=window)
+    elif isinstance(rows, RingPlan):
+        q, k, v = as_autocast(q, k, v)
+        out = ring_attention(q, k, v, rows, scale=scale, window=window)
     else:
         out = varlen_attention(q, k, v, rows, scale=scale, window=window)
     out = out.unflatten(0, (query.shape[1], query.shape[0])).transpose(0, 1)

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from roll.strategies.base import LossFn
 from roll.strategies.prefix_tree import PrefixTree, tree_of
+from roll.strategies.zigzag import zigzag_order
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.utils.partition import pack_first_fit_decreasing
 
@@ -83,8 +84,10 @@ class MicroLayout:
     """Tokens from each 0 of `positions` to the next, line after line, as the host knows them: reading them off the
     tensor would wait for the device. Empty with a tree, whose segments don't begin at 0."""
     group: ProcessGroup | None = None
-    """Process group whose ranks hold one shard of a packed line each; `lengths`, `padding` and `spans` are the whole
-    line's, everything else this rank's. None: this rank has it all."""
+    """Process group whose ranks hold one shard of a packed line each and exchange heads for tokens; `lengths`,
+    `padding` and `spans` are the whole line's, everything else this rank's. None: nothing is exchanged."""
+    ring: ProcessGroup | None = None
+    """Process group between whose ranks keys and values travel, as `group` otherwise. None: there is no ring."""
     tree: PrefixTree | None = None
     """Segments of a packed line in which tokens that rows have in common at their beginnings stand once, padding
     included; None: every row stands there whole."""
@@ -224,6 +227,14 @@ def take_shard(
         group=group,
     )
     return shard, place
+
+
+def zigzag(layout: MicroLayout, ranks: int) -> MicroLayout:
+    """Return a packed layout in the order in which the ranks of a ring hold its tokens; `2 * ranks` divides them."""
+    order = zigzag_order(layout.ids.shape[1], ranks).to(layout.ids.device)
+    return replace(
+        layout, ids=layout.ids[:, order], positions=layout.positions[:, order], index=order.argsort()[layout.index]
+    )
 
 
 def padding_row(batch: TokenBatch) -> TokenBatch:

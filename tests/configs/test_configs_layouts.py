@@ -24,6 +24,7 @@ ACTOR = "actor_train.strategy_args"
 OPTIONS = f"{ACTOR}.strategy_config"
 REFERENCE = "reference.strategy_args"
 ULYSSES = "actor_train.model_args.ulysses_size"
+RING = "actor_train.model_args.ring_attention_size"
 H200 = Machine(accelerators=("NVIDIA H200",) * 8)
 NO_GPU = Machine()
 
@@ -97,6 +98,14 @@ BROKEN = [
      ["ulysses 2 = 2", "3 rank(s)", "4 ranks for actor_train"]),
     ("Ulysses in Megatron", [*megatron(2), f"{ULYSSES}=2"], NO_GPU, ULYSSES,
      ["not with megatron_train", "its own context_parallel_size"]),
+    ("ranks that a ring doesn't divide", [*ray(3), f"{RING}=2"], NO_GPU, RING,
+     ["ring 2 = 2", "3 rank(s)", "4 ranks for actor_train"]),
+    ("ranks that rings of Ulysses groups don't divide", [*ray(6), f"{ULYSSES}=2", f"{RING}=2"], NO_GPU, ULYSSES,
+     ["ulysses 2 x ring 2 = 4", "6 rank(s)"]),
+    ("a ring in Megatron", [*megatron(2), f"{RING}=2"], NO_GPU, RING,
+     ["not with megatron_train", "its own context_parallel_size"]),
+    ("a ring and a tree of rows", [*ray(2), f"{RING}=2", "actor_train.use_prefix_sharing=true"], NO_GPU,
+     "actor_train.use_prefix_sharing", ["ring_attention_size", "a tree of rows isn't cut that way"]),
     ("Ulysses for generation",
      ["executor=ray", "num_gpus_per_node=2", "actor_infer.world_size=2", "actor_infer.model_args.ulysses_size=2"],
      NO_GPU, "actor_infer.model_args.ulysses_size", ["not with hf_infer", "remove it"]),
@@ -248,6 +257,7 @@ SOUND = {
         *megatron(1, "experts", moe_layer_recompute=True), "actor_train.model_args.disable_gradient_checkpointing=true",
     ],
     "Ulysses beyond the key-value heads": [*ray(8), "pretrain=dense", f"{ULYSSES}=8"],
+    "a ring of more ranks than heads": [*ray(16), "pretrain=dense", f"{RING}=16"],
     "Ulysses in DeepSpeed": [*ray(4), "pretrain=dense", f"{ACTOR}.strategy_name=deepspeed_train", f"{ULYSSES}=2"],
     "a backend for each role": [
         *megatron(2), "adv_estimator=gae", "use_kl_loss=true",

@@ -46,7 +46,7 @@ FLAGS: list[ForeignKey] = [
     use_tensorboard track_with
     use_wandb track_with
     freezing_actor_steps critic_warmup
-    ring_attn_size actor_train.model_args.ulysses_size
+    ring_attn_size actor_train.model_args.ring_attention_size
     dynamic_filtering rewards.<name>.query_filter_config
     dynamic_filtering_reward_range rewards.<name>.query_filter_config.filter_args
     async_train async_generation_ratio

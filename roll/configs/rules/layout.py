@@ -21,7 +21,8 @@ def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
     if worker.ranks % together:
         sizes = " x ".join(f"{name} {size}" for name, size in worker.parallel_sizes.items())
         expected = f"a layout whose ranks ({sizes} = {together}) divide the role's {worker.ranks} rank(s)"
-        place = path if isinstance(options, MegatronConfig) else f"{role}.model_args.ulysses_size"
+        key = "ulysses_size" if worker.model_args.ulysses_size > 1 else "ring_attention_size"
+        place = path if isinstance(options, MegatronConfig) else f"{role}.model_args.{key}"
         more = -(-worker.ranks // together) * together
         yield Violation(place, expected, f"{more} ranks for {role}, or smaller sizes")
     if isinstance(options, MegatronConfig):

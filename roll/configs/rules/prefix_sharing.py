@@ -18,6 +18,8 @@ _OF_ALL_TOKENS = (
 def sharing_obstacle(worker: ForwardConfig) -> str | None:
     """Return what in a role's section rules it out, as a clause; None: nothing."""
     args = worker.model_args
+    if args.ring_attention_size > 1:
+        return "with model_args.ring_attention_size keys travel by rows, and a tree of rows isn't cut that way"
     if args.lora_dropout:
         return "with model_args.lora_dropout a token is another in every row that has it"
     if args.torch_compile and not worker.use_sequence_packing:

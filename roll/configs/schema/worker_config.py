@@ -130,6 +130,13 @@ class ModelArgs:
     ))  # fmt: skip
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
     them. Divides the attention heads."""
+    ring_attention_size: int = number(1, ge=1, acts_if=(
+        unless(ROLE, "reward_model", words="but for `reward_model`", why="it reads whole texts"),
+        unless(BACKEND, "megatron", "hf_infer", "vllm", "sglang", words="with `fsdp2_*` and `deepspeed_*`",
+               why={"megatron": "it splits sequences by its own context_parallel_size"}),
+    ))  # fmt: skip
+    """Ranks that share every sequence (ring attention, arXiv:2310.01889): keys and values travel from rank to rank. Any
+    number of heads will do. With `ulysses_size`, their product shares a sequence. Rules out `use_prefix_sharing`."""
     lora_rank: int = number(0, ge=0, acts_if=(ADAPTERS_TRAIN,))
     """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained (with a critic's value
     head); the base weights are frozen and kept in `dtype`. Engines get the merged weights, or the
@@ -152,6 +159,11 @@ class ModelArgs:
     def uses_lora(self) -> bool:
         """Whether adapters are trained instead of the weights."""
         return self.lora_rank > 0 or self.adapter_name_or_path is not None
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that share every sequence."""
+        return self.ulysses_size * self.ring_attention_size
 
 
 TEMPLATES = ("native", "plain", "question_answer", "step_by_step")
@@ -344,9 +356,11 @@ class WorkerConfig:
 
     @property
     def parallel_sizes(self) -> dict[str, int]:
-        """Ways in which ranks work on the same rows together, with the ranks of each: the backend's, and Ulysses."""
-        sizes = dict(self.strategy_args.strategy_config.parallel_sizes)
-        return {**sizes, "ulysses": self.model_args.ulysses_size} if self.model_args.ulysses_size > 1 else sizes
+        """Ways in which ranks work on the same rows together, with the ranks of each; the backend's are first."""
+        args = self.model_args
+        shared = {"ulysses": args.ulysses_size, "ring": args.ring_attention_size}
+        backend = self.strategy_args.strategy_config.parallel_sizes
+        return {**backend, **{name: size for name, size in shared.items() if size > 1}}
 
     @property
     def model_parallel_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Rows laid end to end through a Hugging Face model, and shards of them on several ranks (Ulysses).
+"""Rows laid end to end through a Hugging Face model, and shards of them on several ranks (Ulysses, ring attention).
 
 A packed line is one row of ids whose positions start over in every row of the batch. The attention function keeps rows
 apart: it is told where they end through keyword arguments that transformers hands down to every layer. With `fa2` it is
@@ -10,22 +10,28 @@ rows. Each rank runs the model on its shard of a line that is padded to a multip
 exchanges heads for tokens (`split_attention`), and the head runs where the shard predicts a scored token. Its outputs
 are gathered, so that every rank computes the same loss, and each keeps the gradient of its own: summed over all ranks,
 parameters get it once.
+
+With ring attention the line is cut in zigzag pieces first (`roll.strategies.zigzag`), and keys and values travel
+between their holders. Both together: the ranks of each Ulysses group share the pieces of one rank of the ring.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import TreePlan, all_gathered, split_attention
-from roll.strategies.micro import MicroLayout, lay_out, take_shard
+from roll.strategies.micro import MicroLayout, lay_out, take_shard, zigzag
 from roll.strategies.varlen_kernel import RowPlan
+from roll.strategies.zigzag import RingPlan, zigzag_order
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_packed"  # name of our function among those of transformers
@@ -53,26 +59,54 @@ class SequenceGroup:
     peers: ProcessGroup | None
     """Process group of the ranks with the same shard of other rows: all rows, each once."""
     layout: RankLayout
+    heads: ProcessGroup | None
+    """Of these ranks, those that exchange heads for tokens (Ulysses); None: this rank alone."""
+    ring: ProcessGroup | None = None
+    """Of these ranks, those between which keys and values travel; None: this rank alone."""
+    ring_size: int = 1
 
     @classmethod
-    def join(cls, info: WorkerInfo, size: int, device: torch.device) -> SequenceGroup:
-        """Form the groups of `size` ranks; the ranks of the role must be connected. Every rank calls this."""
+    def join(cls, info: WorkerInfo, ulysses: int, ring: int, device: torch.device) -> SequenceGroup:
+        """Form the groups of `ring * ulysses` ranks; the ranks of the role must be connected. Every rank calls this."""
         from torch.distributed.device_mesh import init_device_mesh
 
+        size = ring * ulysses
         groups = info.world_size // size
-        mesh = init_device_mesh(device.type, (groups, size), mesh_dim_names=("data", "sequence"))
         place = RankLayout(dp_rank=info.rank // size, dp_size=groups, collects=info.rank % size == 0)
-        return cls(info.rank % size, size, mesh.get_group("sequence"), mesh.get_group("data"), place)
+        mesh = init_device_mesh(device.type, (groups, size), mesh_dim_names=("data", "sequence"))
+        whole, peers = mesh.get_group("sequence"), mesh.get_group("data")
+        if ring == 1:
+            return cls(info.rank % size, size, whole, peers, place, heads=whole)
+        parts = init_device_mesh(device.type, (groups, ring, ulysses), mesh_dim_names=("rows", "ring", "heads"))
+        heads = parts.get_group("heads") if ulysses > 1 else None
+        return cls(info.rank % size, size, whole, peers, place, heads, parts.get_group("ring"), ring)
+
+    @property
+    def multiple(self) -> int:
+        """What divides the tokens of a line."""
+        return self.size if self.ring_size == 1 else math.lcm(2 * self.ring_size, self.size)
+
+    def shard(self, layout: MicroLayout) -> tuple[MicroLayout, Tensor]:
+        """Return (this rank's part of a packed line, int64 [S] of the scored tokens it predicts)."""
+        if self.ring_size > 1:
+            layout = zigzag(layout, self.ring_size)
+        part, place = take_shard(layout, self.rank, self.size, self.heads)
+        return replace(part, ring=self.ring), place
+
+    def gathered(self, shard: Tensor) -> Tensor:
+        """Return the tokens of all shards in the order of the line: [S, ...] -> [S * size, ...], without gradients."""
+        whole = torch.cat(all_gathered(shard, self.group))
+        return whole if self.ring_size == 1 else whole[zigzag_order(len(whole), self.ring_size).argsort()]
 
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
     """What the attention function must know of a line. Opaque to whatever passes it on."""
 
-    rows: RowPlan | TreePlan
-    """The rows of the whole line, padding included, or its tree of rows."""
+    rows: RowPlan | TreePlan | RingPlan
+    """The rows of the whole line, padding included, its tree of rows, or the rows and what a ring holds of them."""
     group: ProcessGroup | None
-    """Ranks that hold a shard of it each, or None."""
+    """Ranks that exchange heads for tokens, or None."""
 
 
 def row_arguments(layout: MicroLayout) -> dict[str, Any]:
@@ -83,14 +117,18 @@ def row_arguments(layout: MicroLayout) -> dict[str, Any]:
     if layout.tree is not None:
         return {"packed_rows": PackedRows(TreePlan(layout.tree), layout.group)}
     rows = RowPlan(layout.segments)
-    bounds = rows.bounds(layout.ids.device)
+    bounds, ring = rows.bounds(layout.ids.device), layout.ring
     return {
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": rows.longest,
         "max_length_k": rows.longest,
-        "packed_rows": PackedRows(rows, layout.group),
+        "packed_rows": PackedRows(rows if ring is None else _around(ring, layout), layout.group),
     }
+
+
+def _around(ring: ProcessGroup, layout: MicroLayout) -> RingPlan:
+    return RingPlan(layout.segments, dist.get_rank(ring), dist.get_world_size(ring), ring)
 
 
 def packed_attention(
@@ -147,7 +185,9 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
     transformers' flash attention. `half`: it computes in half precision. Raises `ValueError` if it can't, and says why.
     """
     name = type(decoder).__name__
-    fix = f"Write {'use_sequence_packing: false' if sequence is None else 'model_args.ulysses_size: 1'}"
+    keys = ["model_args.ulysses_size: 1"] if sequence is not None and sequence.heads is not None else []
+    keys += ["model_args.ring_attention_size: 1"] if sequence is not None and sequence.ring is not None else []
+    fix = f"Write {' and '.join(keys) or 'use_sequence_packing: false'}"
     vocabulary = decoder.get_input_embeddings().num_embeddings
     batch = _sample(vocabulary)
     expected = hidden_apart(decoder, batch)
@@ -229,14 +269,14 @@ def hidden_apart(decoder: Any, batch: TokenBatch) -> Tensor:
 
 def _together(decoder: Any, batch: TokenBatch, sequence: SequenceGroup | None) -> Tensor:
     device = next(decoder.parameters()).device
-    layout = lay_out(batch, device, packed=True, multiple=1 if sequence is None else sequence.size)
+    layout = lay_out(batch, device, packed=True, multiple=1 if sequence is None else sequence.multiple)
     return hidden_together(decoder, layout, sequence)[: batch.num_tokens]
 
 
 def hidden_together(decoder: Any, layout: MicroLayout, sequence: SequenceGroup | None) -> Tensor:
     """Return the hidden states of a layout, [its places, D] in float32; the ranks of `sequence` share a packed line."""
     if sequence is not None:
-        layout, _ = take_shard(layout, sequence.rank, sequence.size, sequence.group)
+        layout, _ = sequence.shard(layout)
     hidden = decoder(
         input_ids=layout.ids,
         attention_mask=layout.mask,
@@ -245,5 +285,5 @@ def hidden_together(decoder: Any, layout: MicroLayout, sequence: SequenceGroup |
         **row_arguments(layout),
     ).last_hidden_state.flatten(0, 1)
     if sequence is not None:
-        hidden = torch.cat(all_gathered(hidden, sequence.group))
+        hidden = sequence.gathered(hidden)
     return hidden.float()

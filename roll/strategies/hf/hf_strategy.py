@@ -27,7 +27,7 @@ from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.streamed import StreamedWeights
-from roll.strategies.micro import padding_row, take_shard
+from roll.strategies.micro import padding_row
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -41,14 +41,14 @@ class HfTrainStrategy(CommonStrategy):
         super().__init__(spec, info)
         self._connect()
         self._sequence: SequenceGroup | None = None  # the ranks that share this rank's rows
-        if spec.worker.model_args.ulysses_size > 1:
-            self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
+        args = spec.worker.model_args
+        if args.sequence_ranks > 1:
+            self._sequence = SequenceGroup.join(info, args.ulysses_size, args.ring_attention_size, self._device)
             self.layout, self._group = self._sequence.layout, self._sequence.peers
         weights = StreamedWeights.open(spec, self._stored) if self._streams else None
         self._model: RoleModule = build_module(
             spec, self._stored, self._computed, self._loaded_on, self._sequence, weights
         )
-        args = spec.worker.model_args
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._model, weights)
         """What is called: the model itself or the backend's wrapper of it."""
@@ -158,12 +158,12 @@ class HfTrainStrategy(CommonStrategy):
     ) -> TokenOutputs:
         sequence = self._sequence
         packed = self._spec.worker.use_sequence_packing or sequence is not None
-        multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
+        multiple = math.lcm(multiple, 1 if sequence is None else sequence.multiple)
         layout = self._laid_out(micro, outputs, packed=packed, multiple=multiple, shared=shared)
         mine, place, group = layout, None, None
         if sequence is not None:
             group = sequence.group
-            mine, place = take_shard(layout, sequence.rank, sequence.size, group)
+            mine, place = sequence.shard(layout)
         saving = contextlib.nullcontext() if self._activations is None else self._activations.saving()
         with self._autocast(), saving:
             scored: HeadOutputs = self._module(mine, head_request(outputs))

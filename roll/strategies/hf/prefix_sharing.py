@@ -125,7 +125,7 @@ def _sample(vocabulary: int, shift: int = 0) -> TokenBatch:
 
 def _tree_hidden(decoder: Any, batch: TokenBatch, sequence: SequenceGroup | None) -> Tensor:
     """Return the hidden states of each token of the batch, [N, D]."""
-    multiple = 1 if sequence is None else sequence.size
+    multiple = 1 if sequence is None else sequence.multiple
     layout = lay_out_tree(batch, next(decoder.parameters()).device, multiple=multiple)
     hidden = hidden_together(decoder, layout, sequence)
     return hidden[tree_of(batch)[1].to(hidden.device)]
