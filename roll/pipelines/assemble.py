@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,27 +107,12 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
         turns += shown
         offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn, _ in shown))
 
-    def column(values: Callable[[Turn, int], Iterable[Any]], dtype: torch.dtype) -> Tensor:
-        """Return the values of all turns, which are told how many of a turn's tokens the row doesn't train."""
-        return torch.tensor(
-            [value for turn, trains in turns for value in values(turn, given(turn, trains))], dtype=dtype
-        )
-
-    def given(turn: Turn, trains: bool) -> int:
-        return len(turn.prompt_ids) + (turn.num_fire_tokens if trains else len(turn.response_ids))
-
-    def trained(turn: Turn, given: int) -> slice:
-        return slice(given - len(turn.prompt_ids), None)
-
     batch = TokenBatch(
         row_ids=tuple(row.id for row in rows),
         group_ids=tuple(members[row.place].task.id for row in rows),
         unit_ids=tuple(members[row.place].unit for row in rows),
         offsets=torch.tensor(offsets),
-        token_ids=column(lambda turn, _: [*turn.prompt_ids, *turn.response_ids], torch.int64),
-        action_mask=column(lambda t, n: [False] * n + [True] * len(t.response_ids[trained(t, n)]), torch.bool),
-        sampling_logprobs=column(lambda t, n: [0.0] * n + [*t.logprobs[trained(t, n)]], torch.float32),
-        versions=column(lambda t, n: [-1] * n + [*t.versions[trained(t, n)]], torch.int64),
+        **_token_columns(turns, offsets[-1]),
     )
     return Rollouts(
         batch=batch,
@@ -136,3 +122,25 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
         row_trajectory=torch.tensor([row.place for row in rows], dtype=torch.int64),
         row_turns=tuple(row.turns for row in rows),
     )
+
+
+def _token_columns(turns: Sequence[tuple[Turn, bool]], num_tokens: int) -> dict[str, Tensor]:
+    """Return the columns [N] of turns one after another, each with whether its row trains it.
+
+    Copied by turns, never by tokens: a step has millions of them.
+    """
+    ids = chain.from_iterable(part for turn, _ in turns for part in (turn.prompt_ids, turn.response_ids))
+    token_ids = np.fromiter(ids, np.int64, num_tokens)
+    acting = np.zeros(num_tokens, np.bool_)
+    logprobs = np.zeros(num_tokens, np.float32)
+    versions = np.full(num_tokens, -1, np.int64)
+    end = 0
+    for turn, trains in turns:
+        first = end + len(turn.prompt_ids) + turn.num_fire_tokens
+        end += len(turn.prompt_ids) + len(turn.response_ids)
+        if trains:
+            acting[first:end] = True
+            logprobs[first:end] = turn.logprobs[turn.num_fire_tokens :]
+            versions[first:end] = turn.versions[turn.num_fire_tokens :]
+    columns = {"token_ids": token_ids, "action_mask": acting, "sampling_logprobs": logprobs, "versions": versions}
+    return {name: torch.from_numpy(column) for name, column in columns.items()}

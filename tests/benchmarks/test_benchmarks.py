@@ -117,6 +117,11 @@ def test_the_endpoints_own_cost_and_many_streams(bench):
     assert "6 of 6 streams arrived whole" in printed
 
 
+def test_columns_of_responses_from_the_engine_to_the_batch(bench):
+    printed = bench("rollout_columns", "--responses", 2, "--tokens", 3, "--rounds", 1)
+    assert rows(printed) == ["step", "recorded", "pickled", "read", "cut into rows"]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 def test_tokens_of_the_engine_core_one_by_one_and_whole(bench):
     printed = bench("engine_frontend", "--streams", 2, "--tokens", 3, "--rounds", 1)

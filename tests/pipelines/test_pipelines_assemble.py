@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_files import read_rollouts
@@ -133,3 +134,22 @@ def test_every_chosen_token_is_in_exactly_one_row_and_rows_of_a_trajectory_are_t
         expected = [token for t in played for token in (*t.prompt_ids, *t.response_ids)]
         assert batch.row("token_ids", i).tolist() == expected
         assert batch.row("action_mask", i).any()
+
+
+def test_columns_have_the_types_of_a_batch_and_the_values_of_their_turns():
+    def odd(tokens):
+        logprobs = tuple(-1.0 / token for token in tokens)  # not numbers of float32
+        return replace(turn([1], tokens), logprobs=logprobs, versions=tuple(range(len(tokens))))
+
+    batch = assemble([group((odd([3, 2**40, 7]),), (odd([11]), odd([13, 17])))]).batch
+    assert batch.token_ids.dtype == batch.versions.dtype == torch.int64
+    assert batch.action_mask.dtype == torch.bool
+    assert batch.token_ids.tolist() == [1, 3, 2**40, 7, 1, 11, 1, 13, 17]
+    assert batch.versions.tolist() == [-1, 0, 1, 2, -1, 0, -1, 0, 1]
+    expected = [0.0, -1 / 3, -(2.0**-40), -1 / 7, 0.0, -1 / 11, 0.0, -1 / 13, -1 / 17]
+    torch.testing.assert_close(batch.sampling_logprobs, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=0)
+
+
+def test_a_batch_of_nothing_has_empty_columns():
+    batch = assemble([]).batch
+    assert [len(batch), len(batch.token_ids), len(batch.sampling_logprobs)] == [0, 0, 0]
