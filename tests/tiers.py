@@ -41,6 +41,7 @@ FULL = (
     "view/test_view_questions.py::*",
     # Other engines, and compilers.
     "strategies/test_engines_vllm*",
+    "strategies/test_engines_device_buckets.py::test_vllm*",
     "strategies/test_engines_sglang*",
     "strategies/test_hf_compile.py::test_a_compiled_role*",
     "strategies/test_hf_half_stream.py::test_compiled_layers*",

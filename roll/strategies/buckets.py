@@ -1,17 +1,21 @@
 """Weights from an engine's owner to the engine's worker processes on the same machine, through shared memory.
 
 What lies in shared memory already (`weight_transport: shared_memory`) the workers read where it is. The rest is copied
-into one bucket first, in memory without a name (`memfd`): it is gone with the processes, however they end. In both
-cases the owner waits for the workers' answer before the memory is written again.
+into one bucket first, in memory without a name (`memfd`): it is gone with the processes, however they end. What lies on
+an accelerator is copied into a bucket there, which workers open by CUDA's inter-process handles (never run on a GPU);
+where they can't, it goes through memory of the host. The owner always waits for the answer of the workers before the
+memory is written again.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import mmap
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,15 +23,20 @@ from torch import Tensor
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import ALIGN, Entry, entry_of, unpacked
 from roll.distributed.transports.shm_places import Place, locate
-from roll.distributed.transports.shm_segments import attach
+from roll.distributed.transports.shm_segments import DeviceSegment, attach
 from roll.distributed.weights import tensor_of
+
+logger = logging.getLogger(__name__)
+
+Opens: TypeAlias = Callable[[str], Awaitable[bool]]
+"""Asks an engine whether all its workers can `open_device` this path."""
 
 
 class Batch(NamedTuple):
     """What the workers are to read next."""
 
     path: str
-    """Of the memory."""
+    """Of the memory; on an accelerator its handle, as JSON."""
     entries: list[Entry]
     """What lies where in it."""
     stays: bool
@@ -38,10 +47,18 @@ _MAPS = 3  # memory that a reader keeps open: the two segments that the trainer 
 
 
 class SharedBucket:
-    """Tells the workers where tensors are; has memory of `size` bytes, or of a larger tensor, from when it needs it."""
+    """Tells the workers where tensors are; has memory of `size` bytes, or of a larger tensor, from when it needs it.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        opens: asked before the first tensor on an accelerator. None, or False as its answer: such tensors go through
+            memory of the host.
+    """
+
+    def __init__(self, size: int, opens: Opens | None = None) -> None:
         self._size = size
+        self._opens = opens
+        self._on_device: bool | None = None if opens is not None else False  # None: not asked yet
+        self._device = torch.device("cpu")  # of the bucket
         self._fds: list[int] = []
         self._flat = torch.empty(0, dtype=torch.uint8)
         self._own_path = ""
@@ -61,6 +78,8 @@ class SharedBucket:
         """
         async for name, tensor in weights:
             place = locate(tensor)
+            if tensor.is_cuda and self._on_device is None:
+                self._on_device = await self._can_share(tensor.device)
             if self._entries and not self._takes(tensor, place):
                 yield self._batch()
                 self._clear()
@@ -73,29 +92,58 @@ class SharedBucket:
             yield self._batch()
             self._clear()
 
+    async def _can_share(self, device: torch.device) -> bool:
+        """Return whether the workers can open memory of this device; tried out, as containers and drivers differ."""
+        assert self._opens is not None
+        try:
+            probe = DeviceSegment(len(_MARK), device)
+        except RuntimeError as error:
+            logger.warning("weights go to the engine through host memory: %s can't be shared: %s", device, error)
+            return False
+        probe.flat.copy_(torch.tensor(list(_MARK), dtype=torch.uint8))
+        _settle(device)
+        opened = await self._opens(json.dumps(probe.token))
+        probe.close()
+        if not opened:
+            logger.warning("weights go to the engine through host memory: its workers can't open memory of %s", device)
+        return opened
+
+    def _wanted(self, tensor: Tensor) -> torch.device:
+        """Return where the bucket for this tensor is to be."""
+        return tensor.device if tensor.is_cuda and self._on_device else torch.device("cpu")
+
     def _batch(self) -> Batch:
+        _settle(self._device)
         return Batch(self._path, self._entries, self._stays)
 
     def _takes(self, tensor: Tensor, place: Place | None) -> bool:
         if place is not None:
             return self._path == place.path
-        return self._path == self._own_path and self._used + tensor.nbytes <= len(self._flat)
+        fits = self._device == self._wanted(tensor) and self._used + tensor.nbytes <= len(self._flat)
+        return self._path == self._own_path and fits
 
     def _add(self, name: str, tensor: Tensor, place: Place | None) -> None:
         if place is not None:
             self._path, self._stays, start = place.path, place.stays, place.start
             self._held.append(tensor)
         else:
-            if len(self._flat) < max(self._size, tensor.nbytes):
-                self._grow(max(self._size, tensor.nbytes))
+            if len(self._flat) < max(self._size, tensor.nbytes) or self._device != self._wanted(tensor):
+                self._grow(max(self._size, tensor.nbytes), self._wanted(tensor))
             self._path, start = self._own_path, self._used
             end = start + tensor.nbytes
             self._flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-            count_copied(tensor.nbytes)
+            if self._device.type == "cpu":
+                count_copied(tensor.nbytes)
             self._used = -(-end // ALIGN) * ALIGN
         self._entries.append(entry_of(name, tensor, start))
 
-    def _grow(self, size: int) -> None:
+    def _grow(self, size: int, device: torch.device) -> None:
+        self._device = device
+        if device.type != "cpu":
+            self._flat = self._flat.new_empty(0)  # given back before there is a larger one
+            segment = DeviceSegment(size, device)
+            self._flat, self._own_path = segment.flat, json.dumps(segment.token)
+            return
         if self._fds:
             os.ftruncate(self._fds[-1], 0)  # given back, but not its path, which readers know
         fd = os.memfd_create("weights")
@@ -111,6 +159,30 @@ class SharedBucket:
         self._flat, self._own_path = self._flat.new_empty(0), ""
         while self._fds:
             os.close(self._fds.pop())
+
+
+_MARK = b"roll can read this"
+
+
+def open_device(path: str) -> bool:
+    """Return whether this process, a worker's, can read memory of an accelerator that another process shares."""
+    try:
+        found = _memory(path)[: len(_MARK)].tolist()
+    except (RuntimeError, OSError) as error:  # of the driver
+        logger.warning("memory of an accelerator can't be opened: %s", error)
+        return False
+    return bytes(found) == _MARK
+
+
+def on_device(path: str) -> bool:
+    """Return whether a batch's path is memory of an accelerator."""
+    return path.startswith("{")
+
+
+def _settle(device: torch.device) -> None:
+    """Wait until what was copied there can be seen by other processes."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 _lasting: dict[tuple[int, int], Tensor] = {}
@@ -138,7 +210,8 @@ class BucketReader:
 
 
 def _memory(path: str) -> Tensor:
-    return tensor_of(attach({"path": path, "size": 0}))
+    memory = attach(json.loads(path) if on_device(path) else {"path": path, "size": 0})
+    return memory if isinstance(memory, Tensor) else tensor_of(memory)
 
 
 def _lasting_memory(path: str) -> Tensor:

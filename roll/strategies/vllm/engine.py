@@ -33,7 +33,7 @@ from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import entry_bytes
 from roll.strategies.async_engine import AsyncEngine, started
 from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, SamplingParams
-from roll.strategies.buckets import SharedBucket
+from roll.strategies.buckets import SharedBucket, on_device
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
@@ -248,13 +248,13 @@ class VllmBackend(EngineBackend):
         engine = self._engine
         await engine.pause_generation(mode="abort")
         await engine.start_weight_update()
-        bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
+        bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes), self._opens)
         try:
             async for path, entries, stays in bucket.fill(self._description.checkpoint(weights)):
                 in_place = stays and self._loads_in_place
                 info = {"path": path, "entries": entries, "in_place": in_place}
                 await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
-                if not in_place:
+                if not in_place and not on_device(path):
                     count_copied(sum(map(entry_bytes, entries)))  # by the workers, see transfer.py
         finally:
             bucket.close()
@@ -310,6 +310,9 @@ class VllmBackend(EngineBackend):
         if self._freed:
             await self._engine.wake_up(tags=list(parts))
             self._freed.difference_update(parts)
+
+    async def _opens(self, path: str) -> bool:
+        return all(await self._engine.collective_rpc("opens", args=(path,)))
 
     async def _free_memory(self) -> int:
         return sum(await self._engine.collective_rpc("free_device_memory"))

@@ -15,7 +15,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from roll.distributed.transports.bucket_layout import Entry
-from roll.strategies.buckets import BucketReader
+from roll.strategies.buckets import BucketReader, open_device
 from roll.strategies.engine_processes import end_with_owner
 
 BACKEND = "host"
@@ -123,6 +123,10 @@ class WorkerExtension:
     def free_device_memory(self) -> int:
         """Return bytes free on this worker's device; 0 on the CPU, where nothing is ever given back."""
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+    def opens(self, path: str) -> bool:
+        """Return whether this worker can read the owner's memory on an accelerator."""
+        return open_device(path)
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, HostWeightTransferEngine)
