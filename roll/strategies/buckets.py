@@ -79,7 +79,10 @@ class SharedBucket:
         async for name, tensor in weights:
             place = locate(tensor)
             if tensor.is_cuda and self._on_device is None:
-                self._on_device = await self._can_share(tensor.device)
+                if self._entries:
+                    yield self._batch()
+                    self._clear()
+                await self._try_device(tensor.device)
             if self._entries and not self._takes(tensor, place):
                 yield self._batch()
                 self._clear()
@@ -92,21 +95,19 @@ class SharedBucket:
             yield self._batch()
             self._clear()
 
-    async def _can_share(self, device: torch.device) -> bool:
-        """Return whether the workers can open memory of this device; tried out, as containers and drivers differ."""
+    async def _try_device(self, device: torch.device) -> None:
+        """Make a bucket there, and find out whether workers can open it: containers and drivers differ."""
         assert self._opens is not None
-        try:
-            probe = DeviceSegment(len(_MARK), device)
-        except RuntimeError as error:
-            logger.warning("weights go to the engine through host memory: %s can't be shared: %s", device, error)
-            return False
-        probe.flat.copy_(torch.tensor(list(_MARK), dtype=torch.uint8))
+        self._on_device = True
+        self._grow(max(self._size, len(_MARK)), device)
+        if not self._on_device:
+            return
+        self._flat[: len(_MARK)].copy_(torch.tensor(list(_MARK), dtype=torch.uint8))
         _settle(device)
-        opened = await self._opens(json.dumps(probe.token))
-        probe.close()
-        if not opened:
+        if not await self._opens(self._own_path):
             logger.warning("weights go to the engine through host memory: its workers can't open memory of %s", device)
-        return opened
+            self._on_device, self._device = False, torch.device("cpu")
+            self._flat, self._own_path = torch.empty(0, dtype=torch.uint8), ""
 
     def _wanted(self, tensor: Tensor) -> torch.device:
         """Return where the bucket for this tensor is to be."""
@@ -141,7 +142,13 @@ class SharedBucket:
         self._device = device
         if device.type != "cpu":
             self._flat = self._flat.new_empty(0)  # given back before there is a larger one
-            segment = DeviceSegment(size, device)
+            try:
+                segment = DeviceSegment(size, device)
+            except RuntimeError as error:  # it can't be shared, or has no room
+                logger.warning("weights go to the engine through host memory: %s has no bucket: %s", device, error)
+                self._on_device = False
+                self._grow(size, torch.device("cpu"))
+                return
             self._flat, self._own_path = segment.flat, json.dumps(segment.token)
             return
         if self._fds:

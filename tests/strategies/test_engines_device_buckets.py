@@ -121,6 +121,19 @@ def test_weights_go_through_the_host_where_memory_of_the_device_cant_be_shared(e
     assert "operation not supported" in caplog.text
 
 
+def test_the_rest_goes_through_the_host_when_a_larger_tensor_has_no_room_on_the_device(events, monkeypatch):
+    def make(size, device):
+        if size > 256:
+            raise torch.OutOfMemoryError("no room")
+        return Segment(size, device)
+
+    monkeypatch.setattr(buckets, "DeviceSegment", make)
+    sent = {name: torch.randn(size).as_subclass(OnDevice) for name, size in {"a": 9, "large": 100, "b": 5}.items()}
+    got, paths, copied = transfer(sent, answers(None))
+    assert same(got, sent)
+    assert list(map(on_device, paths)) == [True, False, False] and copied == 420
+
+
 def test_tensors_of_both_places_and_larger_than_a_bucket_arrive(events):
     sent = {"a": torch.randn(3), "b": torch.randn(100).as_subclass(OnDevice), "c": torch.randn(5).as_subclass(OnDevice)}
     sent |= {"d": torch.randn(7), "e": torch.randn(200), "f": torch.randn(300).as_subclass(OnDevice)}
