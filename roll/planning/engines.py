@@ -127,7 +127,8 @@ def _hf_infer(given: EngineRole) -> RoleMemory:
 def _served(given: EngineRole, options: EngineConfig) -> RoleMemory:
     """vLLM and SGLang take their share at the start, and keep what is left of it as KV cache."""
     arch, width, devices = given.arch, given.width, options.devices
-    quantised = isinstance(options, VllmConfig) and options.quantization in ("fp8", "bitsandbytes", "int8")
+    kind = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
+    quantised = str(kind).startswith(("fp8", "int8", "bitsandbytes"))
     weights = -(-arch.count() * (1 if quantised else width) // devices)
     batched = options.engine_args.get("chunked_prefill_size")
     if isinstance(options, VllmConfig):

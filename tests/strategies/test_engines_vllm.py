@@ -32,6 +32,7 @@ from roll.strategies.base import EngineSettings
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.description import checkpoint_tensors, describe_model
 from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
+from roll.strategies.vllm import engine as engine_module
 from roll.strategies.vllm.engine import VllmBackend, build
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
@@ -93,6 +94,24 @@ def test_a_pass_of_vllm_on_an_h100_reads_as_many_prompt_tokens_as_with_its_own_l
 
     assert budget(given["usage_context"]) == 16_384
     assert budget(UsageContext.ENGINE_CONTEXT) == 2_048  # that of an engine which isn't told
+
+
+@needs_vllm
+def test_vllm_itself_reads_the_options_of_fp8_rollouts_as_they_are_meant(monkeypatch, model_of):
+    """By `fp8` vLLM 0.32 means files that hold fp8 already, and a trainer sends others."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    made = []
+    monkeypatch.setattr(engine_module, "started", lambda backend, *_: made.append(backend))
+    options = VllmConfig(quantization="fp8", engine_args={"kv_cache_dtype": "fp8"})
+    build(ModelArgs(model_name_or_path=str(model_of("qwen3", hidden=128)), dtype="bf16"), options, RUN)
+    arguments = AsyncEngineArgs(**made[0]._arguments)
+    model = arguments.create_model_config()
+    quantised = get_quantization_config(model.quantization)
+    assert (model.dtype, arguments.kv_cache_dtype) == (torch.bfloat16, "fp8")
+    assert quantised is get_quantization_config("online") and quantised is not get_quantization_config("fp8")
+    assert model.quantization_config.linear.weight.dtype == torch.float8_e4m3fn
 
 
 @needs_vllm

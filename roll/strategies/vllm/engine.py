@@ -57,6 +57,9 @@ _CPU_DEFAULTS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 _CPU_HEAD_SIZE = 32  # with smaller heads vLLM 0.32 dies at its first batch
 
+_ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
+"""What to call it when the engine quantises the weights it gets. By `fp8` vLLM means files that hold fp8 already."""
+
 
 def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> AsyncEngine:
     """Start one engine with its processes; blocks until it can take requests.
@@ -90,7 +93,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
         "enable_prefix_caching": options.enable_prefix_caching,
         "enforce_eager": not torch.cuda.is_available() if options.enforce_eager is None else options.enforce_eager,
         "load_format": options.load_format,
-        "quantization": options.quantization,
+        "quantization": _ONLINE.get(options.quantization or "", options.quantization),
         "enable_sleep_mode": level > 0 and torch.cuda.is_available(),
         **options.engine_args,
     }
