@@ -1,0 +1,56 @@
+"""Router replay in Hugging Face models: a router's `topk` gives the engine's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from roll.strategies.expert_replay import replayed
+
+_ROUTER = "topkrouter"
+"""End of the names of transformers' routers, in small letters."""
+
+
+class ExpertReplay:
+    """What the routers of a model are told."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        routers = [m for m in decoder.modules() if type(m).__name__.lower().endswith(_ROUTER)]
+        self.layers = len(routers)
+        self.experts: Tensor | None = None
+        """int64 [tokens, L, K] of the micro-batch that the model runs, see `MicroLayout.experts`."""
+        for index, router in enumerate(routers):
+            router.forward = self._told(router.forward, index)
+
+    def _told(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        def replaying(*args: Any, **kwargs: Any) -> Any:
+            if self.experts is None:
+                return forward(*args, **kwargs)
+            with _Choice(self.experts[:, index]) as choice:
+                found = forward(*args, **kwargs)
+            if choice.calls != 1:
+                raise ValueError("a router that chooses in several steps can't take the engine's experts")
+            return found
+
+        return replaying
+
+
+class _Choice(TorchFunctionMode):
+    """Calls of `topk` give the experts told."""
+
+    def __init__(self, told: Tensor) -> None:
+        super().__init__()
+        self.told, self.calls = told, 0
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, Tensor.topk):
+            return found
+        self.calls += 1
+        return replayed(args[0], found[1], self.told)
