@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.pipelines.role_groups import split_by_role
+from roll.rollout.routed import routed_rows
 from roll.types.batch import TokenBatch
 from roll.types.episode import Group, Task, Trajectory, Turn
 
@@ -99,11 +100,13 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
     """Cut trajectories into rows as `assemble` does, which says what rows they are."""
     rows = [row for place, member in enumerate(members) for row in _rows_of(member.trajectory, place)]
     turns: list[tuple[Turn, bool]] = []  # And whether its row trains it
+    plays: list[list[Turn]] = []  # Of each row
     offsets = [0]
     for row in rows:
         played = members[row.place].trajectory.turns
         shown = [(played[k], False) for k in row.context] + [(played[k], True) for k in row.turns]
         turns += shown
+        plays.append([turn for turn, _ in shown])
         offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn, _ in shown))
 
     def column(values: Callable[[Turn, int], Iterable[Any]], dtype: torch.dtype) -> Tensor:
@@ -118,11 +121,13 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
     def trained(turn: Turn, given: int) -> slice:
         return slice(given - len(turn.prompt_ids), None)
 
+    routed = routed_rows(plays)
     batch = TokenBatch(
         row_ids=tuple(row.id for row in rows),
         group_ids=tuple(members[row.place].task.id for row in rows),
         unit_ids=tuple(members[row.place].unit for row in rows),
         offsets=torch.tensor(offsets),
+        routed_experts=None if routed is None else torch.from_numpy(routed),
         token_ids=column(lambda turn, _: [*turn.prompt_ids, *turn.response_ids], torch.int64),
         action_mask=column(lambda t, n: [False] * n + [True] * len(t.response_ids[trained(t, n)]), torch.bool),
         sampling_logprobs=column(lambda t, n: [0.0] * n + [*t.logprobs[trained(t, n)]], torch.float32),

@@ -12,7 +12,7 @@ from torch import Tensor
 def replayed(scores: Tensor, own: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
     """Return (scores [N, K] of the experts that count, int64 [N, K] these) for scores [N, E].
 
-    `own` [N, K] are the router's choice, `told` [N, K] the engine's, -1 where it isn't known.
+    `own` int64 [N, K] are the router's choice, `told` [N, K] the engine's, -1 where it isn't known.
     """
     chosen = torch.where(told >= 0, told, own)
     return scores.gather(-1, chosen), chosen

@@ -93,7 +93,7 @@ class MicroLayout:
     share those, too. None: they are the same."""
 
     experts: Tensor | None = None
-    """int64 [B, T, L, K], the experts of each of `ids` as in `TokenBatch.routed_experts`, -1 also at padding; None: the
+    """int16 [B, T, L, K], the experts of each of `ids` as in `TokenBatch.routed_experts`, -1 also at padding; None: the
     model routes."""
 
     @property

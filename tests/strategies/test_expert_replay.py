@@ -23,7 +23,7 @@ def told():
     drawn = torch.rand(batch.num_tokens, LAYERS, EXPERTS, generator=generator).topk(CHOSEN, dim=-1).indices
     drawn[batch.offsets[1:] - 1] = -1
     drawn[::7] = -1
-    return batch.with_columns(routed_experts=drawn)
+    return batch.with_columns(routed_experts=drawn.to(torch.int16))
 
 
 def test_scores_are_the_models_and_the_choice_is_the_engines():
@@ -58,7 +58,7 @@ def routed(router, experts):
     def forward(hidden):
         probabilities = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), router.weight).softmax(-1)
         own = probabilities.argsort(dim=-1, descending=True)[:, :CHOSEN]
-        chosen = torch.where(experts == -1, own, experts)
+        chosen = torch.where(experts == -1, own, experts.long())
         weights = torch.stack([probabilities[torch.arange(len(chosen)), chosen[:, k]] for k in range(CHOSEN)], dim=-1)
         return None, weights / weights.sum(-1, keepdim=True), chosen
 
@@ -76,6 +76,33 @@ def test_hugging_face_models_compute_with_the_experts_told(path, worker):
     found = build(make_spec(path, worker=worker)).forward(batch, ("logprobs",)).logprobs
     torch.testing.assert_close(found, by_hand(path, batch), rtol=0, atol=1e-5)
     assert (found - build(make_spec(path)).forward(answers(), ("logprobs",)).logprobs).abs().max() > 1e-4
+
+
+def forwarded(info, spec, batches):
+    strategy = build(spec, info)
+    return [strategy.forward(batch, ("logprobs",)).logprobs for batch in batches]
+
+
+def test_a_model_without_experts_refuses_them(model_of):
+    strategy = build(make_spec(model_of("qwen3", layers=LAYERS)))
+    with pytest.raises(ValueError, match="no routers"):
+        strategy.forward(told(), ("logprobs",))
+
+
+@pytest.mark.parametrize("backend", ["hf", "megatron_train"])
+def test_layers_have_the_numbers_of_the_whole_model_and_those_without_experts_do_not_count(ranks, model_of, backend):
+    path = model_of("qwen3_moe", layers=LAYERS, mlp_only_layers=[0, 2])
+    batch = told()
+    dense, sparse = batch.routed_experts.clone(), batch.routed_experts.clone()
+    dense[:, [0, 2]] = 1
+    sparse[:, 1] = sparse[:, 1].roll(1, 0)
+    batches = [batch.with_columns(routed_experts=experts) for experts in (batch.routed_experts, dense, sparse)]
+    if backend == "hf":
+        base, same_numbers, others = forwarded(None, make_spec(path), batches)
+    else:
+        base, same_numbers, others = ranks.run(forwarded, 1, layout_spec(path, backend, PLAIN), batches)[0]
+    torch.testing.assert_close(same_numbers, base, rtol=0, atol=0)
+    assert (others - base).abs().max() > 1e-4
 
 
 LAYOUTS = {

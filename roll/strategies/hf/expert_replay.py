@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,24 +14,37 @@ from roll.strategies.expert_replay import replayed
 
 _ROUTER = "topkrouter"
 """End of the names of transformers' routers, in small letters."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class ExpertReplay:
     """What the routers of a model are told."""
 
     def __init__(self, decoder: nn.Module) -> None:
-        routers = [m for m in decoder.modules() if type(m).__name__.lower().endswith(_ROUTER)]
-        self.layers = len(routers)
-        self.experts: Tensor | None = None
-        """int64 [tokens, L, K] of the micro-batch that the model runs, see `MicroLayout.experts`."""
-        for index, router in enumerate(routers):
-            router.forward = self._told(router.forward, index)
+        routers = {n: m for n, m in decoder.named_modules() if type(m).__name__.lower().endswith(_ROUTER)}
+        self._any = bool(routers)
+        self._experts: Tensor | None = None  # [tokens, L, K]
+        for name, router in routers.items():
+            found = _LAYER.search(name)
+            assert found is not None, f"a router outside of layers: {name}"
+            router.forward = self._told(router.forward, int(found[1]))
+
+    def tell(self, experts: Tensor | None) -> None:
+        """Set int16 [B, T, L, K] of the micro-batch that the model runs next, see `MicroLayout.experts`.
+
+        Raises `ValueError` for a model that has no routers which could follow.
+        """
+        if experts is not None and not self._any:
+            raise ValueError(
+                "router_replay: the model has no routers of transformers' kind; remove it, or train with Megatron"
+            )
+        self._experts = None if experts is None else experts.flatten(0, 1)
 
     def _told(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
         def replaying(*args: Any, **kwargs: Any) -> Any:
-            if self.experts is None:
+            if self._experts is None:
                 return forward(*args, **kwargs)
-            with _Choice(self.experts[:, index]) as choice:
+            with _Choice(self._experts[:, index]) as choice:
                 found = forward(*args, **kwargs)
             if choice.calls != 1:
                 raise ValueError("a router that chooses in several steps can't take the engine's experts")

@@ -166,7 +166,7 @@ class HfTrainStrategy(CommonStrategy):
         if sequence is not None:
             group = sequence.group
             mine, place = take_shard(layout, sequence.rank, sequence.size, group)
-        self._replay.experts = None if mine.experts is None else mine.experts.flatten(0, 1)
+        self._replay.tell(mine.experts)
         saving = contextlib.nullcontext() if self._activations is None else self._activations.saving()
         with self._autocast(), saving:
             scored: HeadOutputs = self._module(mine, head_request(outputs))

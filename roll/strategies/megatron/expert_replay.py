@@ -20,7 +20,7 @@ class ExpertReplay:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        """Of the layer, among those with experts."""
+        """Of the layer."""
         self.rows: PackedRows | None = None
         """The micro-batch that the layer runs; set by its attention."""
 
@@ -45,5 +45,5 @@ def attach(decoder: Any, sparse: tuple[bool, ...]) -> None:
     """Let the routers of a chunk's layers replay; `sparse` says which layers of the whole model have experts."""
     for layer in decoder.layers:
         if sparse[layer.layer_number - 1]:
-            replay = ExpertReplay(sum(sparse[: layer.layer_number - 1]))
+            replay = ExpertReplay(layer.layer_number - 1)
             layer.mlp.router.router_replay = layer.self_attention.core_attention.replay = replay

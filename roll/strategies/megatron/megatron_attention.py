@@ -86,7 +86,7 @@ class PackedRows(PackedSeqParams):
     rows: RowPlan | TreePlan | None = None
     """From each 0 of `positions` to the next, row-major; or the segments of a line of rows that share beginnings."""
     experts: Tensor | None = None
-    """int64 [T, B, L, K], of this rank's tokens, see `MicroLayout.experts`."""
+    """int16 [T, B, L, K], of this rank's tokens, see `MicroLayout.experts`."""
     _tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def tables(self, rotary: Rotary, dtype: torch.dtype, part: slice) -> tuple[Tensor, Tensor]:
