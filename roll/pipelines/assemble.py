@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from roll.pipelines.role_groups import split_by_role
+from roll.rollout.routed import routed_rows
 from roll.types.batch import TokenBatch
 from roll.types.episode import Group, Task, Trajectory, Turn
 
@@ -100,19 +101,23 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
     """Cut trajectories into rows as `assemble` does, which says what rows they are."""
     rows = [row for place, member in enumerate(members) for row in _rows_of(member.trajectory, place)]
     turns: list[tuple[Turn, bool]] = []  # And whether its row trains it
+    plays: list[list[Turn]] = []  # Of each row
     offsets = [0]
     for row in rows:
         played = members[row.place].trajectory.turns
         shown = [(played[k], False) for k in row.context] + [(played[k], True) for k in row.turns]
         turns += shown
+        plays.append([turn for turn, _ in shown])
         offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn, _ in shown))
 
+    routed = routed_rows(plays)
     batch = TokenBatch(
         row_ids=tuple(row.id for row in rows),
         group_ids=tuple(members[row.place].task.id for row in rows),
         unit_ids=tuple(members[row.place].unit for row in rows),
         offsets=torch.tensor(offsets),
         **_token_columns(turns, offsets[-1]),
+        routed_experts=None if routed is None else torch.from_numpy(routed),
     )
     return Rollouts(
         batch=batch,

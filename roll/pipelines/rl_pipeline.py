@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.schema.rl_config import RLConfig
+from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.credit import CreditAssigner
@@ -35,7 +36,7 @@ from roll.pipelines.rollout_rows import recorded_outputs
 from roll.pipelines.teaching import vocabulary_of, with_reference, with_reference_kl, with_teacher
 from roll.pipelines.update import train
 from roll.strategies.base import Output
-from roll.types.batch import TokenBatch
+from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,12 @@ class RLPipeline(Loop):
         if self.config.full_kl and not self.config.full_kl_loss:
             batch = batch.with_columns(teacher_ids=None, teacher_logprobs=None)
         return replace(rollouts, batch=batch)
+
+    def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: Output, adapters: bool = True) -> TokenOutputs:
+        """Run one forward pass over all rows; only the policy that learns goes by the engine's experts."""
+        if cluster is not self.clusters.actor_train or not adapters:
+            batch = batch.with_columns(routed_experts=None)
+        return super().forward(cluster, batch, *outputs, adapters=adapters)
 
     def taught(self, batch: TokenBatch, tags: Sequence[str]) -> TokenBatch:
         """Add what each row's teacher says of its sampled tokens, or of the distributions that they come from."""

@@ -65,6 +65,8 @@ def train(cluster: Cluster, config: RLConfig, rollouts: Rollouts, step: int) -> 
     train/infer mismatch; later passes meet other weights, where a difference is learning and not a mismatch.
     """
     metrics, batch = Metrics(), rollouts.batch
+    if cluster.role != "actor_train":
+        batch = batch.with_columns(routed_experts=None)  # of the policy's routers
     size = config.batch.of(cluster.role).mini_batch
     measures = cluster.role == "actor_train" and old_logprobs_source(config).source != "forward"
     version = step - 1 if measures and batch.sampling_logprobs is not None else None

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from roll.rollout.async_scheduler import ReadyGroup
 from roll.types.episode import Group, Task, Trajectory, Turn
 
@@ -17,7 +19,7 @@ def save_groups(path: Path, groups: Iterable[ReadyGroup]) -> None:
     import pyarrow.parquet as pq
 
     rows = [
-        {"position": ready.position, "version": ready.version, "task": ready.group.task.id, **asdict(trajectory)}
+        {"position": ready.position, "version": ready.version, "task": ready.group.task.id, **_row(trajectory)}
         for ready in groups
         for trajectory in ready.group.trajectories
     ]
@@ -35,6 +37,7 @@ def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
         versions[position] = row.pop("version")
         turns: list[dict[str, Any]] = row.pop("turns")
         for turn in turns:
+            turn["routed_experts"] = _array(turn["routed_experts"])
             turn.update({name: tuple(value) for name, value in turn.items() if isinstance(value, list)})
         played = tuple(Turn(**turn) for turn in turns)
         trajectory = Trajectory(task_id=row.pop("task"), turns=played, **row)
@@ -43,6 +46,19 @@ def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
         ReadyGroup(position, Group(task=task(group[0].task_id), trajectories=tuple(group)), versions[position])
         for position, group in members.items()
     ]
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    row = asdict(trajectory)
+    for turn in row["turns"]:
+        found = turn["routed_experts"]
+        if found is not None:
+            turn["routed_experts"] = {"shape": found.shape, "numbers": found.tobytes()}
+    return row
+
+
+def _array(stored: dict[str, Any] | None) -> np.ndarray | None:
+    return None if stored is None else np.frombuffer(stored["numbers"], np.int16).reshape(stored["shape"])
 
 
 def _schema(pa: Any) -> Any:
@@ -63,6 +79,7 @@ def _schema(pa: Any) -> Any:
             "role": pa.string(),
             "state": pa.string(),
             "num_fire_tokens": pa.int32(),
+            "routed_experts": pa.struct({"shape": ids, "numbers": pa.binary()}),
         }
     )
     return pa.schema(

@@ -15,6 +15,7 @@ from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode_key import Action, EpisodeEnv, EpisodeKey, add_up, numbers_of, state_of
 from roll.rollout.episode_slots import EpisodeSlots
 from roll.rollout.fire import sampled
+from roll.rollout.routed import routed_before
 from roll.rollout.turn_tree import TurnTree
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import EpisodeError, Status, Task, Trajectory, Turn
@@ -183,6 +184,7 @@ class Episode:
             role=role,
             state=self._state,
             num_fire_tokens=fire_tokens,
+            routed_experts=routed_before(completion, len(prompt)),
         )
         if self._over:
             raise EpisodeError("aborted", f"episode {self._name} is over")

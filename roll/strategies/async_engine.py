@@ -310,8 +310,10 @@ class AsyncEngine(InferEngine):
         reason: FinishReason | None = None
         ended: FinishReason | None = None
         try:
-            async for tokens, logprobs, ended in stream:
+            async for tokens, logprobs, ended, experts in stream:
                 reason = response.record(tokens, logprobs, version, self._rules)
+                if experts is not None:
+                    response.route(experts)
                 if reason is not None and ended is None:
                     await self._backend.abort_running([response.stream_id])
                 if reason is not None or ended is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -222,6 +223,8 @@ class Completion:
     finish_reason: FinishReason
     steps: int = 0
     """Decode steps this request was running: the deterministic clock of `lockstep` engines."""
+    routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """int16 [prompt + response tokens, L, K], as in `TokenBatch.routed_experts`; None: the engine wasn't asked."""
 
 
 EnginePart = Literal["weights", "kv_cache"]
@@ -262,6 +265,8 @@ class EngineSettings:
     """What a weight update does to responses on their way: go on from their tokens, or start over without them."""
     slots: tuple[int, ...] = ()
     """Device slots of the rank that holds the engine, for its name in messages."""
+    return_routed_experts: bool = False
+    """Say of each token to which experts it was sent (`router_replay`)."""
     update_buffer_bytes: int = 256 << 20
     """Host memory through which weights go to an engine's own processes."""
 

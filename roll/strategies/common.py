@@ -118,7 +118,8 @@ class CommonStrategy(TrainStrategy):
 
         That is decided for this rank's rows alone: it changes no collective.
         """
-        if not self._shares_prefixes:
+        # The engine may have sent the same token of two rows to different experts.
+        if not self._shares_prefixes or batch.routed_experts is not None:
             return self._plan(batch, training=training), False
         max_rows, max_tokens = self._limits(training=training)
         units = self._units(batch, training=training)

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from roll.strategies.base import EnginePart, Request, SamplingParams
 from roll.types.episode import FinishReason
 
-Sampled: TypeAlias = tuple[Sequence[int], Sequence[float], FinishReason | None]
-"""New tokens of a stream, their log-probs, and why the stream ends with them (None: it goes on)."""
+
+class Sampled(NamedTuple):
+    """What a stream gives next."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    """Of these tokens."""
+    ended: FinishReason | None
+    """Why the stream ends with them; None: it goes on."""
+    experts: np.ndarray | None = None
+    """int16 [n, L, K], to which experts each of the L layers sent the first n tokens of prompt and response together;
+    None: the engine wasn't asked, or hasn't told yet."""
 
 
 class EngineBackend(ABC):

@@ -95,6 +95,10 @@ class MicroLayout:
     """int64 [tokens with an action mask], with a tree: which of the scored tokens each of `flat` is, because rows may
     share those, too. None: they are the same."""
 
+    experts: Tensor | None = None
+    """int16 [B, T, L, K], the experts of each of `ids` as in `TokenBatch.routed_experts`, -1 also at padding; None: the
+    model routes."""
+
     @property
     def segments(self) -> tuple[int, ...]:
         """Lengths of all that a packed line is made of: padding is a row by itself, which no other sees."""
@@ -136,6 +140,10 @@ def lay_out(
         grid = torch.arange(longest + padding).clamp(max=longest - 1).expand(len(batch), -1)
         spans = (longest + padding,) * len(batch)
     ids = F.pad(ids, (0, padding))
+    experts = batch.routed_experts
+    if experts is not None:
+        told = experts.new_full((ids.numel(), *experts.shape[1:]), -1).index_copy(0, place, experts)
+        experts = told.unflatten(0, ids.shape).to(device)
     return MicroLayout(
         ids=ids.to(device),
         mask=None if mask is None else mask.to(device),
@@ -147,6 +155,7 @@ def lay_out(
         packed=packed,
         padding=padding if packed else 0,
         spans=spans,
+        experts=experts,
     )
 
 
@@ -201,6 +210,9 @@ def widen(layout: MicroLayout, multiple: int, least: tuple[int, int] = (0, 0)) -
         spans=(*spans, *(tokens + more,) * more_rows) if tree is None else (),
         tree=tree,
         ids=F.pad(layout.ids, (0, more, 0, more_rows)),
+        experts=None
+        if layout.experts is None
+        else F.pad(layout.experts, (0, 0, 0, 0, 0, more, 0, more_rows), value=-1),
         positions=torch.cat([torch.cat([layout.positions, tail], dim=1), below]),
         index=layout.index + layout.index // tokens * more,
     )
@@ -222,6 +234,7 @@ def take_shard(
         layout,
         ids=layout.ids[:, part],
         positions=layout.positions[:, part],
+        experts=None if layout.experts is None else layout.experts[:, part],
         index=(row * width + column - rank * width)[place],
         targets=layout.targets[place],
         group=group,
@@ -233,7 +246,11 @@ def zigzag(layout: MicroLayout, ranks: int) -> MicroLayout:
     """Return a packed layout in the order in which the ranks of a ring hold its tokens; `2 * ranks` divides them."""
     order = zigzag_order(layout.ids.shape[1], ranks).to(layout.ids.device)
     return replace(
-        layout, ids=layout.ids[:, order], positions=layout.positions[:, order], index=order.argsort()[layout.index]
+        layout,
+        ids=layout.ids[:, order],
+        positions=layout.positions[:, order],
+        index=order.argsort()[layout.index],
+        experts=None if layout.experts is None else layout.experts[:, order],
     )
 
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from roll.strategies.base import Completion, Request
 from roll.types.episode import FinishReason
 
@@ -93,6 +95,7 @@ class Response:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.experts: np.ndarray | None = None
 
     def completion(self, reason: FinishReason) -> Completion:
         """Return what has been sampled, as a finished response."""
@@ -102,7 +105,26 @@ class Response:
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
             finish_reason=reason,
+            routed_experts=self._routed(),
         )
+
+    def route(self, experts: np.ndarray) -> None:
+        """Keep the experts [n, L, K] of the first n tokens of prompt and response.
+
+        Of a token that several streams have read, the first one counts: it has drawn what comes after it.
+        """
+        known = self.experts
+        self.experts = experts if known is None else np.concatenate([known, experts[len(known) :]])
+
+    def _routed(self) -> np.ndarray | None:
+        """`Completion.routed_experts`: -1 at the last token, which no engine reads, and where none has told."""
+        if self.experts is None:
+            return None
+        size = len(self.request.prompt_ids) + len(self.tokens)
+        found = np.full((size, *self.experts.shape[1:]), -1, np.int16)
+        known = self.experts[: size - 1]  # behind a stop string the engine may have read on
+        found[: len(known)] = known
+        return found
 
     def record(
         self, tokens: Sequence[int], logprobs: Sequence[float], version: int, rules: ResponseRules
@@ -137,7 +159,7 @@ class Response:
     def restart(self) -> int:
         """Forget what was sampled; number of tokens lost."""
         lost = len(self.tokens)
-        self.tokens, self.logprobs, self.versions = [], [], []
+        self.tokens, self.logprobs, self.versions, self.experts = [], [], [], None
         return lost
 
 

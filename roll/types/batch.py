@@ -26,6 +26,9 @@ class TokenBatch(Ragged):
     """int64 [N]"""
     action_mask: Tensor
     """bool [N], True where the policy chose the token."""
+    routed_experts: Tensor | None = token_column()
+    """int16 [N, L, K], the K experts to which each of the model's L layers sent a token when the engine read it; -1
+    where it isn't told, as of a response's last token, which no engine reads. At layers without experts anything."""
     loss_mask: Tensor | None = token_column()
     """bool [N], the action tokens that count in the loss after filters; numerator *and* denominator."""
     sampling_logprobs: Tensor | None = token_column()

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 FinishReason = Literal["stop", "length", "abort"]
 Status = Literal["ok", "truncated", "filtered", "env_error", "reward_error", "timeout", "aborted"]
 """`filtered`: nothing went wrong, but the configuration says not to train on it (`response_filter_config`)."""
@@ -69,6 +71,9 @@ class Turn:
     num_fire_tokens: int = 0
     """First tokens of the response that were drawn otherwise than the policy draws (`fire_temperature`): they are part
     of the response, but no actions of the policy, so nothing is trained on them."""
+    routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """int16 [prompt + response tokens, L, K], to which experts the engine sent the token *before* each: a turn's last
+    token is read with the next turn. -1 where nobody has told. None: the engine wasn't asked."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.logprobs) == len(self.versions):

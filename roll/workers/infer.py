@@ -55,6 +55,7 @@ class InferWorker(Worker):
             seed=config.seed,
             partial_rollout=config.partial_rollout,
             slots=self.info.slots,
+            return_routed_experts=config.router_replay,
             update_buffer_bytes=config.model_update_buffer_size_mb * 2**20,
         )
         return build_engine(config.actor_infer, args, settings)

@@ -13,7 +13,7 @@ import torch
 from roll.strategies import async_engine
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import EngineDied, Request, SamplingParams
-from roll.strategies.engine_backend import EngineBackend
+from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.responses import ResponseRules
 from roll.utils.seeding import stable_hash
 
@@ -51,11 +51,11 @@ class Counting(EngineBackend):
             while left > 0:
                 await asyncio.sleep(self.pace)
                 if request_id in self.aborted:
-                    yield (), (), "abort"
+                    yield Sampled((), (), "abort")
                     return
                 tokens = [position + i for i in range(min(self.chunk, left))]
                 position, left = position + len(tokens), left - len(tokens)
-                yield tokens, [-self.weight - 1.0] * len(tokens), "length" if left == 0 else None
+                yield Sampled(tokens, [-self.weight - 1.0] * len(tokens), "length" if left == 0 else None)
         finally:
             del self.open[request_id]
 

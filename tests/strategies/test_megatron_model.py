@@ -165,7 +165,7 @@ def test_a_model_that_was_not_there_to_be_checked_is_checked_when_it_is_loaded(m
         ("cross_entropy_loss_fusion", True, "no effect, because log-probs"),
         ("inference_sampling_seed", 3, "no effect, because responses"),
         ("mtp_num_layers", 1, "no effect, because layers of multi-token prediction"),
-        ("moe_enable_routing_replay", True, "no effect, because no engine says which experts"),
+        ("moe_enable_routing_replay", True, "no effect: with router_replay: true"),
         ("tp_comm_overlap", True, "transformer_engine"),
         ("bias_dropout_fusion", True, "needs an accelerator"),
         ("fp8", "hybrid", "transformer_impl=transformer_engine"),

@@ -9,7 +9,6 @@ _M, _C, _W = "actor_rollout_ref.model", "critic", "reward_model"
 ROLES = {_A: "actor_train", _F: "reference", _R: "actor_infer", _C: "critic", _W: "reward_model"}
 """Their sections by our roles."""
 
-_ROUTES = "models with experts route every token by themselves, whatever the engine chose"
 STRATEGIES = {"fsdp": "fsdp2", "fsdp2": "fsdp2", "megatron": "megatron"}
 
 LOSSES = {
@@ -227,7 +226,9 @@ ACTOR: list[ForeignKey] = [
           "entropies are computed in chunks, and only where they are asked for", _A, see="entropy_loss_coef"),
     *dead("load_weight rollout_n calculate_sum_pi_squared pad_to_length nccl_timeout",
           "it is so here, or isn't needed", _A),
-    *absent("router_replay.**", _ROUTES, _A),
+    decided(f"{_A}.router_replay.mode", "router_replay", "R3 is true; R2, the choice of the trainer's own earlier "
+            "pass, isn't offered", values={"R3": True, "disabled": False}),
+    *absent("router_replay.**", "experts aren't recorded in files", _A, see="router_replay"),
     *absent("freeze_vision_tower", "models of text only", _A),
     *absent("policy_loss.dro_beta qat.**", "the loss has no such option here", _A, see="policy_loss"),
     *_checkpoint(f"{_A}.checkpoint"),
@@ -250,7 +251,7 @@ REFERENCE: list[ForeignKey] = [
     moved(f"{_F}.use_torch_compile", "reference.model_args.torch_compile", how="compile"),
     *dead("entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing load_weight "
           "rollout_n pad_to_length nccl_timeout", "it is so here, or isn't needed", _F),
-    *absent("router_replay.**", _ROUTES, _F),
+    *absent("router_replay.**", "the reference routes by itself", _F, see="router_replay"),
     *_fsdp(f"{_F}.fsdp_config", "reference"),
     *_megatron(f"{_F}.megatron", "reference"),
     *_profiler(_F),

@@ -67,8 +67,9 @@ ENGINE: list[ForeignKey] = [
           "actor_train.max_tokens_per_microbatch_in_infer"),
     *dead("disable_log_stats logprobs_mode skip_tokenizer_init scheduling_policy seed full_determinism nnodes "
           "n_gpus_per_node layered_summon multi_stage_wake_up over_sample_rate layer_name_map.** "
-          "use_block_quant_rollout enable_rollout_routing_replay moe_load_balance_metrics_interval "
+          "use_block_quant_rollout moe_load_balance_metrics_interval "
           "skip_dump_dir", "the run sees to it", _R),
+    *dead("enable_rollout_routing_replay", "router_replay asks the engine for it", _R, see="router_replay"),
     *dead("calculate_log_probs", "log-probs of sampled tokens are always kept", _R, see="train_infer_correction"),
     *dead("mode", "engines take one request after the other, as they come", _R, see="max_running_requests"),
     *dead("chat_scheduler completion_callback", "a rollout of your own plays a domain", _R,

@@ -27,6 +27,7 @@ from roll.configs.checks.tools import tool_checks
 from roll.configs.errors import ConfigError, Violation, problem
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.reward_model import classifier_checks
+from roll.configs.rules.router_replay import routed_model_rules
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.reward_config import RewardModelConfig
@@ -130,6 +131,8 @@ def shape_checks(config: RunConfig) -> Iterator[Violation]:
                 fix += "" if config.sequence_length is None else f" sequence_length={shape.positions}"
             yield Violation("sequence_length", expected, fix, length)
         yield from shape_rules(role, worker, name, shape)
+        if isinstance(config, RLConfig) and role == "actor_train":
+            yield from routed_model_rules(config, name, shape)
 
 
 def adapter_checks(config: RunConfig) -> Iterator[Violation]:

@@ -24,6 +24,7 @@ from roll.configs.rules import (
     reward_model,
     rewards,
     roles,
+    router_replay,
     run,
     sft,
     teacher,
@@ -75,6 +76,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
     async_generation.async_rules,
     async_generation.transport_rules,
     replay.replay_rules,
+    router_replay.router_replay_rules,
     _batch_rules,
 )
 RLVR_RULES: tuple[Rule, ...] = (

@@ -37,6 +37,10 @@ _RESERVED = {
         "weight_transfer_config worker_cls worker_extension_cls",
         "weight_version custom_weight_loader checkpoint_engine_wait_weights_before_ready",
     ),
+    "write router_replay at the top level": (
+        "enable_return_routed_experts aux_output_config",
+        "enable_return_routed_experts",
+    ),
     "write sleep_level": ("enable_sleep_mode", ""),
     "write actor_infer.device_mapping": ("device_ids", "base_gpu_id gpu_id_step"),
     "an engine's devices are processes of its own on one machine": ("distributed_executor_backend", ""),

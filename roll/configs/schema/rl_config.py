@@ -105,6 +105,9 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
     `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
     see docs/engines.md."""
+    router_replay: bool = acting(False, unless("val_only", why="nothing is trained"))
+    """Models with experts: the policy that learns sends each token to the experts that the engine sent it to (rollout
+    routing replay, R3, arXiv:2510.11370); scores and gradients are its own. For `vllm`; see docs/engines.md."""
     delta_weight_sync: bool = acting(
         False,
         needs("lora_sync", "merged", why="adapters are small, and the base weights are sent only once"),

@@ -21,6 +21,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.activation_offload import ActivationOffload
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
+from roll.strategies.hf.expert_replay import ExpertReplay
 from roll.strategies.hf.gather import Travelling, sent_types
 from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
 from roll.strategies.hf.hf_model import named_tensors
@@ -55,6 +56,7 @@ class HfTrainStrategy(CommonStrategy):
         offloads = args.activation_offload and spec.trains
         self._activations = ActivationOffload(self._device) if offloads else None
         self._shares_prefixes = self._model.shares_prefixes
+        self._replay = ExpertReplay(self._model)
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 
@@ -164,6 +166,7 @@ class HfTrainStrategy(CommonStrategy):
         if sequence is not None:
             group = sequence.group
             mine, place = sequence.shard(layout)
+        self._replay.tell(mine.experts)
         saving = contextlib.nullcontext() if self._activations is None else self._activations.saving()
         with self._autocast(), saving:
             scored: HeadOutputs = self._module(mine, head_request(outputs))

@@ -85,6 +85,8 @@ class PackedRows(PackedSeqParams):
     the right of a row, where no query looks."""
     rows: RowPlan | TreePlan | None = None
     """From each 0 of `positions` to the next, row-major; or the segments of a line of rows that share beginnings."""
+    experts: Tensor | None = None
+    """int16 [T, B, L, K], of this rank's tokens, see `MicroLayout.experts`."""
     _tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def tables(self, rotary: Rotary, dtype: torch.dtype, part: slice) -> tuple[Tensor, Tensor]:
@@ -126,6 +128,8 @@ class RotaryAttention(nn.Module):
         self.window = windows[layer_number - 1]
         self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
         self.group = pg_collection.cp if config.context_parallel_size > 1 else None
+        self.replay: Any = None
+        """That of the layer's router, which isn't told itself which rows it runs."""
 
     def forward(
         self,
@@ -142,6 +146,8 @@ class RotaryAttention(nn.Module):
         H.
         """
         del attention_mask, unused
+        if self.replay is not None:
+            self.replay.rows = packed_seq_params
         shard, rank = len(query), 0 if self.group is None else dist.get_rank(self.group)
         part = slice(rank * shard, (rank + 1) * shard)
         cos, sin = packed_seq_params.tables(self.rotary, query.dtype, part)

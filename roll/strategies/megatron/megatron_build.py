@@ -43,7 +43,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     "would have no effect, because layers of multi-token prediction are neither built nor trained": (
         "mtp_loss_scaling_factor", "mtp_num_layers",
     ),
-    "would have no effect, because no engine says which experts its tokens went to: the model routes by itself": (
+    "would have no effect: with router_replay: true at the top level routers take the engine's experts without it": (
         "moe_enable_routing_replay",
     ),
 }  # fmt: skip

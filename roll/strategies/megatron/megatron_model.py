@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.attention import TreePlan
+from roll.strategies.megatron.expert_replay import attach
 from roll.strategies.megatron.families import Architecture, architecture
 from roll.strategies.megatron.megatron_attention import PackedRows, RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.megatron_build import transformer_config
@@ -58,6 +59,7 @@ class TokenGPT(GPTModel):
             vp_stage=stage,
         )
         self.arch, self.kind, self.temperature = arch, kind, temperature
+        attach(self.decoder, arch.sparse)
         if last and kind == "policy":
             # The same parameters; what is called gives log-probs instead of logits.
             self.output_layer.__class__ = VocabParallelHead
@@ -81,7 +83,7 @@ class TokenGPT(GPTModel):
             # frozen embedding doesn't.
             hidden.requires_grad_()
         plan = RowPlan(shard.spans) if shard.tree is None else TreePlan(shard.tree)
-        rows = PackedRows(positions=all_positions, rows=plan)
+        rows = PackedRows(positions=all_positions, rows=plan, experts=self._experts(shard))
         hidden = self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=rows)
         if not self.post_process:
             return hidden
@@ -96,6 +98,22 @@ class TokenGPT(GPTModel):
         return self.output_layer(
             picked, weight, shard.targets, request, vocab=self.arch.vocab, temperature=self.temperature
         )
+
+    def _experts(self, shard: MicroLayout) -> Tensor | None:
+        """`PackedRows.experts`. Raises `ValueError` where a router couldn't be told."""
+        if shard.experts is None:
+            return None
+        if self.config.moe_router_fusion:
+            raise ValueError("additional_configs.moe_router_fusion can't take the engine's experts; remove it")
+        if "moe" in (self.config.recompute_modules or ()) and self.config.recompute_granularity == "selective":
+            raise ValueError(
+                "recomputed expert layers aren't told the engine's experts: recompute whole layers, or not moe"
+            )
+        experts = shard.experts.transpose(0, 1)
+        if self.config.sequence_parallel:
+            group = self.pg_collection.tp
+            experts = experts.chunk(group.size())[group.rank()]
+        return experts
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T / ranks, B, D]. As in transformers, the padding token (it may be sampled) learns nothing as an input."""

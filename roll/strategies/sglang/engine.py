@@ -254,7 +254,7 @@ class SglangBackend(EngineBackend):
                 tokens, logprobs, ended, wrong = await queue.get()
                 if wrong:
                     raise RuntimeError(wrong)
-                yield tokens, logprobs, ended
+                yield Sampled(tokens, logprobs, ended)
         finally:
             del self._streams[rid], self._rids[request_id]
             if ended is None and self._dead is None:

@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,6 +98,8 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
         "enable_sleep_mode": level > 0 and torch.cuda.is_available(),
         **options.engine_args,
     }
+    if settings.return_routed_experts:  # nothing else: unasked, an older vLLM needn't have the argument
+        arguments["enable_return_routed_experts"] = True
     seeds = torch.cuda.is_available() or _whole_prompts(arguments, length)
     if options.devices > 1:
         arguments["distributed_executor_backend"] = "mp"  # inside a Ray actor vLLM would start actors of its own
@@ -232,6 +235,7 @@ class VllmBackend(EngineBackend):
             seed=seed if self._seeds else None,
         )
         prompt = {"prompt_token_ids": list(prompt_ids)}
+        read = len(prompt_ids) - 1  # the last token is never read
         outputs = self._engine.generate(prompt, sampling, request_id, lora_request=self._adapter)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -240,7 +244,9 @@ class VllmBackend(EngineBackend):
                 ended = part.finish_reason
                 if ended is not None and ended not in _REASONS:
                     raise RuntimeError(f"vLLM ended request {request_id!r} with {ended!r}")
-                yield tokens, logprobs, None if ended is None else _REASONS[ended]
+                read += len(tokens)
+                experts = told_experts(part.routed_experts, read, whole=ended != "abort")
+                yield Sampled(tokens, logprobs, None if ended is None else _REASONS[ended], experts)
 
     async def abort_running(self, request_ids: Sequence[str]) -> None:
         await self._engine.abort(list(request_ids))
@@ -351,6 +357,20 @@ def drawn_logprobs(tokens: Sequence[int], found: Any) -> list[float]:
     if list(tokens) != ids:
         raise RuntimeError("vLLM gave log-probs of other tokens than those it drew")
     return list(logprobs)
+
+
+def told_experts(found: np.ndarray | None, read: int, *, whole: bool) -> np.ndarray | None:
+    """Return what vLLM says of experts (uint8 or uint16, with the last part of a stream) as `Sampled.experts`.
+
+    `read`: tokens that it has read; `whole`: it must tell of all of them, and not only of the first ones.
+    """
+    if found is None:
+        return None
+    if found.ndim != 3 or len(found) > read or (whole and len(found) < read):
+        raise RuntimeError(
+            f"vLLM gave experts of shape {found.shape}, expected [{read} tokens read, layers, experts per token]"
+        )
+    return found.astype(np.int16)
 
 
 @contextlib.contextmanager
