@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,12 +70,15 @@ def work(block):
 
 def test_shards_of_the_zigzag_order_hold_every_token_with_its_position_and_its_target():
     whole = lay_out(make_batch(), torch.device("cpu"), packed=True, multiple=8)
-    order = zigzag_order(whole.ids.shape[1], 4).chunk(4)
+    tokens = whole.ids.shape[1]
+    whole = replace(whole, experts=torch.arange(2 * tokens, dtype=torch.int16).view(1, tokens, 1, 2))
+    order = zigzag_order(tokens, 4).chunk(4)
     moved, seen = zigzag(whole, 4), []
     for rank in range(4):
         shard, place = take_shard(moved, rank, 4)
         assert shard.ids[0].equal(whole.ids[0, order[rank]])
         assert shard.positions[0].equal(whole.positions[0, order[rank]])
+        assert shard.experts[0].equal(whole.experts[0, order[rank]])
         assert order[rank][shard.index].equal(whole.index[place])
         assert shard.targets.equal(whole.targets[place])
         seen.append(place)
