@@ -168,6 +168,19 @@ def test_an_edited_history_is_a_branch_and_is_counted():
     assert played.counts == {"agent/mismatch_edited": 1}
 
 
+def test_responses_whose_text_has_other_tokens_are_counted_when_the_episode_ends(monkeypatch):
+    session, episode, _ = make("one", "two", "three")
+    told = [HELLO]
+    for _ in range(3):
+        answer = run(session.complete(ask(*told)))
+        told += [answer.choices[0].message, Message("user", "more")]
+    monkeypatch.setattr(ChatTemplate, "encode_after", lambda self, text: ())  # any tokens but the sampled ones
+    session.count_retokenised()
+    session.count_retokenised()  # nothing more
+    episode.finish(1.0)
+    assert episode.finished().counts == {"agent/mismatch_retokenised": 2}  # nothing went on from the third
+
+
 def test_stop_strings_and_token_limits_reach_the_engine_and_the_text_ends_before_the_stop():
     session, _, engines = make("one. two", "a long story")
     choice = run(session.complete(ask(HELLO, stop=("!", ". ")))).choices[0]

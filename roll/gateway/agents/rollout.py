@@ -261,6 +261,7 @@ class _Play:
         self._counters["agent/episodes"] += 1
         self._counters["agent/calls"] += self._session.calls
         self._counters["agent/spent"] += bool(self._session.spent)
+        self._session.count_retokenised()
 
     def _last_words(self) -> str:
         said = self._log.end(_WORDS)
