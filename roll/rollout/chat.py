@@ -45,7 +45,7 @@ class PlainText:
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
         puts before a text, if any."""
-        return (*self._begin, *self.encode(self.text(messages, tools)))
+        return self.encode_whole(self.text(messages, tools))
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """Return the text of a conversation, up to where the response begins. Raises `TemplateError`."""
@@ -78,6 +78,10 @@ class PlainText:
         """Return what a `continuation` adds to a sampled response, as text and as token ids."""
         return text, self.encode(text)
 
+    def encode_whole(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of the text of a whole prompt."""
+        return (*self._begin, *self.encode(text))
+
     def encode_after(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text that has something before it."""
         return self.encode(text)
@@ -107,8 +111,9 @@ class PlainText:
 class ChatTemplate(PlainText):
     """The same by a chat template. A reply costs the same however long the conversation is."""
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
-        return self.encode(self.text(messages, tools))
+    def encode_whole(self, text: str) -> tuple[int, ...]:
+        """The template itself writes the token that begins a text."""
+        return self.encode(text)
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
         """A response that ends with the very token that closes it isn't closed twice."""

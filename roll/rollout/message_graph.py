@@ -149,7 +149,7 @@ class MessageGraph:
             is_root = known is None and self._history == "carried"
             parent, text = None if is_root else self._prefix(rendered), rendered
             if parent is None:
-                prompt = self._chat.prompt(messages, tools)
+                prompt = self._chat.encode_whole(rendered)
             else:
                 prompt = self._chat.encode_after(rendered[len(self._text(parent)) :])
         change = self._change(messages, keys, known, shown)
