@@ -78,6 +78,15 @@ _CELLS: dict[str, tuple[str, ...]] = {
         "2-40-None-False", "2-40-4-True", "2-80-None-True", "2-80-4-False",
     ),
     # Sequence parallelism and LoRA on FSDP2 and DeepSpeed.
+    "expert_replay.py::test_megatron_gives_the_numbers_and_gradients_of_hugging_face_models": (
+        "expert 2", "context 2", "tensor 2, sequence",
+    ),
+    "megatron_prefix_sharing.py::test_outputs_loss_and_gradients_are_those_of_rows_by_themselves": (
+        "expert 2 over data ranks", "tensor 2, sequence",
+    ),
+    "ring_attention.py::test_ranks_of_a_ring_train_as_one_rank_does": (
+        "a ring of 4, more than key heads", "two rings", "a ring of 2",
+    ),
     "hf_ulysses.py::test_two_ranks_share_every_sequence": (
         "llama-padded", "qwen2-packed", "qwen3-padded", "qwen3_moe-padded",
     ),

@@ -47,6 +47,10 @@ class _Request:
         """Return the first header of a name, which is in small letters."""
         return next((value.decode("latin-1") for other, value in self._headers if other == name), default)
 
+    def count(self, name: bytes) -> int:
+        """Return how many headers of a name there are."""
+        return sum(other == name for other, _ in self._headers)
+
     async def body(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises `_Disconnected`."""
         more = True
@@ -258,6 +262,8 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _key(request: _Request) -> str:
+    if request.count(b"authorization") > 1:  # a proxy in front may have checked the other one
+        raise RefusedCall(400, "the header authorization is there twice")
     scheme, _, token = request.header(b"authorization").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token else request.header(b"x-api-key").strip()
 

@@ -13,7 +13,9 @@ HEAD_BYTES = 64 << 10
 """Of a request's address and headers, all together."""
 
 
-_LONG_HEAD = f"The request's head is longer than {HEAD_BYTES} bytes."
+_FLUSH_SECONDS = 10.0
+"""For a client to read what it asked for, once its connection is closed."""
+_LONG_HEAD = f"The request's head, or what follows its body, is longer than {HEAD_BYTES} bytes."
 
 
 class _JoinedWrites:
@@ -55,7 +57,8 @@ class Connection(HttpToolsProtocol):
         self._idle_since = 0.0
         self._giving_up: asyncio.TimerHandle | None = None
         self._in_head = False
-        self._head_bytes = 0  # Of a head under way, but for its first piece
+        self._unread = 0  # Bytes since a head or a piece of a body was whole
+        self._why = ""  # What is wrong with a request, where the parser can't say it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Where there are as many as may be, the one that has been idle the longest makes room."""
@@ -74,24 +77,53 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """A head that goes on and on is answered before it ends."""
-        self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
-        if self._head_bytes > HEAD_BYTES:
+        """A head that goes on and on is answered before it ends, and so are trailers."""
+        if self.transport.is_closing():
+            return
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(_LONG_HEAD)
-        elif not self.transport.is_closing():
-            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """With what is wrong, where this class knows."""
+        super().send_400_response(self._why or msg)
 
     def on_message_begin(self) -> None:
         """Here a head begins."""
         self._in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Behind a body come trailers, which nobody reads."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """One that came at once may be too long, too."""
-        self._in_head = False
+        """Refuse a head that is too long though it came at once, and an upgrade: its body would be lost."""
+        self._in_head, self._unread = False, 0
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
-            raise ValueError(_LONG_HEAD)  # the parser makes it an answer of 400
+            self._why = _LONG_HEAD
+        elif self.parser.should_upgrade():
+            self._why = "This server speaks HTTP/1.1 and upgrades to nothing: leave out the header upgrade."
+        if self._why:
+            raise ValueError(self._why)  # the parser makes it an answer of 400
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        self._unread = 0
+        super().on_message_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closing waits until everything is sent, and some never read it."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(_FLUSH_SECONDS, self.transport.abort)
 
     def on_response_complete(self) -> None:
         """The next request may take its time, too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from roll.rollout.routed import with_unrouted
 from roll.types.episode import Group, Trajectory, Turn
 
 
@@ -45,7 +46,8 @@ def _of_role(trajectory: Trajectory, role: str, task_id: str, reward: float) -> 
         resets = before is None and (bool(turns) or turn.resets_context)
         follows = before is None or before == len(turns) - 1
         prompt, after = (*context, *turn.prompt_ids), None if follows else before
-        turns.append(replace(turn, prompt_ids=prompt, resets_context=resets, after=after))
+        routed = with_unrouted(turn.routed_experts, len(context))
+        turns.append(replace(turn, prompt_ids=prompt, resets_context=resets, after=after, routed_experts=routed))
         place.append(len(turns) - 1)
         heard.append(())
     return replace(trajectory, task_id=task_id, turns=tuple(turns), reward=reward, role_rewards={role: reward})

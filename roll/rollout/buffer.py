@@ -23,7 +23,8 @@ def save_groups(path: Path, groups: Iterable[ReadyGroup]) -> None:
         for ready in groups
         for trajectory in ready.group.trajectories
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), path)
+    # Small row groups: arrow reads at most 2 GB of bytes in lists from one, and experts of long episodes are large.
+    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), path, row_group_size=64)
 
 
 def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
@@ -37,7 +38,7 @@ def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
         versions[position] = row.pop("version")
         turns: list[dict[str, Any]] = row.pop("turns")
         for turn in turns:
-            turn["routed_experts"] = _array(turn["routed_experts"])
+            turn["routed_experts"] = _array(turn.get("routed_experts"))  # older files have none
             turn.update({name: tuple(value) for name, value in turn.items() if isinstance(value, list)})
         played = tuple(Turn(**turn) for turn in turns)
         trajectory = Trajectory(task_id=row.pop("task"), turns=played, **row)

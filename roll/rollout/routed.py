@@ -21,6 +21,13 @@ def routed_before(completion: Completion, prompt_tokens: int) -> np.ndarray | No
     return found[len(found) - size - 1 : -1].copy()  # what came before it belongs to other turns
 
 
+def with_unrouted(found: np.ndarray | None, tokens: int) -> np.ndarray | None:
+    """Return `Turn.routed_experts` of a turn that has so many more tokens in front, of which nobody has told."""
+    if found is None or not tokens:
+        return found
+    return np.concatenate([np.full((tokens, *found.shape[1:]), -1, found.dtype), found])
+
+
 def routed_rows(rows: Sequence[Sequence[Turn]]) -> np.ndarray | None:
     """Return int16 [N, L, K], `TokenBatch.routed_experts` of rows that are these turns; None: no turn says any.
 

@@ -81,6 +81,9 @@ class Turn:
                 f"a turn needs one log-prob and one version per response token, got {len(self.response_ids)} tokens, "
                 f"{len(self.logprobs)} log-probs, {len(self.versions)} versions"
             )
+        told, tokens = self.routed_experts, len(self.prompt_ids) + len(self.response_ids)
+        if told is not None and len(told) != tokens:
+            raise ValueError(f"a turn of {tokens} tokens needs as many rows of routed experts, got {len(told)}")
         if self.resets_context and self.after is not None:
             raise ValueError(f"a turn that resets the context continues none, got after={self.after}")
 

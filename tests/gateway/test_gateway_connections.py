@@ -117,3 +117,59 @@ def test_what_two_readers_could_read_in_two_ways_is_no_request(session, head):
         raw.socket.shutdown(socket.SHUT_WR)
         assert b"HTTP/1.1 200 " not in answered(raw)
     assert not session.calls
+
+
+def chunked(session, base: str, *more: str) -> bytes:
+    head = [f"POST {base}/chat/completions HTTP/1.1", "host: x", f"authorization: Bearer {session.key}", *more]
+    return "\r\n".join([*head, "transfer-encoding: chunked", "", ""]).encode()
+
+
+@pytest.mark.parametrize("line", [LINE, b"y" * 1000])
+def test_trailers_have_a_limit_and_are_no_headers(session, line):
+    data = json.dumps(ASK).encode()
+    body = b"%x\r\n%s\r\n0\r\n" % (len(data), data)
+    with Raw(session.address) as raw:
+        raw.send(chunked(session, raw.base) + body + b"content-encoding: gzip\r\n\r\n")
+        assert raw.read()[0] == 200
+    sent = 0
+    with Raw(session.address) as raw:
+        raw.send(chunked(session, raw.base) + body)
+        try:
+            while sent < 100 * HEAD_BYTES:
+                raw.send(line)
+                sent += len(line)
+                time.sleep(0.001)
+        except OSError:
+            pass  # It has been closed
+    assert sent < 10 * HEAD_BYTES
+
+
+def test_an_upgrade_is_refused_with_what_to_do(session):
+    with Raw(session.address) as raw:
+        raw.socket.settimeout(10)
+        raw.send(ask(raw, session, ASK, "connection: upgrade", "upgrade: h2c"))
+        said = answered(raw)
+    assert said.startswith(b"HTTP/1.1 400 ") and b"leave out the header upgrade" in said
+
+
+def test_two_keys_are_none(session):
+    with Raw(session.address) as raw:
+        raw.send(ask(raw, session, ASK, "authorization: Bearer other"))
+        status, body = raw.read()
+    assert status == 400 and "twice" in body["error"]["message"]
+
+
+def test_a_client_that_does_not_read_keeps_its_connection_for_a_while_only(monkeypatch):
+    monkeypatch.setattr("roll.gateway.connections._FLUSH_SECONDS", 0.2)
+    with served(Limits(idle_seconds=1)) as server:
+        session = EchoSession()
+        address, session.key = server.open(session)
+        large = {"model": "policy", "messages": [{"role": "user", "content": "b" * 7_000_000}]}
+        with Raw(address) as raw:
+            raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.send(ask(raw, session, large))
+            state = server.gateway._server.server_state
+            until = time.monotonic() + 20
+            while not session.calls or state.connections:
+                assert time.monotonic() < until, "the connection is kept"
+                time.sleep(0.05)

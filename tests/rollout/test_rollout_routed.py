@@ -88,6 +88,41 @@ def test_a_batch_has_the_experts_of_its_rows():
     assert assemble([played(silent)]).batch.routed_experts is None
 
 
+def test_what_other_roles_said_before_a_turn_has_no_experts_there():
+    first = replace(FIRST, role="a")
+    other = replace(turn(3, [4], [5, 6], [10, 20, 30, 40, 50, -1]), role="b")
+    again = replace(turn(6, [7], [8], [10, 20, 30, 40, 50, 60, 70, -1]), role="a")
+    members = [
+        Trajectory(task_id="maze", member=i, turns=(first, other, again), reward=0.0, role_rewards={"a": 1.0, "b": 0.0})
+        for i in range(2)
+    ]
+    batch = assemble([Group(task=TASK, trajectories=tuple(members))]).batch
+    found = {row: flat(batch.row("routed_experts", i)) for i, row in enumerate(batch.group_ids)}
+    assert found["maze@a"] == [10, 20, -1, -1, -1, 60, 70, -1]  # b's token 6 is read by the turn that follows it
+    assert found["maze@b"] == [-1, -1, 30, 40, 50, -1]
+
+
+def test_a_turn_needs_experts_for_each_of_its_tokens():
+    with pytest.raises(ValueError, match="a turn of 3 tokens needs as many rows of routed experts, got 1"):
+        replace(FIRST, routed_experts=FIRST.routed_experts[:1])
+
+
+def test_files_from_before_there_were_experts_are_read(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    save_groups(tmp_path / "groups.parquet", [ReadyGroup(4, played(FIRST), 2)])
+    table = pq.read_table(tmp_path / "groups.parquet")
+    turns = [
+        [{k: v for k, v in each.items() if k != "routed_experts"} for each in row] for row in table["turns"].to_pylist()
+    ]
+    old = table.set_column(table.schema.get_field_index("turns"), "turns", pa.array(turns))
+    pq.write_table(old, tmp_path / "old.parquet")
+    (found,) = load_groups(tmp_path / "old.parquet", lambda name: TASK)
+    (read,) = found.group.trajectories[0].turns
+    assert read.response_ids == FIRST.response_ids and read.routed_experts is None
+
+
 def test_groups_on_disk_keep_experts(tmp_path):
     wide = replace(ANEW, routed_experts=np.arange(12, dtype=np.int16).reshape(2, 3, 2))
     kept = ReadyGroup(4, played(FIRST, replace(SECOND, routed_experts=None), wide), 2)

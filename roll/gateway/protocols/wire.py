@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -67,7 +68,7 @@ class WireFormat(ABC):
         """Return the tools of a body: the very same tuple as long as a session's client sends the same ones, as clients
         do with each request. Raises `RefusedCall`, also if two have one name.
         """
-        as_sent = (json.dumps(sent), frozenset(ignored))
+        as_sent = (hashlib.sha256(json.dumps(sent).encode()).digest(), frozenset(ignored))
         if self._tools is None or self._tools[0] != as_sent:
             tools = tuple(read(tool, f"tools[{i}]", ignored) for i, tool in enumerate(items(sent, "tools", MAX_TOOLS)))
             names = [tool.name for tool in tools]

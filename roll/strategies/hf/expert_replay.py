@@ -47,7 +47,10 @@ class ExpertReplay:
             with _Choice(self._experts[:, index]) as choice:
                 found = forward(*args, **kwargs)
             if choice.calls != 1:
-                raise ValueError("a router that chooses in several steps can't take the engine's experts")
+                raise ValueError(
+                    f"router_replay: a router of this model calls topk {choice.calls} times, and only one that does so "
+                    "once can take the engine's experts. Set router_replay: false, or train with Megatron"
+                )
             return found
 
         return replaying

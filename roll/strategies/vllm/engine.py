@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -234,6 +235,8 @@ class VllmBackend(EngineBackend):
             ignore_eos=True,
             seed=seed if self._seeds else None,
         )
+        if not whole and self._arguments.get("enable_return_routed_experts"):
+            _warn_of_stop_strings()
         prompt = {"prompt_token_ids": list(prompt_ids)}
         read = len(prompt_ids) - 1  # the last token is never read
         outputs = self._engine.generate(prompt, sampling, request_id, lora_request=self._adapter)
@@ -357,6 +360,14 @@ def drawn_logprobs(tokens: Sequence[int], found: Any) -> list[float]:
     if list(tokens) != ids:
         raise RuntimeError("vLLM gave log-probs of other tokens than those it drew")
     return list(logprobs)
+
+
+@functools.cache
+def _warn_of_stop_strings() -> None:
+    logger.warning(
+        "router_replay: vLLM tells no experts of a response that ends at a stop string, such as an agent asks for; "
+        "training routes the tokens of such responses itself"
+    )
 
 
 def told_experts(found: np.ndarray | None, read: int, *, whole: bool) -> np.ndarray | None:
