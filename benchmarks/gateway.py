@@ -35,7 +35,6 @@ from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
 from roll.gateway.session import EpisodeSession
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate
 from roll.rollout.episode import Episode
 from roll.rollout.episode_key import EpisodeKey
 from roll.rollout.message_graph import MessageGraph
@@ -113,8 +112,8 @@ class StubEngines:
         del episode
         began = time.perf_counter()
         await asyncio.sleep(self._seconds * self._draw.uniform(0.5, 1.5))
-        took = str(time.perf_counter() - began)
-        ids = tuple(token for text in (*took, END) for token in self._tokens[text])
+        took = f"{time.perf_counter() - began:.6f}"
+        ids = (*(self._tokens[digit][0] for digit in took), *self._tokens[END])
         n = len(ids)
         return Completion(id=request.id, token_ids=ids, logprobs=(-1.0,) * n, versions=(0,) * n, finish_reason="stop")
 
@@ -146,9 +145,8 @@ def make_tokenizer() -> Any:
     return fast
 
 
-def episode_session(tokenizer: Any, seconds: float, seed: int) -> EpisodeSession:
-    """A session with all that a run's has, over stub engines."""
-    agent = Agent(tokenizer)
+def episode_session(tokenizer: Any, agent: Agent, seconds: float, seed: int) -> EpisodeSession:
+    """A session with all that a run's has, over stub engines. The sessions of a run share its agent."""
     task = Task(id=f"task-{seed}", source="bench", payload={}, seed=seed, tag="a", domain="a")
     key = EpisodeKey(seed=0, purpose="train", step=1, position=seed, member=0)
     engines: Any = StubEngines(tokenizer, seconds, seed)
@@ -159,7 +157,7 @@ def episode_session(tokenizer: Any, seconds: float, seed: int) -> EpisodeSession
         token_text=lambda token: str(tokenizer.decode([token])),
         tool_parser="hermes",
     )
-    return EpisodeSession(episode, MessageGraph(ChatTemplate(tokenizer)), reading)
+    return EpisodeSession(episode, MessageGraph(agent.chat), reading)
 
 
 async def in_a_process(plan: dict[str, Any]) -> Any:
@@ -184,12 +182,13 @@ async def through_gateway(kind: str, options: argparse.Namespace) -> tuple[list[
     gateway = Gateway()
     await gateway.start()
     tokenizer = make_tokenizer() if kind == "episodes" else None
+    agent: Any = None if tokenizer is None else Agent(tokenizer)
     opened, sessions = [], []
     for seed in range(options.sessions):
         session: Session = (
             StubSession(options.engine_seconds, seed)
             if tokenizer is None
-            else episode_session(tokenizer, options.engine_seconds, seed)
+            else episode_session(tokenizer, agent, options.engine_seconds, seed)
         )
         key = new_key()
         opened.append((gateway.open(session, key), key))

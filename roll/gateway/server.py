@@ -24,6 +24,8 @@ from roll.gateway.registry import Handler, Sessions
 
 PACKAGES = ("httptools", "uvicorn")
 INSTALL = "pip install 'roll-rl[serve]'"
+_GC_THRESHOLD = 20_000
+"""Objects between two collections of the youngest. Python's 700 are gone through once or twice in every request."""
 _STOP_SECONDS = 5.0
 _BACKLOG = 2048
 
@@ -51,6 +53,7 @@ class Gateway:
         if not gc.get_freeze_count():  # what is loaded stays: a collection that looks at it stops every client
             gc.collect()
             gc.freeze()
+            gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
         server = _make_server(self.sessions)
         listener = _listener(self._host, self._port)
         self._port = listener.getsockname()[1]

@@ -23,6 +23,7 @@ from roll.rollout.tokenizing import decode, encode
 from roll.rollout.tool_text import call_as_text, results_as_user, specs_text, template_message, with_specs
 from roll.types.chat import ToolCall, ToolSpec
 
+_KEPT_SPECS = 64
 _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
@@ -40,7 +41,7 @@ class PlainText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._specs: tuple[Sequence[ToolSpec] | None, str] = (None, "")  # Tools, and their text
+        self._specs: dict[int, tuple[Sequence[ToolSpec], str]] = {}  # By the identity of tools: they, and their text
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
@@ -140,9 +141,12 @@ class ChatTemplate(PlainText):
         return self._render(shown, tools, opens=opens)
 
     def _specs_text(self, tools: Sequence[ToolSpec]) -> str:
-        if tools is not self._specs[0]:  # most are those of the request before
-            self._specs = (tools, specs_text(tools))
-        return self._specs[1]
+        kept = self._specs.get(id(tools))  # held here, so that nothing else gets their identity
+        if kept is None:
+            if len(self._specs) >= _KEPT_SPECS:
+                self._specs.clear()
+            kept = self._specs[id(tools)] = (tools, specs_text(tools))
+        return kept[1]
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
         history, specs = [template_message(message) for message in messages], [tool.for_template() for tool in tools]

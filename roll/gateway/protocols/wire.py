@@ -19,6 +19,9 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_CHOICES = 128
 TEMPERED = "in training only the run's own value; `roll serve` takes it"
+_KEPT, _KEPT_BYTES = 64, 64 << 10
+_TOOLS: dict[tuple[type, bytes, frozenset[str]], tuple[ToolSpec, ...]] = {}
+"""Tools as they were read, by protocol and a hash of what was sent: at most `_KEPT`, each of `_KEPT_BYTES` at most."""
 _PIECE = 48
 """Characters of a piece of a streamed answer."""
 
@@ -44,7 +47,6 @@ class WireFormat(ABC):
     fields: ClassVar[Table]
     counts: ClassVar[bool] = False
     """Whether only the tokens of the prompt are counted."""
-    _tools: tuple[object, tuple[ToolSpec, ...]] | None = None
 
     @abstractmethod
     def read(self, body: Any, ignored: Collection[str]) -> Asked:
@@ -65,18 +67,23 @@ class WireFormat(ABC):
     def tools_of(
         self, sent: Any, ignored: Collection[str], read: Callable[[Any, str, Collection[str]], ToolSpec]
     ) -> tuple[ToolSpec, ...]:
-        """Return the tools of a body: the very same tuple as long as a session's client sends the same ones, as clients
-        do with each request. Raises `RefusedCall`, also if two have one name.
+        """Return the tools of a body: the very same tuple where they were sent before, as clients do with each request
+        and the agents of a run all do. Raises `RefusedCall`, also if two have one name.
         """
-        as_sent = (hashlib.sha256(json.dumps(sent).encode()).digest(), frozenset(ignored))
-        if self._tools is None or self._tools[0] != as_sent:
-            tools = tuple(read(tool, f"tools[{i}]", ignored) for i, tool in enumerate(items(sent, "tools", MAX_TOOLS)))
-            names = [tool.name for tool in tools]
-            for i, name in enumerate(names):
-                if name in names[:i]:
-                    raise RefusedCall(400, f"tools[{i}]: a second tool with the name {name!r:.80}", "tools")
-            self._tools = (as_sent, tools)
-        return self._tools[1]
+        text = json.dumps(sent).encode()
+        key = (type(self), hashlib.sha256(text).digest(), frozenset(ignored))
+        if (known := _TOOLS.get(key)) is not None:
+            return known
+        tools = tuple(read(tool, f"tools[{i}]", ignored) for i, tool in enumerate(items(sent, "tools", MAX_TOOLS)))
+        names = [tool.name for tool in tools]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise RefusedCall(400, f"tools[{i}]: a second tool with the name {name!r:.80}", "tools")
+        if len(text) <= _KEPT_BYTES:
+            if len(_TOOLS) >= _KEPT:
+                _TOOLS.clear()
+            _TOOLS[key] = tools
+        return tools
 
     def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
         """Return the event of a failure after the stream has begun."""
