@@ -119,4 +119,5 @@ class FakeAsyncLLM:
 
 def _output(tokens, reason):
     flat = SimpleNamespace(start_indices=range(len(tokens)), token_ids=tokens, logprobs=[-1.0] * len(tokens))
-    return SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=flat, finish_reason=reason)])
+    part = SimpleNamespace(token_ids=tokens, logprobs=flat, finish_reason=reason, routed_experts=None)
+    return SimpleNamespace(outputs=[part])

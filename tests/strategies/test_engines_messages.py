@@ -24,6 +24,6 @@ def test_tokens_of_a_response_that_nobody_watches_come_many_in_a_message(monkeyp
         stream = backend.stream("r", [1, 2], SamplingParams(max_new_tokens=4), 0, whole=whole)
         return [sampled async for sampled in stream]
 
-    assert asyncio.run(draw()) == [((5, 6), (-0.1, -0.2), "stop")]
+    assert asyncio.run(draw()) == [((5, 6), (-0.1, -0.2), "stop", None)]
     ((kind, _, prompt, sampling, _),) = sent
     assert (kind, prompt, sampling["stream_interval"]) == ("generate", (1, 2), interval)
