@@ -23,7 +23,7 @@ from roll.rollout.tokenizing import decode, encode
 from roll.rollout.tool_text import call_as_text, results_as_user, specs_text, template_message, with_specs
 from roll.types.chat import ToolCall, ToolSpec
 
-_KEPT_SPECS = 64
+_KEPT_SPECS = 64  # sets of tools whose text is kept
 _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
@@ -41,7 +41,6 @@ class PlainText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._specs: dict[int, tuple[Sequence[ToolSpec], str]] = {}  # By the identity of tools: they, and their text
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
@@ -139,6 +138,11 @@ class ChatTemplate(PlainText):
         if any(message.role == "tool" for message in shown) and not self._knows_results:
             shown = results_as_user(shown)
         return self._render(shown, tools, opens=opens)
+
+    @cached_property
+    def _specs(self) -> dict[int, tuple[Sequence[ToolSpec], str]]:
+        """By the identity of tools: they, and their text. Requests bring the very same ones again and again."""
+        return {}
 
     def _specs_text(self, tools: Sequence[ToolSpec]) -> str:
         kept = self._specs.get(id(tools))  # held here, so that nothing else gets their identity

@@ -20,7 +20,10 @@ class EchoSession:
     Attributes:
         calls: what was asked, as it was read.
         cancelled: calls that were ended from outside.
+        address, key: where it is served, see `opened`.
     """
+
+    address = key = ""
 
     models = ("policy",)
 
@@ -109,3 +112,12 @@ def served(limits: Limits | None = None) -> Iterator[Served]:
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def opened(server: Served) -> Iterator[EchoSession]:
+    """A session of its own, which knows its address and its key."""
+    session = EchoSession()
+    session.address, session.key = server.open(session)
+    yield session
+    server.close(session.key)

@@ -7,7 +7,7 @@ import asyncio
 import anthropic
 import openai
 import pytest
-from serving import EchoSession, served
+from serving import EchoSession, opened, served
 
 from roll.gateway.bodies import Limits
 from roll.types.chat import Message, ToolCall
@@ -25,9 +25,8 @@ def server():
 
 @pytest.fixture
 def session(server):
-    session = EchoSession()
-    session.address, session.key = server.open(session)
-    return session
+    with opened(server) as session:
+        yield session
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from serving import EchoSession, served
+from serving import EchoSession, opened, served
 from test_gateway_hostile import ASK, Raw
 
 from roll.gateway.bodies import Limits
@@ -24,10 +24,8 @@ def server():
 
 @pytest.fixture
 def session(server):
-    session = EchoSession()
-    session.address, session.key = server.open(session)
-    yield session
-    server.close(session.key)
+    with opened(server) as session:
+        yield session
 
 
 def answered(raw: Raw) -> bytes:
@@ -38,6 +36,19 @@ def answered(raw: Raw) -> bytes:
     return said
 
 
+def sent_until_closed(raw: Raw, line: bytes) -> int:
+    """Bytes that the server took of a line again and again."""
+    sent = 0
+    try:
+        while sent < 100 * HEAD_BYTES:
+            raw.send(line)
+            sent += len(line)
+            time.sleep(0.001)
+    except OSError:
+        pass  # It has been closed
+    return sent
+
+
 def ask(raw: Raw, session, body=ASK, *more: str) -> bytes:
     data = json.dumps(body).encode()
     head = [f"POST {raw.base}/chat/completions HTTP/1.1", "host: x", f"authorization: Bearer {session.key}", *more]
@@ -45,16 +56,9 @@ def ask(raw: Raw, session, body=ASK, *more: str) -> bytes:
 
 
 def test_a_head_that_never_ends_is_answered_and_its_connection_closed(session):
-    sent = 0
     with Raw(session.address) as raw:
         raw.send(b"GET / HTTP/1.1\r\n")
-        try:
-            while sent < 100 * HEAD_BYTES:
-                raw.send(LINE)
-                sent += len(LINE)
-                time.sleep(0.001)
-        except OSError:
-            pass  # It has been closed
+        sent = sent_until_closed(raw, LINE)
     assert HEAD_BYTES / 2 < sent < 10 * HEAD_BYTES
     assert not session.calls
 
@@ -131,16 +135,9 @@ def test_trailers_have_a_limit_and_are_no_headers(session, line):
     with Raw(session.address) as raw:
         raw.send(chunked(session, raw.base) + body + b"content-encoding: gzip\r\n\r\n")
         assert raw.read()[0] == 200
-    sent = 0
     with Raw(session.address) as raw:
         raw.send(chunked(session, raw.base) + body)
-        try:
-            while sent < 100 * HEAD_BYTES:
-                raw.send(line)
-                sent += len(line)
-                time.sleep(0.001)
-        except OSError:
-            pass  # It has been closed
+        sent = sent_until_closed(raw, line)
     assert sent < 10 * HEAD_BYTES
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import EchoSession, served
+from serving import EchoSession, opened, served
 
 from roll.gateway.app import App
 from roll.gateway.base import RefusedCall
@@ -33,10 +33,8 @@ def server():
 
 @pytest.fixture
 def session(server):
-    session = EchoSession()
-    session.address, session.key = server.open(session)
-    yield session
-    server.close(session.key)
+    with opened(server) as session:
+        yield session
 
 
 class Raw:

@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from train_contract import LOSS, build, make_batch, make_spec
 
 from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
@@ -171,3 +172,14 @@ def check_layout(
     wrong = {name: value for name, value in differences(run, reference(path)).items() if not value <= tolerance}
     assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
     return run
+
+
+def refusal(info, spec):
+    """What a rank says that can't build this role; None: nothing."""
+    try:
+        build(spec, info)
+    except ValueError as error:
+        if info.world_size > 1:
+            dist.barrier()  # a rank that is refused at once would leave while others still connect
+        return str(error)
+    return None

@@ -65,3 +65,14 @@ def peak_of_a_start(info, specs, uncounted):
     before = status_bytes("VmRSS")
     strategy = another(spec, info)
     return status_bytes("VmHWM") - before - uncounted(strategy)
+
+
+def check_starts(ranks, specs):
+    """Two ranks of each of these roles have the same from slices of the files as from a whole model."""
+    for rank in ranks.run(streamed_and_whole, 2, list(specs.values())):
+        for name, (streams, mine, whole) in zip(specs, rank, strict=True):
+            assert streams, name
+            assert mine[0].keys() == whole[0].keys() and mine[1] == whole[1], name
+            assert all(torch.equal(mine[0][key], whole[0][key]) for key in whole[0]), name
+            assert all(mine[0][key].dtype == whole[0][key].dtype for key in whole[0]), name
+            assert torch.equal(mine[2], whole[2]), name

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from ranks import status_bytes
-from start_contract import LARGE, LAYER, MIB, another, streamed_and_whole
+from start_contract import LARGE, LAYER, MIB, another, check_starts
 from test_deepspeed_steps import spec_of, stages
 from tiny_models import build_tiny_model
 
 HALF = {"dtype": "bf16"}
-
-
-def compare(ranks, specs):
-    for rank in ranks.run(streamed_and_whole, 2, list(specs.values())):
-        for name, (streams, mine, whole) in zip(specs, rank, strict=True):
-            assert streams, name
-            assert mine[0].keys() == whole[0].keys() and mine[1] == whole[1], name
-            assert all(torch.equal(mine[0][key], whole[0][key]) for key in whole[0]), name
-            assert all(mine[0][key].dtype == whole[0][key].dtype for key in whole[0]), name
-            assert torch.equal(mine[2], whole[2]), name
 
 
 @stages()
@@ -29,7 +18,7 @@ def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, m
         "tied": spec_of(model_of(), stage),
         "stored wider than computed": spec_of(model_of("qwen2"), stage, model=HALF),
     }
-    compare(ranks, specs)
+    check_starts(ranks, specs)
 
 
 def test_experts_critics_adapters_and_roles_that_do_not_train_start_from_slices_too(ranks, model_of):
@@ -43,7 +32,7 @@ def test_experts_critics_adapters_and_roles_that_do_not_train_start_from_slices_
         "a reference": spec_of(model_of(), "stage 3", name="deepspeed_infer", model=HALF),
         "a reference on every rank": spec_of(model_of(), "stage 1", name="deepspeed_infer", model=HALF),
     }
-    compare(ranks, specs)
+    check_starts(ranks, specs)
 
 
 def peaks_of_a_start(info, specs):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-from layout_contract import FAMILIES, check_layout
+from layout_contract import FAMILIES, check_layout, refusal
 from test_strategies_models import COMMON, EXPERTS, LINEAR
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_info, make_spec, with_worker
@@ -112,16 +111,6 @@ def test_consecutive_ranks_share_rows_and_sums_go_over_pairs(ranks, model_of):
 
 
 # --- what can't be ---------------------------------------------------------------------------------------------------
-
-
-def refusal(info, spec):
-    try:
-        build(spec, info)
-    except ValueError as error:
-        if info.world_size > 1:
-            dist.barrier()  # a rank that is refused at once would leave while others still connect
-        return str(error)
-    return None
 
 
 def test_a_size_that_does_not_divide_the_heads_is_refused_with_the_numbers(model_of):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from layout_contract import FAMILIES, check_layout
+from layout_contract import FAMILIES, check_layout, refusal
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec, with_worker
 
@@ -222,16 +222,6 @@ def test_a_reference_gives_the_same_numbers_on_every_rank_with_rounded_lengths(r
     for _, found, shares in answers:
         assert not shares  # a tree of rows isn't cut
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-def refusal(info, spec):
-    try:
-        build(spec, info)
-    except ValueError as error:
-        if info.world_size > 1:
-            dist.barrier()  # a rank that is refused at once would leave while others still connect
-        return str(error)
-    return None
 
 
 def test_models_that_attend_in_other_ways_are_refused(ranks, tmp_path):
