@@ -38,9 +38,11 @@ def varlen_attention(
     assert sum(lengths) == len(query), f"rows of {sum(lengths)} tokens, but {len(query)} queries"
     if has_varlen_kernel(query.device, query.dtype, max(query.shape[-1], value.shape[-1])):
         return varlen_kernel(query, key, value, rows, scale=scale, window=window)
+    if len(set(lengths)) == 1:  # one call, and nothing to put together afterwards
+        q, k, v = (tensor.unflatten(0, (len(lengths), -1)) for tensor in (query, key, value))
+        return _rows_attention(q, k, v, scale, window).flatten(0, 1)
     split = zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True)
-    parts = [_row_attention(q, k, v, scale, window) for q, k, v in split]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    return torch.cat([_row_attention(q, k, v, scale, window) for q, k, v in split])
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -52,12 +54,18 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-    if window is None or len(query) <= window:
+    q, k, v = (tensor.unsqueeze(0) for tensor in (query, key, value))
+    return _rows_attention(q, k, v, scale, window).squeeze(0)
+
+
+def _rows_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    """Causal attention within rows of one length, [B, T, H, D]."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    if window is None or q.shape[2] <= window:
         out = _attend(q, k, v, None, scale)
     else:
         out = _sliding(q, k, v, window, scale)
-    return out.squeeze(0).transpose(0, 1)
+    return out.transpose(1, 2)
 
 
 def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float) -> Tensor:
@@ -163,7 +171,7 @@ def tree_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """[1, H, Q, D] over [1, K, T, D]; causal without a mask."""
+    """[B, H, Q, D] over [B, K, T, D]; causal without a mask."""
     shared = query.shape[1] != key.shape[1]
     if shared and query.device.type != "cpu" and (mask is not None or query.dtype == torch.float32):
         # The accelerator's kernels for masks and for float32 have no shared heads: they would build all the scores.

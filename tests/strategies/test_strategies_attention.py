@@ -49,12 +49,28 @@ def with_gradients(function, query, key, value, outer):
 
 @pytest.mark.parametrize("window", [None, 1, 7, 133, 500])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
-def test_rows_attend_as_under_a_dense_mask(key_heads, window):
-    *inputs, outer = tensors(key_heads)
-    ours = with_gradients(lambda *t: varlen_attention(*t, ROWS, scale=SCALE, window=window), *inputs, outer)
-    theirs = with_gradients(lambda *t: dense(*t, LENGTHS, SCALE, window), *inputs, outer)
+@pytest.mark.parametrize("lengths", [LENGTHS, (140, 140, 140), (5,)], ids=["of several lengths", "of one", "alone"])
+def test_rows_attend_as_under_a_dense_mask(lengths, key_heads, window):
+    *inputs, outer = tensors(key_heads, lengths)
+    ours = with_gradients(lambda *t: varlen_attention(*t, RowPlan(lengths), scale=SCALE, window=window), *inputs, outer)
+    theirs = with_gradients(lambda *t: dense(*t, lengths, SCALE, window), *inputs, outer)
     for mine, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
+
+
+def test_rows_of_one_length_are_one_call_with_the_bits_of_rows_by_themselves(monkeypatch):
+    *inputs, _ = tensors(2, (7, 7, 7))
+    rows = zip(*(tensor.split(7) for tensor in inputs), strict=True)
+    alone = torch.cat([varlen_attention(*row, RowPlan((7,)), scale=SCALE) for row in rows])
+    attend, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watched(*args, **options):
+        calls.append(args)
+        return attend(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    assert torch.equal(varlen_attention(*inputs, RowPlan((7, 7, 7)), scale=SCALE), alone)
+    assert len(calls) == 1
 
 
 def test_heads_that_share_keys_are_repeated_for_float32_alone_and_not_where_autocast_computes_in_half(monkeypatch):
