@@ -81,7 +81,7 @@ class EnginePipeline(RLPipeline):
             rollouts = replace(rollouts, greedy_scores=self.greedy_scores(step, rollouts))
         self.offloader.mark_engine_stale()
         self.weight_sync.leave()
-        return_freed_memory()  # of the engine, before the trainer needs its own
+        return_freed_memory(if_scarce=True)  # of the engine, before the trainer needs its own
         return rollouts, rollout_metrics(rollouts).merge(collected.metrics)
 
     def collect(self, step: int) -> Collected:

@@ -173,7 +173,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         if finite:
             set_rates(self._groups(), self._decays, lr, self._weight_decay())
             if self._device.type == "cpu":
-                return_freed_memory()  # that of activations, before the optimizer makes its moments
+                return_freed_memory(if_scarce=True)  # that of activations, before the optimizer makes its moments
             for optimizer in self._optimizers:
                 optimizer.step()
         # Not only before the next backward pass: weights are sent in between.

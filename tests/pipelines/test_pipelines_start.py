@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rows import make_config
 from toy import metrics_of, write_toy
 
+from roll.pipelines import load_pipeline
 from roll.pipelines.clusters import ray_address
 
 START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
@@ -19,6 +22,20 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(START), "--config_path", str(folder), "--config_name", "toy", *arguments]
     # From another directory: nothing may depend on where the command is typed.
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
+
+
+@pytest.mark.parametrize(("executor", "expected"), [("inline", "5000"), ("ray", None)])
+def test_threads_of_a_process_that_computes_alone_spin_for_a_moment(monkeypatch, executor, expected):
+    config = SimpleNamespace(executor=executor, pipeline="rlvr")
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    load_pipeline(config)
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    load_pipeline(config)
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
 def test_a_run_prints_a_row_a_step_and_a_summary_and_leaves_its_files(tiny_model, tmp_path):
