@@ -32,6 +32,7 @@ def engines(model: str) -> dict[str, Any]:
             share_heads(loaded)
         limit = context_length(loaded)
         found[name] = HfInfer(loaded, eos_token_ids=(), pad_token_id=0, max_running_requests=128, max_context=limit)
+        found[name]._decode_step = None  # its own decode steps never repeat them
     return found
 
 

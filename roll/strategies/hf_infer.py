@@ -8,6 +8,7 @@ batch at once; responses of one prompt share its prefill.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Literal
 
@@ -28,6 +29,7 @@ from roll.strategies.base import (
     Request,
 )
 from roll.strategies.hf.cache import RowCache
+from roll.strategies.hf.decode_step import DecodeStep
 from roll.strategies.hf.hf_model import (
     DTYPES,
     context_length,
@@ -108,6 +110,7 @@ class HfInfer(InferEngine):
             )
         self._num_layers: int = config.num_hidden_layers
         self._threads = ForwardThreads(model)
+        self._decode_step = DecodeStep.of(model)
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
@@ -174,10 +177,10 @@ class HfInfer(InferEngine):
     def _step(self) -> list[Completion]:
         """Feed each running row its last token, take in waiting rows, draw one token for every row."""
         newcomers = self._waiting[: self._max_running - len(self._running)]
-        with self._threads.of(len(self._running) + sum(len(s.context) for s in newcomers)):
+        with self._threads.of(len(self._running) + sum(len(s.context) for s in newcomers)) as large:
             logits: list[Tensor] = []
             if self._running:
-                logits.append(self._forward_running())
+                logits.append(self._forward_running(large))
             if newcomers:
                 del self._waiting[: len(newcomers)]
                 logits.append(self._prefill(newcomers))
@@ -187,12 +190,15 @@ class HfInfer(InferEngine):
         self._keep([i for i, reason in enumerate(reasons) if reason is None])
         return done
 
-    def _forward_running(self) -> Tensor:
+    def _forward_running(self, large: AbstractContextManager[object]) -> Tensor:
+        """Return logits [B, V]; `large` goes around operators that may have more threads than the rest."""
         cache = self._cache
         assert cache is not None
-        last = torch.tensor([[s.tokens[-1]] for s in self._running], device=self._device)
+        last = torch.tensor([s.tokens[-1] for s in self._running], device=self._device)
+        if self._decode_step is not None:
+            return self._decode_step(last, cache, large)
         positions = (cache.length - cache.padding)[:, None]
-        return self._forward(last, cache.mask(extra=1), positions, cache)
+        return self._forward(last[:, None], cache.mask(extra=1), positions, cache)
 
     def _prefill(self, newcomers: Sequence[_Sequence]) -> Tensor:
         """Run the contexts of new rows, each distinct context once, and add them to the running cache."""
@@ -251,11 +257,11 @@ class HfInfer(InferEngine):
         """Drop every running row that isn't in `rows`."""
         if len(rows) == len(self._running):
             return
-        self._running = [self._running[i] for i in rows]
         if not rows:
-            self._cache = None
-        elif self._cache is not None:
-            self._cache.select(torch.tensor(rows, device=self._device))
+            self._running, self._cache = [], None
+            return
+        assert self._cache is not None
+        self._running = [self._running[i] for i in self._cache.keep(rows)]
 
 
 def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[int, ...]]]:

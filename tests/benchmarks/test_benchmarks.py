@@ -96,9 +96,9 @@ def test_responses_with_repeated_and_with_shared_heads(bench, tiny_model):
     assert "all tokens and log-probs equal: True" in printed
 
 
-def test_decoding_on_all_threads_and_on_as_many_as_pay(bench):
-    printed = bench("decode_threads", "--rows", 4, "--response", 4, "--tail", "--rounds", 1)
-    assert rows(printed) == ["passes", "all threads", "by size"]
+def test_decode_steps_as_they_are_and_without_what_makes_them_fast(bench):
+    printed = bench("decode_steps", "--rows", 4, "--response", 4, "--tail", "--rounds", 1)
+    assert rows(printed) == ["steps", "weights by output", "through transformers", "all threads", "as it is"]
 
 
 def test_the_memory_plan_beside_a_measured_peak(bench):

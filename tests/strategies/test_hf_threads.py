@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -69,11 +70,37 @@ def test_a_torch_without_openmp_keeps_its_threads(two_threads, monkeypatch):
         assert torch.get_num_threads() == 2
 
 
-def test_hf_infer_decodes_a_small_model_on_one_thread(tmp_path, two_threads):
+def test_large_operators_of_a_small_pass_get_all_threads(two_threads):
+    # 8 Ki weights: from 257 tokens a product has more than 2 Mi multiplications.
+    for tokens, expected in ((256, 1), (257, 2)):
+        with ForwardThreads(SMALL).of(tokens) as large:
+            with large:
+                assert torch.get_num_threads() == expected
+            assert torch.get_num_threads() == 1
+            with contextlib.suppress(FloatingPointError), large:
+                raise FloatingPointError
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    with ForwardThreads(SMALL).of(1025) as large, large:
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("through_transformers", [False, True])
+def test_hf_infer_decodes_a_small_model_on_one_thread(tmp_path, two_threads, through_transformers, monkeypatch):
     model = load_causal_lm(ModelArgs(model_name_or_path=str(build_tiny_model(tmp_path))), torch.float32)
     engine = HfInfer(model, eos_token_ids=(), pad_token_id=0, max_running_requests=2, max_context=200)
+    if through_transformers:
+        engine._decode_step = None
     seen = []
-    model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    for name in ("_prefill_part", "_forward_running"):
+        compute = getattr(engine, name)
+
+        def watched(*args, compute=compute):
+            seen.append(torch.get_num_threads())
+            return compute(*args)
+
+        monkeypatch.setattr(engine, name, watched)
     params = SamplingParams(max_new_tokens=3)
     engine.submit([Request(id="a", prompt_ids=(5, 6, 7), params=params, seed=1)])
     assert len(engine.poll(5)) == 1

@@ -6,6 +6,8 @@ left-padded, and keeps all positions of every layer: sliding windows come from t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -49,10 +51,15 @@ class _GrowingLayer(CacheLayerMixin):
 
 
 def _grown(states: Tensor, length: int) -> Tensor:
-    capacity = -(-(length + 1) // _BLOCK) * _BLOCK
-    buffer = states.new_zeros(*states.shape[:2], capacity, states.shape[3])
+    buffer = _room(states, len(states), length)
     buffer[:, :, : states.shape[2]] = states
     return buffer
+
+
+def _room(like: Tensor, rows: int, length: int) -> Tensor:
+    """Return room for more than `length` positions, not filled: nobody reads on behind the filled ones."""
+    capacity = -(-(length + 1) // _BLOCK) * _BLOCK
+    return like.new_empty(rows, like.shape[1], capacity, like.shape[3])
 
 
 class RowCache:
@@ -61,7 +68,11 @@ class RowCache:
     def __init__(self, num_layers: int, padding: Tensor) -> None:
         self.layers = [_GrowingLayer() for _ in range(num_layers)]
         self.cache = Cache(layers=list(self.layers))
+        self._pad(padding)
+
+    def _pad(self, padding: Tensor) -> None:
         self.padding = padding  # int64 [B], positions at the left of each row that hold nothing
+        self._padded = bool(padding.any())
 
     @property
     def length(self) -> int:
@@ -73,21 +84,48 @@ class RowCache:
         positions = torch.arange(self.length + extra, device=self.padding.device)
         return (positions[None, :] >= self.padding[:, None]).long()
 
+    def seen(self, extra: int = 0) -> Tensor | None:
+        """bool [B, 1, 1, length + extra] of what isn't padding; None if nothing is."""
+        return self.mask(extra).bool()[:, None, None] if self._padded else None
+
     def select(self, rows: Tensor) -> None:
         """Keep these rows (repeats allowed), and drop columns that are padding in all of them."""
-        self.padding = self.padding[rows]
-        cut = int(self.padding.min()) if len(rows) else 0
-        self.padding = self.padding - cut
+        padding = self.padding[rows]
+        cut = int(padding.min()) if len(rows) else 0
+        self._pad(padding - cut)
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None
             layer.keys = layer.keys[rows, :, cut:]
             layer.values = layer.values[rows, :, cut:]
             layer.length -= cut
 
+    def keep(self, rows: Sequence[int]) -> list[int]:
+        """Keep these rows and return their new order: the last ones move to the places of those that go.
+
+        Only they are copied, and room is freed when the cache grows next.
+        """
+        order, kept = list(range(len(rows))), set(rows)
+        moved = [row for row in rows if row >= len(rows)]
+        places = [place for place in order if place not in kept]
+        for place, row in zip(places, moved, strict=True):
+            order[place] = row
+        if self._padded:
+            self.select(torch.tensor(order, device=self.padding.device))
+            return order
+        self._pad(self.padding[order])
+        for layer in self.layers:
+            assert layer.keys is not None and layer.values is not None
+            for states in (layer.keys, layer.values):
+                filled = states[:, :, : layer.length]
+                for place, row in zip(places, moved, strict=True):
+                    filled[place] = filled[row]
+            layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
+        return order
+
     def adopt(self, other: RowCache) -> None:
         """Append the rows of `other`; the shorter of the two is padded at the left."""
         length = max(self.length, other.length)
-        self.padding = torch.cat([self.padding + length - self.length, other.padding + length - other.length])
+        self._pad(torch.cat([self.padding + length - self.length, other.padding + length - other.length]))
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.keys = _stacked(mine.keys, mine.length, theirs.keys, theirs.length)
             mine.values = _stacked(mine.values, mine.length, theirs.values, theirs.length)
@@ -97,7 +135,11 @@ class RowCache:
 def _stacked(first: Tensor | None, first_length: int, second: Tensor | None, second_length: int) -> Tensor:
     assert first is not None and second is not None
     length = max(first_length, second_length)
-    buffer = _grown(first.new_zeros(len(first) + len(second), first.shape[1], 0, first.shape[3]), length)
-    buffer[: len(first), :, length - first_length : length] = first[:, :, :first_length]
-    buffer[len(first) :, :, length - second_length : length] = second[:, :, :second_length]
+    buffer = _room(first, len(first) + len(second), length)
+    start = 0
+    for states, filled in ((first, first_length), (second, second_length)):
+        part = buffer[start : start + len(states)]
+        part[:, :, : length - filled] = 0  # padding is masked, which multiplies it by 0: it must be a number
+        part[:, :, length - filled : length] = states[:, :, :filled]
+        start += len(states)
     return buffer

@@ -268,7 +268,10 @@ def load_named_tensors(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) 
             raise ValueError(f"weight update brought {name!r}, which the engine's model doesn't have")
         if targets[name].shape != value.shape:
             raise ValueError(f"weight {name!r} has shape {tuple(value.shape)}, expected {tuple(targets[name].shape)}")
-        targets[name].copy_(value)
+        target = targets[name]
+        if target.dim() == 2 and not target.is_contiguous():  # by columns: torch is fast in this direction only
+            target, value = target.t(), value.t()
+        target.copy_(value)
         missing.discard(name)
     if missing:
         raise ValueError(f"weight update left {len(missing)} tensors untouched, e.g. {sorted(missing)[:3]}")

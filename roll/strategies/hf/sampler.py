@@ -27,22 +27,27 @@ def sample(
     temperature = [p.temperature if p.temperature > 0 else 1.0 for p in params]
     if any(t != 1.0 for t in temperature):
         scaled = scaled / torch.tensor(temperature, device=logits.device)[:, None]
-    log_normaliser = scaled.logsumexp(-1)
-    tokens = scaled.argmax(-1)
-    kept = torch.ones_like(log_normaliser, dtype=torch.float64)
+    all_logprobs = scaled.log_softmax(-1)
     drawn = [i for i, p in enumerate(params) if p.temperature > 0]
-    if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        probs = (scaled[rows] - log_normaliser[rows, None]).exp()
-        probs = _truncated(probs, [params[i] for i in drawn])
-        cumulative = probs.cumsum(-1, dtype=torch.float64)
-        points = torch.tensor([uniforms[i] for i in drawn], dtype=torch.float64, device=logits.device)
-        # right=True finds the first entry above the point, so a token of probability 0 is never drawn.
-        found = torch.searchsorted(cumulative, (points * cumulative[:, -1])[:, None], right=True)[:, 0]
-        tokens[rows] = found.clamp(max=logits.shape[-1] - 1)
-        cut = torch.tensor([_truncates(params[i], logits.shape[-1]) for i in drawn], device=logits.device)
-        kept[rows[cut]] = cumulative[cut, -1]
-    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - log_normaliser - kept.log().float()
+    if not drawn:
+        tokens = all_logprobs.argmax(-1)
+        return tokens, all_logprobs.gather(-1, tokens[:, None])[:, 0]
+    rows = slice(None) if len(drawn) == len(params) else torch.tensor(drawn, device=logits.device)
+    probs = _truncated(all_logprobs[rows].exp(), [params[i] for i in drawn])
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    points = torch.tensor([uniforms[i] for i in drawn], dtype=torch.float64, device=logits.device)
+    # right=True finds the first entry above the point, so a token of probability 0 is never drawn.
+    found = torch.searchsorted(cumulative, (points * cumulative[:, -1])[:, None], right=True)[:, 0]
+    found = found.clamp(max=logits.shape[-1] - 1)
+    if len(drawn) == len(params):
+        tokens = found
+    else:
+        tokens = all_logprobs.argmax(-1)
+        tokens[rows] = found
+    logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]
+    for row, i in enumerate(drawn):
+        if _truncates(params[i], logits.shape[-1]):
+            logprobs[i] -= cumulative[row, -1].log().float()
     return tokens, logprobs
 
 

@@ -34,6 +34,12 @@ def share_heads(model: nn.Module) -> None:
     model.set_attn_implementation(_ATTENTION)  # type: ignore[operator]
 
 
+def attends_by_sdpa(model: nn.Module) -> bool:
+    """Whether a model attends by torch's own kernels, through this function or transformers'."""
+    config: Any = model.config
+    return config.get_text_config()._attn_implementation in ("sdpa", _ATTENTION)
+
+
 def shared_heads_attention(
     module: nn.Module,
     query: Tensor,

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch import nn
 
 _WORTH_SHARING = 8 << 20
 """Multiplications of a matrix product that pay for waking another thread: 0.2 ms of one core."""
+_WORTH_SHARING_ALONE = 2 << 20
+"""The same where only operators that say so are shared: the small ones between them wake no thread."""
 _ROWS_OF_A_READ = 8
 """Reading a weight from memory takes about as long as multiplying it with so many tokens."""
 
@@ -35,20 +38,36 @@ class ForwardThreads:
 
     def shares(self, tokens: int) -> bool:
         """Whether a pass over so many tokens is worth all threads: by the product of a matrix of average size."""
-        return not self._chooses or max(tokens, _ROWS_OF_A_READ) * self._weights > _WORTH_SHARING
+        return not self._chooses or self._product(tokens) > _WORTH_SHARING
+
+    def _product(self, tokens: int) -> float:
+        return max(tokens, _ROWS_OF_A_READ) * self._weights
 
     @contextlib.contextmanager
-    def of(self, tokens: int) -> Iterator[None]:
-        """Around a pass over so many tokens."""
+    def of(self, tokens: int) -> Iterator[AbstractContextManager[Any]]:
+        """Around a pass over so many tokens; what it gives goes around the large operators of the pass."""
         limit, threads = _limit(), torch.get_num_threads()
         if limit is None or threads == 1 or self.shares(tokens):
-            yield
+            yield contextlib.nullcontext()
             return
         limit(1, 1)
         try:
-            yield
+            yield _All(limit, threads) if self._product(tokens) > _WORTH_SHARING_ALONE else contextlib.nullcontext()
         finally:
             limit(threads, 0)
+
+
+class _All:
+    """Around operators on all threads in a pass on one; not nested."""
+
+    def __init__(self, limit: Callable[[int, int], None], threads: int) -> None:
+        self._limit, self._threads = limit, threads
+
+    def __enter__(self) -> None:
+        self._limit(self._threads, 0)
+
+    def __exit__(self, *_: object) -> None:
+        self._limit(1, 1)
 
 
 @functools.cache
