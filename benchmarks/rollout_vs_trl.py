@@ -39,7 +39,7 @@ class Side:
     def __init__(self, name: str, python: str, script: str, task: Task, folder: Path, extra: list[str]) -> None:
         self.name = name
         address = str(folder / f"{name}.socket")
-        environment = {**os.environ, "OMP_NUM_THREADS": str(task.threads), "OMP_WAIT_POLICY": "PASSIVE",
+        environment = {**os.environ, "OMP_NUM_THREADS": str(task.threads),
                        "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}  # fmt: skip
         command = [python, str(HERE / script), "--folder", str(folder), "--address", address]
         self._log = (folder / f"{name}.log").open("w+")

@@ -204,10 +204,13 @@ def main() -> None:
     write_config(task, options.folder, options)
     from roll.configs.checks.prerequisites import check_prerequisites
     from roll.configs.parsing.loader import load_config
-    from roll.pipelines import run_pipeline
+    from roll.pipelines import load_pipeline, run_pipeline
+    from roll.utils.memory import reuse_freed_memory
 
+    reuse_freed_memory()  # as `roll train` does
     config = load_config(options.folder, "ours", [])
     check_prerequisites(config)
+    load_pipeline(config)  # sets how threads wait, which torch must not be imported before
     with Gate(Turns(options.address), task, options.folder).installed():
         run_pipeline(config)
 
