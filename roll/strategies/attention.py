@@ -39,7 +39,7 @@ def varlen_attention(
     if has_varlen_kernel(query.device, query.dtype, max(query.shape[-1], value.shape[-1])):
         return varlen_kernel(query, key, value, rows, scale=scale, window=window)
     if len(set(lengths)) == 1:  # one call, and nothing to put together afterwards
-        q, k, v = (tensor.unflatten(0, (len(lengths), -1)) for tensor in (query, key, value))
+        q, k, v = (tensor.unflatten(0, (len(lengths), lengths[0])) for tensor in (query, key, value))
         return _rows_attention(q, k, v, scale, window).flatten(0, 1)
     split = zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True)
     return torch.cat([_row_attention(q, k, v, scale, window) for q, k, v in split])

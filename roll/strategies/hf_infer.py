@@ -28,7 +28,7 @@ from roll.strategies.base import (
     NamedWeights,
     Request,
 )
-from roll.strategies.hf.cache import RowCache
+from roll.strategies.hf.cache import RowCache, forward
 from roll.strategies.hf.decode_step import DecodeStep
 from roll.strategies.hf.hf_model import (
     DTYPES,
@@ -197,8 +197,7 @@ class HfInfer(InferEngine):
         last = torch.tensor([s.tokens[-1] for s in self._running], device=self._device)
         if self._decode_step is not None:
             return self._decode_step(last, cache, large)
-        positions = (cache.length - cache.padding)[:, None]
-        return self._forward(last[:, None], cache.mask(extra=1), positions, cache)
+        return forward(self._model, last[:, None], cache)
 
     def _prefill(self, newcomers: Sequence[_Sequence]) -> Tensor:
         """Run the contexts of new rows, each distinct context once, and add them to the running cache."""
@@ -222,21 +221,7 @@ class HfInfer(InferEngine):
         padding = torch.tensor([width - len(c) for c in contexts], device=self._device)
         ids = torch.tensor([[self._pad] * (width - len(c)) + list(c) for c in contexts], device=self._device)
         cache = RowCache(self._num_layers, padding)
-        mask = cache.mask(extra=width)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        return self._forward(ids, mask, positions, cache), cache
-
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
-        """Logits after the last column, [B, V]."""
-        output = self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
+        return forward(self._model, ids, cache), cache
 
     def _draw(self, logits: Tensor) -> list[FinishReason | None]:
         """Give every row a token; why its response ends there, or None."""

@@ -12,7 +12,7 @@ from tiny_models import build_tiny_model
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
 from roll.strategies.hf import decode_step
-from roll.strategies.hf.cache import RowCache
+from roll.strategies.hf.cache import RowCache, forward
 from roll.strategies.hf.decode_step import DecodeStep
 from roll.strategies.hf.hf_model import DTYPES, load_causal_lm, load_named_tensors, named_tensors
 from roll.strategies.hf.shared_heads import share_heads
@@ -86,10 +86,10 @@ def test_logits_in_half_precision_are_transformers_own(tmp_path, name):
     caches = [RowCache(3, padding) for _ in range(2)]
     with torch.inference_mode():
         for cache in caches:
-            decode_step._own_step(model, ids, cache)
+            forward(model, ids, cache)
         for token in (7, 20, 11):
             tokens = torch.tensor([token, token + 1])
-            expected = decode_step._own_step(model, tokens[:, None], caches[0])
+            expected = forward(model, tokens[:, None], caches[0])
             found = step(tokens, caches[1], contextlib.nullcontext())
             assert found.dtype == torch.bfloat16
             assert torch.allclose(found.float(), expected.float(), rtol=0, atol=0.02)

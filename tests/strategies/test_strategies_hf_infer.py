@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
 from roll.strategies.hf.hf_model import context_length, eos_token_ids, load_causal_lm, load_tokenizer, named_tensors
+from roll.strategies.hf.sampler import sample
 from roll.strategies.hf_infer import HfInfer
 from roll.utils.seeding import stable_hash
 
@@ -218,3 +221,11 @@ def test_one_id_can_run_only_once(tiny_model):
     engine, *_ = make_engine(tiny_model)
     with pytest.raises(ValueError, match="already running"):
         engine.submit([request("r", [9]), request("r", [8])])
+
+
+def test_a_greedy_token_is_that_of_the_largest_logit_even_where_log_probs_round_to_the_same():
+    logits = torch.full((1, 1 << 15), 1e-9)
+    logits[0, 77] = 2e-9
+    tokens, logprobs = sample(logits, [SamplingParams(max_new_tokens=1, temperature=0.0)], [0.0], [None])
+    assert tokens.tolist() == [77]
+    assert logprobs.item() == pytest.approx(-15 * math.log(2))

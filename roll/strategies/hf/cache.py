@@ -7,6 +7,7 @@ left-padded, and keeps all positions of every layer: sliding windows come from t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,3 +144,18 @@ def _stacked(first: Tensor | None, first_length: int, second: Tensor | None, sec
         part[:, :, length - filled : length] = states[:, :, :filled]
         start += len(states)
     return buffer
+
+
+def forward(model: Any, ids: Tensor, cache: RowCache) -> Tensor:
+    """Run a model's own forward pass over more tokens [B, T] of the cache's rows: logits after the last, [B, V]."""
+    mask = cache.mask(extra=ids.shape[1])
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :],
+        past_key_values=cache.cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    logits: Tensor = output.logits[:, -1]
+    return logits

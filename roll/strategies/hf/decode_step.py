@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roll.strategies.hf.cache import RowCache
+from roll.strategies.hf.cache import RowCache, forward
 from roll.strategies.hf.shared_heads import attends_by_sdpa
 
 logger = logging.getLogger(__name__)
@@ -218,26 +218,11 @@ def _check(step: DecodeStep, model: Any) -> None:
         ids = (torch.arange(len(lengths) * width).view(-1, width) * 7 + 3) % vocabulary
         caches = [RowCache(len(model.model.layers), padding) for _ in range(2)]
         for cache in caches:
-            _own_step(model, ids, cache)
+            forward(model, ids, cache)
         for shift in (1, 2):
             tokens = (ids[:, -1] * 5 + shift) % vocabulary
-            expected = _own_step(model, tokens[:, None], caches[0]).float()
+            expected = forward(model, tokens[:, None], caches[0]).float()
             found = step(tokens, caches[1], contextlib.nullcontext()).float()
             difference, spread = float((found - expected).abs().max()), float(expected.max() - expected.min())
             if not difference <= (0.02 if half else 1e-4) * spread:
                 raise _OtherModel(f"its logits differ by {difference:.2g}, where they spread over {spread:.2g}")
-
-
-def _own_step(model: Any, ids: Tensor, cache: RowCache) -> Tensor:
-    mask = cache.mask(extra=ids.shape[1])
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache.cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    logits: Tensor = output.logits[:, -1]
-    return logits

@@ -29,8 +29,8 @@ def sample(
         scaled = scaled / torch.tensor(temperature, device=logits.device)[:, None]
     all_logprobs = scaled.log_softmax(-1)
     drawn = [i for i, p in enumerate(params) if p.temperature > 0]
-    if not drawn:
-        tokens = all_logprobs.argmax(-1)
+    if not drawn:  # by the logits: close ones may round to the same log-prob
+        tokens = scaled.argmax(-1)
         return tokens, all_logprobs.gather(-1, tokens[:, None])[:, 0]
     rows = slice(None) if len(drawn) == len(params) else torch.tensor(drawn, device=logits.device)
     probs = _truncated(all_logprobs[rows].exp(), [params[i] for i in drawn])
@@ -42,7 +42,7 @@ def sample(
     if len(drawn) == len(params):
         tokens = found
     else:
-        tokens = all_logprobs.argmax(-1)
+        tokens = scaled.argmax(-1)
         tokens[rows] = found
     logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]
     for row, i in enumerate(drawn):
