@@ -73,7 +73,11 @@ class Trainer(Worker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
         weights = self.placed if self.in_place else self.weights
-        return send(route, lambda: iter(weights.items()), writes=self.info.rank == 0, copy=self.copy)
+        return send(route, lambda: iter(weights.items()), self.info.rank, copy=self.copy)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def sends_from_every_rank(self) -> bool:
+        return True
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:

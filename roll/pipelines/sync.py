@@ -1,6 +1,6 @@
 """Weight sync: every engine gets the trainer's weights, or the run ends.
 
-    send     actor_train, all ranks: full tensors, streamed in buckets     (distributed/transports)
+    send     actor_train, all ranks: whole tensors, streamed in buckets    (distributed/transports)
     receive  actor_infer, every engine: loads them under a new version
     compare  what left with what arrived: tensors and bytes always, more with `verify_weight_sync`
 
@@ -31,6 +31,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
 from roll.distributed.transports import STREAMING, Route, Sent, TransferSummary, files, shm_segments
+from roll.distributed.transports.bucket_layout import MOST_SENDERS
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.weights import WeightPart, WeightSyncError
 from roll.distributed.worker import Ping, Worker, machine_id
@@ -113,7 +114,8 @@ class WeightSync:
         started = time.perf_counter()
         route = self._route(version, part, receivers=self._engines.world_size)
         if self._delta:
-            route = replace(route, snapshot=route.transfer, base=self._common_copy())
+            # What has changed is little, and rank 0 alone has the copy that it is found by.
+            route = replace(route, snapshot=route.transfer, base=self._common_copy(), senders=(0,), sources=())
         sent, summaries = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
         summary = self._compare(route, sent.summary, summaries, range(len(summaries)))
         self._last[part] = _Last(version, summary, sent.kept, route.snapshot)
@@ -157,7 +159,10 @@ class WeightSync:
 
     def _resend_part(self, rank: int, part: WeightPart, last: _Last) -> None:
         route = self._route(last.version, part, receivers=1)
-        route = replace(route, snapshot=last.snapshot)
+        if last.snapshot:
+            route = replace(route, snapshot=last.snapshot, senders=(0,), sources=())
+        if route.sources:
+            route = replace(route, sources=tuple(s if i == rank else None for i, s in enumerate(route.sources)))
         if route.transport == "broadcast":
             route = replace(route, transport="object_store")
         update = InferWorker.update_weights
@@ -218,8 +223,8 @@ class WeightSync:
             self._check_separate()
         if transport in STREAMING:
             self._rendezvous = RendezvousStore(_address(homes))
-        logger.info("weights travel by %s", transport)
-        slots = self._trainer.placement.ranks[0]
+        senders, sources = self._senders(transport)
+        logger.info("weights travel by %s from %d rank(s)", transport, len(set(sources) or senders))
         return Route(
             transport=transport,
             version=0,
@@ -228,10 +233,29 @@ class WeightSync:
             timeout=config.rpc_timeout,
             rendezvous=self._rendezvous.address if self._rendezvous is not None else None,
             folder=str(self._folder),
-            on_device=len(slots) == 1 and all(rank == slots for rank in self._engines.placement.ranks),
+            senders=senders,
+            sources=sources,
+            on_device=bool(sources),
             checksum=config.verify_weight_sync != "off",
             keep=self._keeps,
         )
+
+    def _senders(self, transport: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return `senders` and `sources` of a route.
+
+        On accelerators that trainer and engines share, each rank sends to the engines that begin on its own. Elsewhere
+        the ranks share the work: each copies a part of the weights to the host, by its own link.
+        """
+        if transport != "shared_memory":
+            return (0,), ()
+        ranks = self._trainer.placement.ranks
+        if not self._trainer.call_rank(0, TrainWorker.sends_from_every_rank):
+            ranks = ranks[:1]
+        owners = {slots[0]: rank for rank, slots in enumerate(ranks) if len(slots) == 1}
+        sources = [owners[slots[0]] for slots in self._engines.placement.ranks if slots[0] in owners]
+        if len(sources) == self._engines.world_size and self._trainer.call_rank(0, Worker.device) != "cpu":
+            return (0,), tuple(sources)
+        return tuple(range(0, len(ranks), -(-len(ranks) // MOST_SENDERS))), ()
 
     def _check_separate(self) -> None:
         shared = {s for rank in self._trainer.placement.ranks for s in rank} & {
@@ -262,7 +286,7 @@ class WeightSync:
                 self._rendezvous.abort(route.transfer, f"the transfer failed: {_line(first)}")
                 wait(both, timeout=_ABORT_GRACE_S)
                 raise _root_cause(first, both)
-            return sending.result()[0], receiving.result()
+            return _together(sending.result()), receiving.result()
         except BaseException as error:
             self._rendezvous.abort(route.transfer, _line(error))
             shm_segments.discard(route.transfer)
@@ -286,6 +310,23 @@ class WeightSync:
             gathered=expected.gathered + max(summary.gathered for summary in summaries),
             copied=expected.copied + max(summary.copied for summary in summaries),
         )
+
+
+def _together(ends: Sequence[Sent]) -> Sent:
+    """Return what rank 0 says, with the bytes that all ranks copied; raises if they haven't gone through the same."""
+    first = ends[0]
+    assert first.summary is not None, "a streaming transport counts what passes"
+    copied = 0
+    for rank, end in enumerate(ends):
+        if end.summary is None:
+            continue
+        copied += end.summary.copied
+        if replace(end.summary, checksum=first.summary.checksum) != first.summary:
+            raise WeightSyncError(
+                f"actor_train rank {rank} has other weights than rank 0: {end.summary} instead of {first.summary}; a "
+                "backend whose ranks don't all have the whole tensors must leave `sends_from_every_rank` False"
+            )
+    return replace(first, summary=replace(first.summary, copied=copied))
 
 
 def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: bool) -> str:

@@ -103,6 +103,9 @@ class TrainStrategy(ABC):
     """
 
     layout: RankLayout
+    sends_from_every_rank = False
+    """Whether `named_weights` yields the same whole tensors on every rank, so that each can send a part of them; False:
+    rank 0 sends all."""
 
     @abstractmethod
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:

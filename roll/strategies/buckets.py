@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from roll.distributed.byte_account import count_copied
-from roll.distributed.transports.bucket_layout import ALIGN, Entry, entry_of, unpacked
+from roll.distributed.transports.bucket_layout import ALIGN, MOST_SENDERS, SLOTS, Entry, entry_of, unpacked
 from roll.distributed.transports.shm_places import Place, locate
 from roll.distributed.transports.shm_segments import DeviceSegment, attach
 from roll.distributed.weights import tensor_of
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     """Whether nobody writes there before the whole update is over."""
 
 
-_MAPS = 3  # memory that a reader keeps open: the two segments that the trainer fills in turn, and the owner's bucket
+_MAPS = SLOTS * MOST_SENDERS + 1  # memory that a reader keeps open: what senders fill in turn, and the owner's bucket
 
 
 class SharedBucket:

@@ -129,7 +129,7 @@ class TrainWorker(ForwardWorker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
-        """Send the current weights on their way; rank 0's answer counts."""
+        """Send the current weights on their way, or this rank's share of them."""
         weights = partial(self.strategy.named_weights, route.part)
         dtype = DTYPES[route.dtype] if route.dtype else None
         if dtype is not None and "dtype" in signature(self.strategy.named_weights).parameters:
@@ -137,7 +137,12 @@ class TrainWorker(ForwardWorker):
         if route.transport == "shared_memory" and not self._shared:
             self._shared = True
             share(self.strategy.resident_weights(dtype))
-        return send(route, weights, writes=self.info.rank == 0, copy=self._sent)
+        return send(route, weights, self.info.rank, copy=self._sent)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def sends_from_every_rank(self) -> bool:
+        """Return whether each rank has all whole tensors when it goes through the weights."""
+        return self.strategy.sends_from_every_rank
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:

@@ -38,6 +38,10 @@ class FakeTrainer(Worker):
         return self.copy.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
+    def sends_from_every_rank(self) -> bool:
+        return True
+
+    @dispatch(Dispatch.ONE_TO_ALL)
     def train(self) -> None:
         self.step += 1
         for name, tensor in weights_of(self.step) if self.placed else ():
@@ -74,7 +78,7 @@ class FakeTrainer(Worker):
         def weights() -> Iterator[tuple[str, torch.Tensor]]:  # some transports ask twice
             return self.watched(self.placed.items() if self.placed else weights_of(step))
 
-        return send(route, weights, writes=self.info.rank == 0, copy=self.copy)
+        return send(route, weights, self.info.rank, copy=self.copy)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def checksum(self) -> str:

@@ -1,7 +1,7 @@
-"""How new weights travel from the trainer's rank 0 to every engine: one seam, several ways.
+"""How new weights travel from the trainer to every engine: one seam, several ways.
 
     controller:  route = Route(...)                                    (roll/pipelines/sync.py)
-    trainer:     sent = send(route, strategy.named_weights)            every rank; rank 0's has the content
+    trainer:     sent = send(route, strategy.named_weights, rank)      every rank; rank 0's has the handles
     engine:      with receive(route, sent.handles, rank) as incoming:
                      engine.update_weights(route.version, incoming)
 
@@ -18,7 +18,10 @@ larger), the memory in use at a time is
 | `shared_memory` | streaming | one tensor | 2 B | - |
 | `broadcast` | streaming | 2 B | - | 3 B |
 
-`shared_memory` needs no bucket for weights in memory that the engines can open (`shm_places.share`).
+`shared_memory` needs no bucket for weights in memory that the engines can open (`shm_places.share`). With it all ranks
+of the trainer may send, since each has every tensor once it is gathered: in turn a bucket each, which have 2 B together
+(`Route.senders`), or each all of it to the engines on its own accelerator, 2 B there (`Route.sources`). By `broadcast`
+one sender does: an engine takes in no more than its link carries, whoever sends.
 `keep` adds M: in the object store, or in one process in its own memory. Both ends keep the segments of `shared_memory`
 from one sync to the next. With `snapshot` (delta.py) each end adds M, and what a transport carries lies on the host.
 
@@ -64,6 +67,14 @@ class Route:
     dtype: str = ""
     """What the engines compute in, as `model_args.dtype` has it: weights are cast before they travel. Empty: as is."""
     receivers: int = 1
+    senders: tuple[int, ...] = (0,)
+    """Ranks of the trainer that send: bucket i comes from `senders[i % len(senders)]`."""
+    sources: tuple[int | None, ...] = ()
+    """For each engine the rank of the trainer that sends it everything; None: it takes no part. Empty: `senders` do."""
+    sender: int = 0
+    """The trainer's rank whose end this is."""
+    lane: str = ""
+    """Of one source and its engines, which don't wait for the others."""
     timeout: float = 600.0
     """Seconds that one end waits for the other at any point."""
     rendezvous: tuple[str, int] | None = None
@@ -73,7 +84,7 @@ class Route:
     folder: str = ""
     """Where `file` writes."""
     on_device: bool = False
-    """Whether every engine shares the accelerator of the trainer's rank 0: `shared_memory` then stays on it."""
+    """Whether every engine shares an accelerator with the rank that sends to it: `shared_memory` then stays on it."""
     checksum: bool = False
     """Hash what leaves and what arrives."""
     keep: bool = False
@@ -82,6 +93,21 @@ class Route:
     """Name of these weights, under which both ends keep a copy of them; not in one process. Empty: they keep none."""
     base: str = ""
     """Name of the copy that all ends have, of which only the changes travel. Empty: all weights do."""
+
+    def of_sender(self, rank: int) -> Route | None:
+        """Return what a rank of the trainer has to send; None if it sends nothing."""
+        if self.sources:
+            return self._lane(rank) if rank in self.sources else None
+        return replace(self, sender=rank) if rank in self.senders else None
+
+    def of_engine(self, rank: int) -> Route:
+        """Return what an engine receives."""
+        return self._lane(self.sources[rank]) if self.sources else self
+
+    def _lane(self, source: int | None) -> Route:
+        assert source is not None, "this engine takes no part in the transfer"
+        served = self.sources.count(source)
+        return replace(self, receivers=served, senders=(source,), sources=(), sender=source, lane=f"/from-{source}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +131,12 @@ class TransferSummary:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the trainer's rank 0 has to say afterwards."""
+    """What a rank of the trainer has to say afterwards; handles and what is kept come from rank 0."""
 
     handles: list[Handle]
     """For the engines; empty for a streaming transport."""
     summary: TransferSummary | None
-    """None where nothing was looked at: in one process, without `checksum`."""
+    """None where nothing was looked at: in one process, without `checksum`; and of a rank that sends nothing."""
     kept: list[Handle]
     """For an engine that comes later, readable as `object_store` (`file` with that transport); empty without `keep`."""
 
@@ -142,18 +168,21 @@ class TransferStats:
             del tensor
 
 
-def send(route: Route, weights: Weights, *, writes: bool = True, copy: WeightCopy | None = None) -> Sent:
-    """Send the weights; every rank of the trainer calls, and the one that `writes` is the source.
+def send(route: Route, weights: Weights, rank: int = 0, *, copy: WeightCopy | None = None) -> Sent:
+    """Send the weights; every rank of the trainer calls, and the route says which of them are the source.
 
     All ranks go through the whole stream even when sending fails, because gathering a tensor takes every rank. `copy`:
     this end's, for a route with a `snapshot`; weights that it has under that name already are sent from there.
     """
     stream = weights()
+    mine = route.of_sender(rank)
     try:
-        if not writes:
-            return Sent([], None, [])
+        if rank:  # what is kept, and what is compared with the engines', is rank 0's
+            if mine is None:
+                return Sent([], None, [])
+            mine = replace(mine, keep=False, checksum=False)
         with counting() as account:
-            sent = _send(route, weights, stream, copy)
+            sent = _send(mine or route, weights, stream, copy, ships=mine is not None)
         if sent.summary is None:
             return sent
         return replace(sent, summary=replace(sent.summary, gathered=account.gathered, copied=account.copied))
@@ -163,7 +192,7 @@ def send(route: Route, weights: Weights, *, writes: bool = True, copy: WeightCop
                 pass
 
 
-def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy | None) -> Sent:
+def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy | None, *, ships: bool) -> Sent:
     module = importlib.import_module(TRANSPORTS[route.transport].path)
     stats = TransferStats(checksum=route.checksum)
     if route.transport == "in_process" and not route.keep:
@@ -184,9 +213,16 @@ def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy
         stream = moved.watch(whole if resent else copy.encoded(whole, route.base, route.snapshot))
     else:
         stream = _watched(stream, stats, later)
-    handles = module.send(route, stream)
+    handles = module.send(route, stream) if ships else _passed(stream)
     kept = later.finish() if later is not None else handles if route.keep else []
     return Sent(handles, replace(stats.summary(), moved=moved.summary().bytes), kept)
+
+
+def _passed(stream: NamedWeights) -> list[Handle]:
+    """Go through a stream that other ranks send."""
+    for _, tensor in stream:
+        del tensor
+    return []
 
 
 def _watched(stream: NamedWeights, stats: TransferStats, later: BucketWriter | None) -> NamedWeights:
@@ -205,7 +241,7 @@ class WeightStream:
 
     def __init__(self, route: Route, handles: Sequence[Handle], rank: int, copy: WeightCopy | None = None) -> None:
         module = importlib.import_module(TRANSPORTS[route.transport].path)
-        self._stream: Any = module.receive(route, handles, rank)
+        self._stream: Any = module.receive(route.of_engine(rank), handles, rank)
         self._route = route
         self._copy = copy
         self._moved = TransferStats(checksum=False)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Entry, Outbox, buffer_size, unpacked
+from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Entry, Outbox, unpacked
 from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, TransferChannel
 from roll.distributed.weights import WeightSyncError, tensor_of
 
@@ -117,25 +117,27 @@ class _Outbox(Outbox):
         self._flats: list[Tensor | None] = [None] * SLOTS
         self._numbers = [0] * SLOTS
 
-    def buffer(self, index: int, size: int, device: torch.device) -> Tensor:
+    def place(self, device: torch.device) -> torch.device:
+        return device
+
+    def buffer(self, turn: int, size: int, device: torch.device) -> Tensor:
         if self.member is None:
             self.channel.publish("device", device.type)
             self.member = _join(self.route, self.channel, 0, device)
-        size = max(size, buffer_size(index, self.route.bucket_bytes, self.member.device))
-        flat = self._flats[index % SLOTS]
+        flat = self._flats[turn % SLOTS]
         if flat is None or flat.numel() < size:
             flat = torch.empty(size, dtype=torch.uint8, device=self.member.device)
-            self._flats[index % SLOTS] = flat
+            self._flats[turn % SLOTS] = flat
         return flat
 
     def ship(self, index: int, bucket: Bucket) -> None:
         assert self.member is not None
         self.channel.publish(f"bucket/{index}", {"used": bucket.used, "entries": bucket.entries})
-        self._numbers[index % SLOTS] = self.member.broadcast(bucket.filled)
+        self._numbers[self.slot(index)] = self.member.broadcast(bucket.filled)
 
     def free(self, index: int) -> None:
         assert self.member is not None
-        self.member.finish(self._numbers[index % SLOTS], self.channel, "the engines")
+        self.member.finish(self._numbers[self.slot(index)], self.channel, "the engines")
         self.channel.wait_until_free(index)
 
 

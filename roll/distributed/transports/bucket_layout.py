@@ -17,6 +17,8 @@ from roll.distributed.transports.shm_segments import Token
 
 SLOTS = 2
 """Buffers of a sender."""
+MOST_SENDERS = 8
+"""Ranks of the trainer that send a share each; a receiver keeps the buffers of all of them open."""
 ALIGN = 64  # bytes; a multiple of every element's size, which a typed view needs
 
 _FIRST = 2**20
@@ -35,9 +37,13 @@ def buffer_size(index: int, bucket_bytes: int, device: torch.device) -> int:
 
 
 class Bucket:
-    """Tensors side by side in one memory: copied into the buffer `flat`, or in shared memory where they lie already."""
+    """Tensors side by side in one memory: copied into the buffer `flat`, or in shared memory where they lie already.
 
-    def __init__(self, flat: Tensor | None, token: Token | None) -> None:
+    Another rank's bucket has neither: it is filled in thought, to know where the next one begins.
+    """
+
+    def __init__(self, capacity: int, flat: Tensor | None, token: Token | None) -> None:
+        self._capacity = capacity
         self._flat = flat
         self.token = token
         """Of the shared memory; None: there is a buffer."""
@@ -55,14 +61,13 @@ class Bucket:
         """Return whether this tensor can be the next one; `place`: where it lies in shared memory."""
         if place is not None:
             return self.token == place.token
-        return self._flat is not None and self._free + tensor.nbytes <= self._flat.numel()
+        return self.token is None and self._free + tensor.nbytes <= self._capacity
 
     def add(self, name: str, tensor: Tensor, place: Place | None) -> None:
         """Take in a tensor that it `takes`, by a copy unless it has a place."""
         start = self._free if place is None else place.start
         end = start + tensor.nbytes
-        if place is None:
-            assert self._flat is not None
+        if self._flat is not None:
             self._flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
             if self._flat.device.type == "cpu":
                 count_copied(tensor.nbytes)
@@ -77,13 +82,13 @@ class Bucket:
 
 def packed(
     stream: NamedWeights,
-    take: Callable[[int, torch.device], Tensor],
+    take: Callable[[int, torch.device], tuple[int, Tensor | None]],
     place_of: Callable[[Tensor], Place | None] = lambda _: None,
 ) -> Iterator[Bucket]:
     """Copy a stream into buckets, except for what lies in memory that the receivers can open (`place_of`).
 
-    `take(bytes, device)` gives the buffer for the next bucket, which begins with a tensor of so many bytes; it is
-    filled as far as it goes. No tensor of the stream is held longer than its copy takes.
+    `take(bytes, device)` gives what goes into the next bucket, which begins with a tensor of so many bytes, and its
+    buffer; none for a bucket of another rank. No tensor of the stream is held longer than its copy takes.
     """
     bucket: Bucket | None = None
     for name, tensor in stream:
@@ -92,8 +97,8 @@ def packed(
             yield bucket
             bucket = None
         if bucket is None:
-            flat = take(tensor.nbytes, tensor.device) if place is None else None
-            bucket = Bucket(flat, None if place is None else place.token)
+            capacity, flat = take(tensor.nbytes, tensor.device) if place is None else (0, None)
+            bucket = Bucket(capacity, flat, None if place is None else place.token)
         bucket.add(name, tensor, place)
     if bucket is not None:
         yield bucket
@@ -118,31 +123,54 @@ def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
 
 
 class Outbox(ABC):
-    """A sender with two buffers: one is filled while the receivers have the other."""
+    """A sender with two buffers: one is filled while the receivers have the other.
+
+    Of several senders each has the whole stream and sends every nth bucket of it. All know how much goes into a bucket,
+    so they agree on which tensors are in it without a word. No wait is for a bucket that has to wait itself: receivers
+    read buckets in order and hold one at most while they wait for the next, so a sender that has one of its two buffers
+    free goes on to where every bucket before the awaited one was sent.
+    """
 
     def __init__(self, route: Route, channel: TransferChannel) -> None:
         self.route = route
         self.channel = channel
+        self._senders = len(route.senders)
+        self._mine = route.senders.index(route.sender)
 
     def send(self, stream: NamedWeights) -> None:
-        """Send everything; returns when every receiver has read it."""
-        index = freed = 0
+        """Send everything, or this sender's share; returns when every receiver has read it."""
+        index = freed = 0  # of all buckets; those that this sender sent and has back
+
+        def is_mine(index: int) -> bool:
+            return index % self._senders == self._mine
 
         def free_up_to(last: int) -> None:
             nonlocal freed
             while freed <= last:
-                self.free(freed)
+                if is_mine(freed):
+                    self.free(freed)
                 freed += 1
 
-        def take(size: int, device: torch.device) -> Tensor:
-            free_up_to(index - SLOTS)
-            return self.buffer(index, size, device)
+        def take(size: int, device: torch.device) -> tuple[int, Tensor | None]:
+            turn = index // self._senders
+            capacity = max(size, buffer_size(turn, self.route.bucket_bytes // self._senders, self.place(device)))
+            if not is_mine(index):
+                return capacity, None
+            free_up_to(index - SLOTS * self._senders)
+            flat = self.buffer(turn, capacity, device)
+            return (len(flat) if self._senders == 1 else capacity), flat
 
-        for bucket in packed(stream, take, self.place_of):
-            self.ship(index, bucket)
+        for bucket in packed(stream, take, self.place_of if self._senders == 1 else lambda _: None):
+            if is_mine(index):
+                self.ship(index, bucket)
             index += 1
-        self.channel.publish(f"bucket/{index}", None)
+        if is_mine(index):
+            self.channel.publish(f"bucket/{index}", None)
         free_up_to(index - 1)
+
+    def slot(self, index: int) -> int:
+        """Return which of this sender's buffers a bucket of its own is in."""
+        return index // self._senders % SLOTS
 
     def place_of(self, tensor: Tensor) -> Place | None:
         """Return where every receiver finds this tensor without a copy. Default: nowhere."""
@@ -150,8 +178,12 @@ class Outbox(ABC):
         return None
 
     @abstractmethod
-    def buffer(self, index: int, size: int, device: torch.device) -> Tensor:
-        """Return a buffer for bucket `index`, which begins with a tensor of so many bytes on this device."""
+    def place(self, device: torch.device) -> torch.device:
+        """Return where buffers for tensors of this device are."""
+
+    @abstractmethod
+    def buffer(self, turn: int, size: int, device: torch.device) -> Tensor:
+        """Return a buffer of at least this size for this sender's bucket number `turn`, of tensors on this device."""
 
     @abstractmethod
     def ship(self, index: int, bucket: Bucket) -> None:

@@ -49,6 +49,11 @@ class RendezvousStore:
         self._store.set(f"{transfer}/{_ABORTED}", reason)
 
 
+def sender_name(route: Route) -> str:
+    """Return what messages call the sender."""
+    return "the trainer" if route.senders == (0,) else f"the trainer's rank {route.sender}"
+
+
 class TransferChannel:
     """A worker's end of one transfer; `who` names it in messages to the others."""
 
@@ -63,7 +68,8 @@ class TransferChannel:
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise WeightSyncError(f"{who} couldn't reach the controller at {host}:{port}: {error}") from error
-        self._own = dist.PrefixStore(route.transfer, self.store)
+        self._all = dist.PrefixStore(route.transfer, self.store)
+        self._own = dist.PrefixStore(f"{route.transfer}{route.lane}", self.store)
 
     def publish(self, key: str, content: Any) -> None:
         """Say something to the others, as JSON: anybody who reaches the port can write to the store."""
@@ -94,8 +100,8 @@ class TransferChannel:
 
     def check(self, deadline: float, whom: str) -> None:
         """Raise `WeightSyncError` if another end gave up or the deadline (of `time.monotonic`) has passed."""
-        if self._own.check([_ABORTED]):
-            raise WeightSyncError(f"{self._who} gave up: {self._own.get(_ABORTED).decode()}")
+        if self._all.check([_ABORTED]):
+            raise WeightSyncError(f"{self._who} gave up: {self._all.get(_ABORTED).decode()}")
         if time.monotonic() > deadline:
             raise WeightSyncError(
                 f"{self._who} waited {self._route.timeout:g} s for {whom} in the transfer of version "
@@ -116,7 +122,7 @@ class TransferChannel:
     def abort(self, error: BaseException) -> None:
         """Tell the others that this end gives up; the first reason stays."""
         try:
-            if not self._own.check([_ABORTED]):
-                self._own.set(_ABORTED, f"{self._who}: {type(error).__name__}: {error}")
+            if not self._all.check([_ABORTED]):
+                self._all.set(_ABORTED, f"{self._who}: {type(error).__name__}: {error}")
         except (dist.DistNetworkError, dist.DistStoreError):
             pass  # the controller is gone, and the store with it: nobody is left to be told

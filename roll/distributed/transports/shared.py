@@ -1,4 +1,4 @@
-"""`shared_memory`: two segments that the sender fills in turn while every engine of the machine reads the other one.
+"""`shared_memory`: two segments that a sender fills in turn while every engine of the machine reads the other one.
 
 What lies in shared memory already (`shm_places.share`) isn't copied: the engines are told where, and read it there.
 """
@@ -10,14 +10,15 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Outbox, buffer_size, unpacked
-from roll.distributed.transports.rendezvous import TransferChannel
+from roll.distributed.transports.bucket_layout import MOST_SENDERS, SLOTS, Bucket, Outbox, unpacked
+from roll.distributed.transports.rendezvous import TransferChannel, sender_name
 from roll.distributed.transports.shm_places import Place, locate, register
 from roll.distributed.transports.shm_segments import (
     KEPT_SIZES,
@@ -34,7 +35,7 @@ from roll.distributed.weights import WeightSyncError, tensor_of
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
     """Stream to all receivers; returns when they have read everything. Nothing is left behind, even on failure."""
-    channel = TransferChannel(route, "the trainer")
+    channel = TransferChannel(route, sender_name(route))
     outbox = _Outbox(route, channel)
     try:
         outbox.send(stream)
@@ -57,16 +58,17 @@ class _Outbox(Outbox):
         super().__init__(route, channel)
         self.slots: list[ShmSegment | DeviceSegment | None] = [None] * SLOTS
 
-    def buffer(self, index: int, size: int, device: torch.device) -> Tensor:
-        place = device if self.route.on_device else torch.device("cpu")
-        size = max(size, buffer_size(index, self.route.bucket_bytes, place))
-        slot = self.slots[index % SLOTS]
+    def place(self, device: torch.device) -> torch.device:
+        return device if self.route.on_device else torch.device("cpu")
+
+    def buffer(self, turn: int, size: int, device: torch.device) -> Tensor:
+        slot = self.slots[turn % SLOTS]
         if slot is None or slot.flat.numel() < size:
             if slot is not None:
                 slot.close()
-                self.slots[index % SLOTS] = None
+                self.slots[turn % SLOTS] = None
             slot = make(self.route.transfer, size, device, on_device=self.route.on_device)
-            self.slots[index % SLOTS] = slot
+            self.slots[turn % SLOTS] = slot
         return slot.flat
 
     def place_of(self, tensor: Tensor) -> Place | None:
@@ -74,7 +76,7 @@ class _Outbox(Outbox):
         return place if place is not None and place.stays else None
 
     def ship(self, index: int, bucket: Bucket) -> None:
-        token, slot = bucket.token, self.slots[index % SLOTS]
+        token, slot = bucket.token, self.slots[self.slot(index)]
         if token is None:
             assert slot is not None
             token = slot.token
@@ -84,7 +86,7 @@ class _Outbox(Outbox):
 
     def free(self, index: int) -> None:
         self.channel.wait_until_free(index)
-        slot = self.slots[index % SLOTS]
+        slot = self.slots[self.slot(index)]
         if slot is not None:
             slot.forget()  # all receivers have opened it
 
@@ -123,6 +125,11 @@ class BucketLeases:
         self._open.clear()
 
 
+def _whose(route: Route, index: int) -> str:
+    """Return who sends a bucket, for messages."""
+    return sender_name(replace(route, sender=route.senders[index % len(route.senders)]))
+
+
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
     """See `roll.distributed.transports.receive`."""
     del handles
@@ -131,7 +138,7 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
     attached: OrderedDict[str, Bytes | Tensor] = OrderedDict()
     index = 0
     try:
-        while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from the trainer")) is not None:
+        while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from {_whose(route, index)}")) is not None:
             base = _opened(attached, notice["segment"])
             view = base[: notice["used"]]
             leases.lend(index, _released(view))
@@ -158,7 +165,7 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
 
 _still_open: OrderedDict[str, Bytes | Tensor] = OrderedDict()
 """Memory of the host that this process has seen last, by name: its sender keeps it for its next transfer, too."""
-_MOST_OPEN = SLOTS + 1  # the segments that a sender fills, and the memory that its weights are in
+_MOST_OPEN = SLOTS * MOST_SENDERS + 1  # the segments that senders fill, and the memory that one's weights are in
 _still_open_lock = threading.Lock()
 
 
