@@ -2,9 +2,11 @@
 
     python benchmarks/weight_sync.py --gigabytes 0.1 0.5 --engines 1 2 --rounds 5
     python benchmarks/weight_sync.py --vllm MODEL --rounds 5
+    python benchmarks/weight_sync.py --trainers 2 --transports buckets shares
 
-One trainer and some engines, each in a process of its own under `ray`. An engine copies each tensor into its own model.
-Transports and bounds take turns in each round, so that the load of the machine affects all alike:
+A trainer, of one rank unless `--trainers` says more, and some engines, each in a process of its own under `ray`. An
+engine copies each tensor into its own model. Transports and bounds take turns in each round, so that the load of the
+machine affects all alike:
 
 * memcpy: one copy of as many bytes inside the trainer;
 * copy per engine: each engine copies as many bytes inside itself, all at once: the lower bound of any transport;
@@ -14,6 +16,9 @@ Transports and bounds take turns in each round, so that the load of the machine 
 the type that it trains in. `buckets` is the same transport as all other trainers use it. A transport through a buffer
 costs one copy more, in the trainer, which takes turns with the engines where there are fewer cores than processes. With
 `--vllm` the receiver is a real vLLM engine on the model in that folder.
+
+`shares` is `buckets` with all ranks of the trainer as senders, of every nth bucket each: for ranks that have a core, or a
+link to the host, of their own.
 
 `delta` is `buckets` with `delta_weight_sync`, after `--changed` of all numbers changed at random places. Its seconds
 include comparing in the trainer and patching in the engines.
@@ -41,7 +46,8 @@ from roll.pipelines.sync import WeightSync
 
 BUCKETS = "buckets"
 DELTA = "delta"
-TRANSPORTS = ("shared_memory", BUCKETS, DELTA, "broadcast", "object_store", "file")
+SHARES = "shares"
+TRANSPORTS = ("shared_memory", BUCKETS, SHARES, DELTA, "broadcast", "object_store", "file")
 LAYERS = 24
 COPIES = "copy per engine"
 
@@ -55,7 +61,7 @@ class Trainer(Worker):
         super().__init__(info)
         self.weights: dict[str, Any] = {}
         self.placed: dict[str, Any] = {}
-        self.in_place = False
+        self.way = ""
         self.copy = WeightCopy()
         if model:
             from transformers import AutoModelForCausalLM
@@ -65,6 +71,7 @@ class Trainer(Worker):
             loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
             self.weights = {name: tensor.detach() for name, tensor in named_tensors(loaded)}
             return
+        torch.manual_seed(0)  # the same on every rank
         width = max(8, int((gigabytes * 1e9 / 4 / LAYERS / 12) ** 0.5))  # 12 width^2 to a layer
         for layer in range(LAYERS):
             for name, shape in {"attention": (4 * width, width), "mlp": (8 * width, width), "norm": (width,)}.items():
@@ -72,12 +79,12 @@ class Trainer(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
-        weights = self.placed if self.in_place else self.weights
+        weights = self.placed if self.way == "shared_memory" else self.weights
         return send(route, lambda: iter(weights.items()), self.info.rank, copy=self.copy)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def sends_from_every_rank(self) -> bool:
-        return True
+        return self.way == SHARES
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:
@@ -91,8 +98,8 @@ class Trainer(Worker):
         for tensor in self.weights.values() if way == DELTA else ():
             flat = tensor.view(-1)
             flat[torch.randint(len(flat), (round(changed * len(flat)),))] += 1
-        self.in_place = way == "shared_memory"
-        if self.in_place and not self.placed:
+        self.way = way
+        if way == "shared_memory" and not self.placed:
             self.placed = {name: tensor.clone() for name, tensor in self.weights.items()}
             share(self.placed.values())
 
@@ -199,7 +206,7 @@ def config_of(way: str, folder: Path, bucket_mb: int) -> Any:
     model = SimpleNamespace(dtype="fp32")
     engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name="vllm"), model_args=model)
     return SimpleNamespace(
-        weight_transport="shared_memory" if way in (BUCKETS, DELTA) else way,
+        weight_transport="shared_memory" if way in (BUCKETS, SHARES, DELTA) else way,
         model_update_buffer_size_mb=bucket_mb,
         verify_weight_sync="off",
         lora_sync="merged",
@@ -213,8 +220,8 @@ def config_of(way: str, folder: Path, bucket_mb: int) -> Any:
 
 
 def measure(args: argparse.Namespace, gigabytes: float, engines: int, folder: Path) -> None:
-    slots = tuple((i + 1,) for i in range(engines))
-    roles = [RolePlacement("trainer", ((0,),)), RolePlacement("engines", slots)]
+    slots = tuple((i,) for i in range(args.trainers + engines))
+    roles = [RolePlacement("trainer", slots[: args.trainers]), RolePlacement("engines", slots[args.trainers :])]
     with make_executor("ray", roles, rpc_timeout=600) as executor:
         trainer = executor.create_cluster(roles[0], Trainer, (gigabytes, args.vllm))
         if args.vllm:
@@ -248,7 +255,8 @@ def measure(args: argparse.Namespace, gigabytes: float, engines: int, folder: Pa
 def report(args: argparse.Namespace, sizes: dict[str, float], engines: int, seconds: dict[str, list[float]]) -> None:
     size = max(sizes.values())  # of a way that sends all
     what = f"vLLM on {Path(args.vllm).name}" if args.vllm else "copying receivers"
-    print(f"\n{size:.2f} GB to {engines} engine(s) ({what}), buckets of {args.bucket_mb} MiB, {args.rounds} rounds\n")
+    print(f"\n{size:.2f} GB to {engines} engine(s) ({what}), buckets of {args.bucket_mb} MiB, "
+          f"{args.trainers} rank(s) of the trainer, {args.rounds} rounds\n")  # fmt: skip
     print("| way | median s | fastest s | GB/s (median) | of its bound | GB sent |")
     print("|---|---|---|---|---|---|")
     for name, times in seconds.items():
@@ -263,6 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", nargs="+", type=float, default=[0.1, 0.5])
     parser.add_argument("--engines", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--trainers", type=int, default=1, help="ranks of the trainer")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bucket-mb", type=int, default=64)

@@ -32,9 +32,10 @@ def test_a_train_step_of_a_backend_beside_the_plain_loop(bench):
 def test_weights_through_transports_to_a_copying_receiver(bench):
     printed = bench(
         "weight_sync", "--gigabytes", 0.001, "--engines", 1, "--rounds", 1, "--bucket-mb", 1,
-        "--transports", "shared_memory", "buckets", "file", "delta",
+        "--trainers", 2, "--transports", "shared_memory", "buckets", "shares", "file", "delta",
     )  # fmt: skip
-    assert rows(printed) == ["way", "memcpy", "copy per engine", "disk", "shared_memory", "buckets", "file", "delta"]
+    ways = ["shared_memory", "buckets", "shares", "file", "delta"]
+    assert rows(printed) == ["way", "memcpy", "copy per engine", "disk", *ways]
     sent = [float(line.split("|")[-2]) for line in printed.splitlines()[-2:]]
     assert sent[1] < 0.05 * sent[0], "2 % of the numbers changed"
 

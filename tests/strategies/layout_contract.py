@@ -14,6 +14,7 @@ import torch.distributed as dist
 from train_contract import LOSS, build, make_batch, make_spec
 
 from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
+from roll.distributed.weights import weights_checksum
 from roll.types.batch import TokenOutputs
 
 STEPS = 5
@@ -126,6 +127,7 @@ def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None, more=())
         "losses": [m.result().get("loss", 0.0) for m in history] if layout.collects else None,
         "norms": [m.result()["actor/grad_norm"] for m in history] if info.rank == 0 else None,
         "weights": weights if info.rank == 0 else None,
+        "sent": (list(weights), weights_checksum(weights.items())) if strategy.sends_from_every_rank else None,
         "seen": look(strategy) if look is not None and info.rank == 0 else None,
     }
 
@@ -133,6 +135,8 @@ def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None, more=())
 def run_layout(ranks, spec, world: int, look=None, play=play) -> Run:
     """The ranks' answers put together."""
     answers = ranks.run(play, world, spec, look)
+    # Each rank may send a part of the weights to the engines, so all must see the same of them, bit by bit.
+    assert all(a["sent"] is not None and a["sent"] == answers[0]["sent"] for a in answers)
     kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
     assert [a["layout"].dp_rank for a in kept] == list(range(kept[0]["layout"].dp_size))
     outputs = TokenOutputs.concat([a["outputs"] for a in kept]).reorder(make_batch().row_ids)

@@ -51,7 +51,8 @@ class RendezvousStore:
 
 def sender_name(route: Route) -> str:
     """Return what messages call the sender."""
-    return "the trainer" if route.senders == (0,) else f"the trainer's rank {route.sender}"
+    alone = route.senders == (0,) and not route.lane
+    return "the trainer" if alone else f"the trainer's rank {route.sender}"
 
 
 class TransferChannel:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +140,11 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
     index = 0
     try:
         while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from {_whose(route, index)}")) is not None:
-            base = _opened(attached, notice["segment"])
+            try:
+                base = _opened(attached, notice["segment"])
+            except FileNotFoundError:
+                channel.check(time.monotonic() + 1, "the trainer")  # one that gives up takes its segments away
+                raise
             view = base[: notice["used"]]
             leases.lend(index, _released(view))
             on_host = not isinstance(view, torch.Tensor)
