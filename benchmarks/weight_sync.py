@@ -17,8 +17,8 @@ the type that it trains in. `buckets` is the same transport as all other trainer
 costs one copy more, in the trainer, which takes turns with the engines where there are fewer cores than processes. With
 `--vllm` the receiver is a real vLLM engine on the model in that folder.
 
-`shares` is `buckets` with all ranks of the trainer as senders, of every nth bucket each: for ranks that have a core, or a
-link to the host, of their own.
+`shares` is `buckets` with all ranks of the trainer as senders, of every nth bucket each: for ranks that have a core or
+a link to the host of their own.
 
 `delta` is `buckets` with `delta_weight_sync`, after `--changed` of all numbers changed at random places. Its seconds
 include comparing in the trainer and patching in the engines.
