@@ -6,7 +6,8 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import MISSING_VALUE, read_config
 from roll.configs.rules.layout import shape_rules
 from roll.configs.schema.model_shape import read_shape
+from roll.configs.schema.replicas import copies_within_machines
 from roll.configs.schema.run_config import RunConfig
 from roll.planning.changes import Change, changed, fill, make_fit, remedies, yaml_value
 from roll.planning.machines import Machines, local_machines, parse_machines
@@ -32,6 +34,7 @@ def plan(options: argparse.Namespace) -> int:
     config = read(file, options.overrides)
     machines = parse_machines(options.devices) if options.devices else local_machines(this_machine().accelerators)
     found = plan_memory(config, machines)
+    found = replace(found, notes=(*found.notes, *_copies(config, machines)))
     accepted = _Checker(file, options.overrides, machines, config)
     fixes = [] if found.fits or options.suggest else remedies(config, machines, accepted)
     proposal = suggest(config, machines, accepted) if options.suggest else None
@@ -51,6 +54,14 @@ def plan(options: argparse.Namespace) -> int:
         if seconds is not None:
             sys.stdout.write(as_line(seconds) + "\n")
     return Exit.DONE if found.fits else Exit.FAILED
+
+
+def _copies(config: RunConfig, machines: Machines) -> Iterator[str]:
+    """Yield a note for each role that could have a copy of its weights in each machine, and has room for it."""
+    for key, size in copies_within_machines(config):
+        if plan_memory(changed(config, {key: size}), machines).fits:
+            role = key.partition(".strategy_args")[0]
+            yield f"{role}: {key}={size} would fit, too, and weights would be gathered within machines only"
 
 
 def measure(file: Path, overrides: Sequence[str], timeout: float) -> dict[str, float]:

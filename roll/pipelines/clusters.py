@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from roll.configs.checks.machine import check_worker_machines, this_machine
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.model_shape import read_shape
+from roll.configs.schema.replicas import copies_within_machines
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.cluster import Cluster, Executor
@@ -23,6 +25,8 @@ from roll.profiling.nsight import ray_options
 from roll.workers.infer import InferWorker
 from roll.workers.judge_engine import JudgeWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
+
+logger = logging.getLogger(__name__)
 
 _ENGINE_CALLS = 8
 """Calls that an engine which computes on its own takes at once: requests and aborts arrive while a poll waits."""
@@ -108,6 +112,12 @@ def ray_address(config: RunConfig) -> str | None:
 def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]:
     """Start every role; leaving the block ends all of them."""
     by_role = {placement.role: placement for placement in placements(config)}
+    if keys := " ".join(f"{key}={size}" for key, size in copies_within_machines(config)):
+        logger.info(
+            "weights are gathered across machines for every layer of a pass: %s would keep a copy on each machine, and "
+            "only sums of gradients would travel between them; roll plan says whether there is room",
+            keys,
+        )
     executor = make_executor(
         config.executor,
         list(by_role.values()),

@@ -11,9 +11,10 @@ from roll.configs.schema.worker_config import WorkerConfig
 from roll.planning.activations import Batch, Numbers, forward_bytes
 from roll.planning.architecture import Architecture
 from roll.planning.items import RoleMemory, kept, passing
-from roll.planning.machines import GIB, MIB
+from roll.planning.machines import GIB
 from roll.planning.parameters import BYTES
 from roll.planning.training import CONTEXT, CPU_PROCESS, HOST_PROCESS
+from roll.planning.weight_sync import ENGINE, weight_sync
 
 BLOCK = 64
 """Positions by which the cache of `hf_infer` grows."""
@@ -115,7 +116,7 @@ def _hf_infer(given: EngineRole) -> RoleMemory:
                 ("activations", 0 if working == drawing else working),
                 ("logits", drawing if working == drawing else 0),
             ),
-            "sync": passing(("sync buffers", _largest(arch) * 4)),
+            "sync": passing(("sync buffers", _largest(arch) * 4 + _buckets(given))),
         },
         host_awake=HOST_PROCESS if given.on_accelerator else 0,
         host_asleep=HOST_PROCESS + weights if given.on_accelerator else 0,
@@ -154,11 +155,10 @@ def _served(given: EngineRole, options: EngineConfig) -> RoleMemory:
         asleep=kept(("process", process)) if sleeps else awake,
         phases={
             "generate": passing(("activations", passes)),
-            "sync": passing(("sync buffers", _largest(arch) * width)),
+            "sync": passing(("sync buffers", _largest(arch) * width + _buckets(given))),
         },
         host_awake=HOST_PROCESS if given.on_accelerator else 0,
         host_asleep=HOST_PROCESS + (weights if level == 1 else 0) if given.on_accelerator else 0,
-        shared=given.config.model_update_buffer_size_mb * MIB if isinstance(given.config, RLConfig) else 0,
         limit=share if low > share else None,
         notes=(
             f"room for {room} responses of {given.longest} tokens at once"
@@ -188,6 +188,12 @@ def _eager(options: EngineConfig) -> bool:
     if isinstance(options, VllmConfig):
         return bool(options.enforce_eager)
     return bool(options.engine_args.get("disable_cuda_graph"))
+
+
+def _buckets(given: EngineRole) -> int:
+    """Bytes of weights on their way; a judge keeps the weights that it has."""
+    sync = weight_sync(given.config, given.arch, on_accelerator=given.on_accelerator) if given.role == ENGINE else None
+    return 0 if sync is None else sync.in_engine()
 
 
 def _largest(arch: Architecture) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 PARTS = (
     "weights", "gradients", "optimizer", "activations", "logits", "KV cache", "gathered weights", "sync buffers",
-    "weight copies", "process",
+    "weight copies", "routed experts", "process",
 )  # fmt: skip
 """What memory is for, in the order of the report."""
 
@@ -39,8 +39,6 @@ class RoleMemory:
     """While it is built, instead."""
     host_phases: dict[str, int] = field(default_factory=dict)
     """On the host in a phase, on top of `host_awake`."""
-    shared: int = 0
-    """Of the host's memory, what lies below /dev/shm during a sync."""
     limit: int | None = None
     """Bytes that the role takes of its device at most, by its own options."""
     notes: tuple[str, ...] = ()

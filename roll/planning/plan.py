@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from roll.catalog.strategies import STRATEGIES
 from roll.configs.schema.endpoint_config import EndpointConfig
@@ -17,14 +18,19 @@ from roll.configs.schema.worker_config import ForwardConfig
 from roll.planning.architecture import Architecture, UnknownModel, read_architecture
 from roll.planning.engines import EngineRole, engine_memory
 from roll.planning.items import Item, RoleMemory
-from roll.planning.machines import MIB, Machines
+from roll.planning.machines import Machines
 from roll.planning.parameters import BYTES
 from roll.planning.role_states import distinct_ranks
+from roll.planning.rollouts import routed_experts
 from roll.planning.training import TrainedRole, training_memory
+from roll.planning.weight_sync import ENGINE, TRAINER, weight_sync
 
-ENGINE, TRAINER = "actor_infer", "actor_train"
+CONTROLLER = "controller"
+"""The process of the pipeline, on the first machine."""
 _ALWAYS_AWAKE = ("reward_model", "judge")
 """Roles that work while responses are generated: they never give their memory to others."""
+Counts: TypeAlias = dict[str, dict[int, tuple[RoleMemory, int]]]
+"""Role -> what some of its ranks on a machine hold, by identity, with their number."""
 RESERVE = 0.03
 """Share of a device that fragments of freed memory take."""
 
@@ -87,7 +93,7 @@ class MemoryPlan:
     """Those that differ: each stands for all that hold the same."""
     hosts: tuple[Place, ...]
     shared: int
-    """Bytes below /dev/shm on a machine during a sync."""
+    """Bytes of a machine's memory that processes share during a sync."""
     too_small: Mapping[str, int]
     """Role -> bytes of the share that its engine was given, which isn't enough for one response."""
     notes: tuple[str, ...]
@@ -234,7 +240,7 @@ class _Planner:
             models=self._models,
             devices=tuple(devices.values()),
             hosts=(fullest,),
-            shared=self._shared(),
+            shared=max(self._shared(node) for node in nodes),
             too_small=too_small,
             notes=tuple(dict.fromkeys((*notes, *self._notes))),
         )
@@ -274,7 +280,9 @@ class _Planner:
                 continue
             else:
                 yield from ((role, item) for item in (memory.asleep if asleep else memory.awake))
-        yield from ((working, item) for item in memories[working].phases[phase])
+        for role in _at_work(working, phase):
+            if role in memories:
+                yield from ((role, item) for item in memories[role].phases.get(phase, ()))
 
     def _built_later(self, role: str, than: str) -> bool:
         order = [
@@ -294,32 +302,39 @@ class _Planner:
 
     def _host(self, node: int) -> Place:
         """Memory of a machine: processes, and what is offloaded; without accelerators all there is."""
-        counts: dict[str, dict[int, tuple[RoleMemory, int]]] = defaultdict(dict)
+        counts: Counts = defaultdict(dict)
         for role, ranks in self._placement.roles.items():
             for rank, slots in enumerate(ranks):
                 if self._placement.node_of(slots[0]) == node:
                     memory = self._memory(role, rank)
                     seen = counts[role].get(id(memory), (memory, 0))[1]
                     counts[role][id(memory)] = (memory, seen + 1)
-        uses = []
-        for working, mine in counts.items():
-            for phase in {phase for memory, _ in mine.values() for phase in (*memory.phases, *memory.host_phases)}:
-                items = []
-                for role, others in counts.items():
-                    if phase == "start" and role != working and self._built_later(role, working):
-                        continue
-                    building = phase == "start" and role == working
-                    for memory, count in others.values():
-                        items += self._on_host(memory, count, asleep=self._sleeps(role, working), building=building)
-                for memory, count in mine.values():
-                    items += self._passing_on_host(memory, count, phase)
-                items += self._copies(node, phase)
-                if phase == "sync" and (shared := self._shared()):
-                    items.append((working, Item("sync buffers", shared, lasting=False)))
-                uses.append(Use(phase, working, tuple(items)))
+        uses = [
+            Use(phase, working, tuple(self._in_phase(counts, node, working, phase)))
+            for working, mine in counts.items()
+            for phase in {phase for memory, _ in mine.values() for phase in (*memory.phases, *memory.host_phases)}
+        ]
         if not self._on_accelerator and self._config.executor == "inline":
             uses = [Use(use.phase, use.role, tuple(_one_process(use.items))) for use in uses]
         return Place(f"host {node}" if self._config.num_nodes > 1 else "host", self._machines.host_bytes, tuple(uses))
+
+    def _in_phase(self, counts: Counts, node: int, working: str, phase: str) -> Iterator[tuple[str, Item]]:
+        """What a machine with these ranks holds while `working` is in a phase."""
+        for role, others in counts.items():
+            if phase == "start" and role != working and self._built_later(role, working):
+                continue
+            building = phase == "start" and role == working
+            for memory, count in others.values():
+                yield from self._on_host(memory, count, asleep=self._sleeps(role, working), building=building)
+        for role in _at_work(working, phase):
+            for memory, count in counts.get(role, {}).values():
+                yield from self._passing_on_host(memory, count, phase)
+        yield from self._copies(node, phase)
+        if node == 0 and ENGINE in self._models:
+            routed = routed_experts(self._config, self._models[ENGINE], working, phase)
+            yield from ((CONTROLLER, item) for item in routed)
+        if phase == "sync" and (shared := self._shared(node)):
+            yield working, Item("sync buffers", shared, lasting=False)
 
     def _on_host(self, memory: RoleMemory, count: int, *, asleep: bool, building: bool) -> list[tuple[str, Item]]:
         if self._on_accelerator:
@@ -340,14 +355,16 @@ class _Planner:
             sizes += [(item.what, item.nbytes) for item in memory.phases.get(phase, ())]
         return [(memory.role, Item(what, size * count, lasting=False)) for what, size in sizes if size]
 
-    def _shared(self) -> int:
-        """Buckets of weights on their way: two of the trainer's, and one of each engine with processes of its own."""
-        config = self._config
-        if not isinstance(config, RLConfig) or config.executor == "inline" or TRAINER not in self._workers:
+    def _shared(self, node: int) -> int:
+        """Buckets of weights on their way, in memory of the host that processes share."""
+        sync = None
+        if ENGINE in self._models:
+            sync = weight_sync(self._config, self._models[ENGINE], on_accelerator=self._on_accelerator)
+        if sync is None:
             return 0
-        engines = sum(memory.shared for memory in self._memories.values())
-        per_node = min(config.num_gpus_per_node, len(self._placement.roles.get(ENGINE, ())))
-        return 2 * config.model_update_buffer_size_mb * MIB + engines * per_node
+        ranks, node_of = self._placement.roles, self._placement.node_of
+        engines = sum(node_of(slots[0]) == node for slots in ranks[ENGINE])
+        return sync.shared(engines, sends=node_of(ranks[TRAINER][0][0]) == node)
 
     def _copies(self, node: int, phase: str) -> list[tuple[str, Item]]:
         """Of weights in the engines' type, one for the trainer's rank 0 and for each engine: `delta_weight_sync`."""
@@ -359,6 +376,11 @@ class _Planner:
         here = sum(self._placement.node_of(slot) == node for slot in holders)
         size = here * self._models[ENGINE].count() * BYTES[self._workers[ENGINE].model_args.dtype]
         return [(ENGINE, Item("weight copies", size))]
+
+
+def _at_work(working: str, phase: str) -> tuple[str, ...]:
+    """Roles that are in a phase at once: weights leave the trainer while the engine takes them."""
+    return (TRAINER, ENGINE) if phase == "sync" else (working,)
 
 
 def _one_process(items: tuple[tuple[str, Item], ...]) -> Iterator[tuple[str, Item]]:

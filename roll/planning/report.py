@@ -9,7 +9,8 @@ from typing import Any
 from roll.planning.changes import Change
 from roll.planning.items import PARTS
 from roll.planning.machines import GIB
-from roll.planning.plan import ENGINE, MemoryPlan, Place, Use, device_name
+from roll.planning.plan import MemoryPlan, Place, Use, device_name
+from roll.planning.weight_sync import ENGINE
 
 WIDTH = 48
 """Characters of a bar."""
@@ -44,7 +45,7 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
     for place in plan.hosts:
         lines += _of_place(place, detailed=not plan.devices)
     if plan.shared:
-        lines.append(f"  of the host's memory below /dev/shm during a sync: {gib(plan.shared)}")
+        lines.append(f"  of the host's memory, shared by processes during a sync: {gib(plan.shared)}")
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join([*lines, *verdict(plan, fixes)])
 

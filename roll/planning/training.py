@@ -19,6 +19,7 @@ from roll.planning.megatron_activations import megatron_activations, megatron_fo
 from roll.planning.parameters import BYTES, Parameter, role_parameters
 from roll.planning.role_states import states_of
 from roll.planning.states import States
+from roll.planning.weight_sync import TRAINER, weight_sync
 
 CONTEXT = int(0.6 * GIB)
 """Of an accelerator, what CUDA and its libraries take in each process."""
@@ -85,8 +86,10 @@ class TrainedRole:
 
     @property
     def streams(self) -> bool:
-        """Whether ranks shard an empty module and read their parts of the weights."""
+        """Whether ranks read what they keep into an empty module, and never the whole model to throw it away."""
         options = self.worker.strategy_args.strategy_config
+        if isinstance(options, DeepSpeedConfig):
+            return options.fills_shares and self.kind != "reward"
         return isinstance(options, Fsdp2Config) and self.worker.ranks > 1 and self.kind != "reward"
 
     @property
@@ -157,7 +160,7 @@ def training_memory(given: TrainedRole) -> RoleMemory:
     )
     score = _forward(given)
     phases = {
-        "start": passing(("weights", _loaded(given) if on_device else _built(given))),
+        "start": passing(("weights", _built(given) if on_device else _read(given))),
         "score": passing(("weights", waiting), ("activations", score), ("gathered weights", states.gathered)),
     }
     host_phases: dict[str, int] = {}
@@ -165,11 +168,10 @@ def training_memory(given: TrainedRole) -> RoleMemory:
         made = _activations(given)
         phases["train"] = (*passing(("weights", waiting)), *_train(given, states, made, stepped))
         host_phases["train"] = made.host
-        gathered = max((parameter.size for parameter in given.parameters), default=0) * 4
-        full = gathered if given.worker.ranks > 1 or on_device else 0
         # New weights go from this role to the engines; a critic has no engine.
-        if given.role == "actor_train" and "actor_infer" in given.config.roles:
-            phases["sync"] = passing(("weights", waiting), ("sync buffers", full))
+        sync = weight_sync(given.config, given.arch, on_accelerator=on_device) if given.role == TRAINER else None
+        if sync is not None:
+            phases["sync"] = passing(("weights", waiting), ("sync buffers", sync.in_trainer(given.rank)))
     moved = states.weights + states.optimizer if on_device else 0
     return RoleMemory(
         role=given.role,
@@ -178,7 +180,7 @@ def training_memory(given: TrainedRole) -> RoleMemory:
         phases=phases,
         host_awake=states.host + waiting + stepped + (HOST_PROCESS if on_device else 0),
         host_asleep=states.host + (HOST_PROCESS + moved if on_device else 0),
-        host_start=HOST_PROCESS + _built(given) if on_device else 0,
+        host_start=HOST_PROCESS + _read(given) if on_device else 0,
         host_phases=host_phases,
     )
 
@@ -276,13 +278,43 @@ def _step(given: TrainedRole, states: States) -> int:
 
 
 def _built(given: TrainedRole) -> int:
-    """Bytes of the module as it is read from its folder by each rank."""
-    options = given.worker.strategy_args.strategy_config
+    """Bytes on the accelerator until the backend has taken the module over."""
+    options, states = given.worker.strategy_args.strategy_config, given.states
     if isinstance(options, MegatronConfig):
-        return given.states.weights  # tensor by tensor
-    if given.streams:
-        return given.states.weights + _largest_unit(given)
-    return sum(parameter.nbytes for parameter in given.parameters)
+        return states.weights  # tensor by tensor
+    if isinstance(options, DeepSpeedConfig):
+        return states.weights + _largest(given) if options.stage == 3 else _whole(given)
+    return states.weights + _largest_unit(given) if given.streams else _whole(given)
+
+
+def _read(given: TrainedRole) -> int:
+    """Bytes on the host while a rank reads its weights: without an accelerator all of them are there."""
+    options, states = given.worker.strategy_args.strategy_config, given.states
+    if isinstance(options, MegatronConfig):
+        return states.weights
+    if not given.streams:
+        return _whole(given)
+    kept = states.host_weights + (0 if given.on_accelerator else states.weights)
+    if isinstance(options, Fsdp2Config):
+        return kept + _largest_unit(given)
+    assert isinstance(options, DeepSpeedConfig)
+    if options.stage == 3:
+        return kept + _largest(given)
+    if options.stage and given.trains:
+        return 2 * _whole(given)  # flat beside itself, on the host also where the accelerator has no room for both
+    return _largest(given) if given.on_accelerator else _whole(given)
+
+
+def _whole(given: TrainedRole) -> int:
+    """Bytes of the whole module as each rank reads it: DeepSpeed makes weights that it reads narrow at once."""
+    options = given.worker.strategy_args.strategy_config
+    narrow = given.streams and isinstance(options, DeepSpeedConfig) and options.stage > 0
+    return sum(p.size * given.numbers.computed if narrow else p.nbytes for p in given.parameters)
+
+
+def _largest(given: TrainedRole) -> int:
+    """Bytes of the largest tensor in the type that computes: ZeRO 3 cuts one after the other."""
+    return max(parameter.size for parameter in given.parameters) * given.numbers.computed
 
 
 def _largest_unit(given: TrainedRole) -> int:
@@ -291,11 +323,3 @@ def _largest_unit(given: TrainedRole) -> int:
     for parameter in given.parameters:
         units[parameter.block] = units.get(parameter.block, 0) + parameter.nbytes
     return max(units.values())
-
-
-def _loaded(given: TrainedRole) -> int:
-    """Bytes on the device before the backend has taken it over: of the whole module, unless it comes in parts."""
-    options = given.worker.strategy_args.strategy_config
-    if isinstance(options, MegatronConfig) or (isinstance(options, DeepSpeedConfig) and options.stage == 3):
-        return given.states.weights
-    return _built(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pytest
 from rows import make_config
 from toy import metrics_of, write_toy
 
-from roll.pipelines import load_pipeline
+from roll.configs.schema.training_args import TrainingArgs
+from roll.configs.schema.worker_config import ActorTrainConfig
+from roll.pipelines import clusters, load_pipeline
 from roll.pipelines.clusters import ray_address
 
 START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
@@ -105,3 +108,22 @@ def test_a_failure_is_a_few_lines_and_its_traceback_is_in_a_file(tiny_model, tmp
 @pytest.mark.parametrize(("nodes", "address"), [(1, None), (2, "auto")])
 def test_a_run_on_several_machines_joins_the_ray_cluster_that_spans_them(nodes, address):
     assert ray_address(make_config(num_nodes=nodes)) == address
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_start_says_once_how_weights_would_stay_within_machines(monkeypatch, caplog, nodes):
+    def refuse(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clusters, "make_executor", refuse)
+    actor = ActorTrainConfig(device_mapping=(0, 1, 2, 3), training_args=TrainingArgs(per_device_train_batch_size=1))
+    config = make_config(num_nodes=nodes, num_gpus_per_node=4 // nodes, actor_train=actor)
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(KeyboardInterrupt),
+        clusters.start_clusters(config, total_steps=1),
+    ):
+        pass
+    said = [record.getMessage() for record in caplog.records if "fsdp_size" in record.getMessage()]
+    assert len(said) == nodes - 1
+    assert all("actor_train.strategy_args.strategy_config.fsdp_size=2 would keep a copy" in line for line in said)

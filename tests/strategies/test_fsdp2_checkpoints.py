@@ -11,6 +11,7 @@ from layout_contract import shard_of
 from tiny_models import build_tiny_model
 from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of
 
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn, LossTerms
 
 
@@ -74,6 +75,21 @@ def test_any_world_size_reads_the_same_weights_and_moments_and_goes_on(ranks, ti
     if wrote == reads:
         assert norms_after == norms
         assert all(torch.equal(end[name], end_after[name]) for name in end)
+    assert norms_after == pytest.approx(norms, rel=1e-4)
+    for name, tensor in end.items():
+        torch.testing.assert_close(end_after[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [({}, {"fsdp_size": 2}), ({"fsdp_size": 2}, {})])
+def test_a_run_goes_on_with_a_copy_of_the_weights_in_each_half_of_its_ranks(ranks, tiny_model, tmp_path, wrote, reads):
+    def spec_of(options):
+        spec = a_spec(tiny_model, "policy")
+        args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=Fsdp2Config(**options))
+        return dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, strategy_args=args))
+
+    saved, norms, end = ranks.run(write, 4, spec_of(wrote), tmp_path / "checkpoint")[0]
+    loaded, norms_after, end_after = ranks.run(read, 4, spec_of(reads), tmp_path / "checkpoint")[0]
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     assert norms_after == pytest.approx(norms, rel=1e-4)
     for name, tensor in end.items():
         torch.testing.assert_close(end_after[name], tensor, rtol=1e-4, atol=1e-5)

@@ -108,6 +108,14 @@ class DeepSpeedConfig(StrategyConfig):
         stage = self.zero_optimization.get("stage", 0)
         return stage if isinstance(stage, int) else 0
 
+    @property
+    def fills_shares(self) -> bool:
+        """Whether an empty module is sharded and then filled: not if ZeRO 3 makes something else of whole weights."""
+        zero = self.zero_optimization
+        offloaded = zero.get("offload_param") or {}
+        again = zero.get("zero_hpz_partition_size", 1) > 1 or zero.get("zero_quantized_nontrainable_weights", False)
+        return self.stage < 3 or not (again or offloaded.get("device") == "nvme")
+
     def offloads(self, section: Literal["offload_optimizer", "offload_param"]) -> bool:
         """Whether these states live off the device."""
         given = self.zero_optimization.get(section)

@@ -22,14 +22,7 @@ from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, NamedWeights, StatePart
 from roll.strategies.deepspeed.deepspeed_engine import Engine, Opened, adamw, connect, engine_json
 from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
-from roll.strategies.deepspeed.start import (
-    exact_weights,
-    fill_exact,
-    fill_shares,
-    fills_shares,
-    make_room,
-    shard_weights,
-)
+from roll.strategies.deepspeed.start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
 from roll.strategies.deepspeed.state import (
     Anchor,
     forget_gradients,
@@ -74,7 +67,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
 
     @property
     def _streams(self) -> bool:
-        return fills_shares(self._options)
+        return self._options.fills_shares
 
     def _connect(self) -> None:
         connect(self._info, self._device, self._backend)

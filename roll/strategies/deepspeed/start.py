@@ -13,18 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.deepspeed.state import set_share, share_of
 from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.streamed import StreamedWeights
-
-
-def fills_shares(options: DeepSpeedConfig) -> bool:
-    """Whether a sharded module can be filled: not where ZeRO 3 makes something else of each whole weight at once."""
-    zero = options.zero_optimization
-    offloaded = zero.get("offload_param") or {}
-    again = zero.get("zero_hpz_partition_size", 1) > 1 or zero.get("zero_quantized_nontrainable_weights", False)
-    return options.stage < 3 or not (again or offloaded.get("device") == "nvme")
 
 
 def exact_weights(parameters: Iterable[nn.Parameter], computed: torch.dtype) -> dict[nn.Parameter, Tensor]:
