@@ -27,11 +27,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.catalog.strategies import is_lockstep
+from roll.catalog.transports import who_sends
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
 from roll.distributed.transports import STREAMING, Route, Sent, TransferSummary, files, shm_segments
-from roll.distributed.transports.bucket_layout import MOST_SENDERS
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.weights import WeightPart, WeightSyncError
 from roll.distributed.worker import Ping, Worker, machine_id
@@ -241,21 +241,12 @@ class WeightSync:
         )
 
     def _senders(self, transport: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return `senders` and `sources` of a route.
-
-        On accelerators that trainer and engines share, each rank sends to the engines that begin on its own. Elsewhere
-        the ranks share the work: each copies a part of the weights to the host, by its own link.
-        """
-        if transport != "shared_memory":
-            return (0,), ()
-        ranks = self._trainer.placement.ranks
+        """Return `senders` and `sources` of a route."""
+        trainer, engines = self._trainer.placement.ranks, self._engines.placement.ranks
         if not self._trainer.call_rank(0, TrainWorker.sends_from_every_rank):
-            ranks = ranks[:1]
-        owners = {slots[0]: rank for rank, slots in enumerate(ranks) if len(slots) == 1}
-        sources = [owners[slots[0]] for slots in self._engines.placement.ranks if slots[0] in owners]
-        if len(sources) == self._engines.world_size and self._trainer.call_rank(0, Worker.device) != "cpu":
-            return (0,), tuple(sources)
-        return tuple(range(0, len(ranks), -(-len(ranks) // MOST_SENDERS))), ()
+            trainer = trainer[:1]
+        on_accelerator = self._trainer.call_rank(0, Worker.device) != "cpu"
+        return who_sends(transport, trainer, engines, on_accelerator=on_accelerator)
 
     def _check_separate(self) -> None:
         shared = {s for rank in self._trainer.placement.ranks for s in rank} & {

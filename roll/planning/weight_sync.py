@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roll.catalog.strategies import is_lockstep
+from roll.catalog.transports import who_sends
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
@@ -40,8 +41,8 @@ class WeightSync:
     on_accelerator: bool
 
     def in_trainer(self, rank: int) -> int:
-        """Bytes that a rank of the trainer needs where its weights are: whole tensors, and rank 0's buckets."""
-        sends = rank == 0 and (self._transport == "broadcast" or (self._shares and self._on_device))
+        """Bytes that a rank of the trainer needs where its weights are: whole tensors, and buckets if it sends."""
+        sends = rank == 0 if self._transport == "broadcast" else rank in self._sources
         return self._gathered + (SENT * self._bucket if sends else 0)
 
     def in_engine(self) -> int:
@@ -80,10 +81,15 @@ class WeightSync:
         """Whether tensors reach an engine on its accelerator."""
         if not self.on_accelerator or (self.config.delta_weight_sync and self._transport != "in_process"):
             return False
+        return self._transport in ("in_process", "broadcast") or bool(self._sources)
+
+    @cached_property
+    def _sources(self) -> tuple[int, ...]:
+        """Ranks of the trainer that send by CUDA handles."""
+        if self.config.delta_weight_sync:
+            return ()
         ranks = self.config.placement.roles
-        first = ranks[TRAINER][0]
-        one_device = len(first) == 1 and all(slots == first for slots in ranks[ENGINE])
-        return self._transport in ("in_process", "broadcast") or (self._shares and one_device)
+        return who_sends(self._transport, ranks[TRAINER], ranks[ENGINE], on_accelerator=self.on_accelerator)[1]
 
     @property
     def _opens_device(self) -> bool:

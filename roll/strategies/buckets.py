@@ -20,8 +20,9 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from roll.catalog.transports import MOST_SENDERS
 from roll.distributed.byte_account import count_copied
-from roll.distributed.transports.bucket_layout import ALIGN, MOST_SENDERS, SLOTS, Entry, entry_of, unpacked
+from roll.distributed.transports.bucket_layout import ALIGN, SLOTS, Entry, entry_of, unpacked
 from roll.distributed.transports.shm_places import Place, locate
 from roll.distributed.transports.shm_segments import DeviceSegment, attach
 from roll.distributed.weights import tensor_of

@@ -127,6 +127,19 @@ def test_both_ends_of_a_sync_on_one_device_are_there_at_once(tmp_path):
         assert uses[0] == uses[1]
 
 
+def test_each_rank_of_a_trainer_has_buckets_for_the_engine_on_its_device(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_7B)
+    train = {"device_mapping": [0, 1, 2, 3], "training_args": {"gradient_accumulation_steps": 32}}
+    gathered = 2 * (256 + 64) * MIB + LARGEST
+    for mapping, senders in (([0, 1, 2, 3], ["devices 0-3"]), ([2, 3], ["devices 2-3"])):
+        job = rlvr_job(model, slots=4, actor_train=train, actor_infer={"device_mapping": mapping})
+        plan = plan_of(tmp_path, job, "h100:4")
+        assert plan.shared == 0
+        for name, (trainer, engine) in sync_buffers(plan).items():
+            assert trainer == gathered + (2 * 256 * MIB if name in senders else 0)
+            assert engine == (256 * MIB + LARGEST if name in senders else 0)
+
+
 # --- rollouts ---------------------------------------------------------------------------------------------------------
 
 QWEN3_MOE = {

@@ -17,8 +17,6 @@ from roll.distributed.transports.shm_segments import Token
 
 SLOTS = 2
 """Buffers of a sender."""
-MOST_SENDERS = 8
-"""Ranks of the trainer that send a share each; a receiver keeps the buffers of all of them open."""
 ALIGN = 64  # bytes; a multiple of every element's size, which a typed view needs
 
 _FIRST = 2**20

@@ -16,9 +16,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from roll.catalog.transports import MOST_SENDERS
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import MOST_SENDERS, SLOTS, Bucket, Outbox, unpacked
+from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Outbox, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel, sender_name
 from roll.distributed.transports.shm_places import Place, locate, register
 from roll.distributed.transports.shm_segments import (
