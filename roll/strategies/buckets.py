@@ -104,7 +104,7 @@ class SharedBucket:
         if not self._on_device:
             return
         self._flat[: len(_MARK)].copy_(torch.tensor(list(_MARK), dtype=torch.uint8))
-        _settle(device)
+        settle(device)
         if not await self._opens(self._own_path):
             logger.warning("weights go to the engine through host memory: its workers can't open memory of %s", device)
             self._on_device, self._device = False, torch.device("cpu")
@@ -115,7 +115,7 @@ class SharedBucket:
         return tensor.device if tensor.is_cuda and self._on_device else torch.device("cpu")
 
     def _batch(self) -> Batch:
-        _settle(self._device)
+        settle(self._device)
         return Batch(self._path, self._entries, self._stays)
 
     def _takes(self, tensor: Tensor, place: Place | None) -> bool:
@@ -187,8 +187,8 @@ def on_device(path: str) -> bool:
     return path.startswith("{")
 
 
-def _settle(device: torch.device) -> None:
-    """Wait until what was copied there can be seen by other processes."""
+def settle(device: torch.device) -> None:
+    """Wait until copies to and from memory there are done, for this process's stream and thus for other processes."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+from engine_orders import LONG, Illegal
+
 ALL = {"weights", "kv_cache"}
-LONG = 2  # a response of more tokens than one runs until it is aborted
-
-
-class Illegal(Exception):
-    """A call that vLLM refuses, ignores, or answers with garbage."""
 
 
 class FakeAsyncLLM:

@@ -9,46 +9,28 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import device_stand_in
+import fake_sglang
 import pytest
 import torch
+from device_stand_in import OnDevice, Segment
 
 from roll.distributed.byte_account import counting
 from roll.distributed.transports.shm_segments import ShmSegment
 from roll.strategies import buckets
+from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.buckets import BucketReader, SharedBucket, on_device, open_device
+from roll.strategies.responses import ResponseRules
+from roll.strategies.sglang import loader
+from roll.strategies.sglang.answers import Answers, answer
+from roll.strategies.sglang.host import _Host
 from roll.strategies.vllm.engine import VllmBackend
-
-CUDA = torch.device("cuda", 0)
-
-
-class OnDevice(torch.Tensor):
-    """A tensor of the host that says it is on an accelerator."""
-
-    is_cuda = True
-    device = CUDA
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs or {})
-
-
-class Segment(ShmSegment):
-    """Memory of the device."""
-
-    def __init__(self, size, device):
-        assert device == CUDA
-        super().__init__("stand-in", size)
 
 
 @pytest.fixture
 def events(monkeypatch):
     """What was done, in order; with the stand-ins in place."""
-    found = []
-    stream = SimpleNamespace(synchronize=lambda: found.append("settled"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(buckets, "DeviceSegment", Segment)
-    return found
+    return device_stand_in.install(monkeypatch)
 
 
 async def stream(tensors):
@@ -194,3 +176,82 @@ def test_vllm_is_told_of_memory_on_the_device_if_all_its_workers_can_open_it(eve
     assert {on_device(info["path"]) for info in backend._engine.updates} == {stays}
     assert not any(info["in_place"] for info in backend._engine.updates)
     assert (account.copied == 0) == stays
+
+
+@pytest.fixture
+def sglang(events, monkeypatch):
+    """SGLang's backend and host with a stand-in for its engine; `told`: the paths of the buckets."""
+    fake_sglang.install(monkeypatch)
+    engines, told = [], []
+    bucket = _Host.do_bucket
+
+    async def do_bucket(self, path, entries):
+        told.append(path)
+        await bucket(self, path, entries)
+
+    def start(**arguments):
+        backend = fake_sglang.Backend(bucket_bytes=256, **arguments)
+        engines.append(AsyncEngine(backend, ResponseRules(frozenset({99}), 100), timeout=20.0))
+        return SimpleNamespace(engine=engines[-1], fake=backend.fake, told=told)
+
+    monkeypatch.setattr(_Host, "do_bucket", do_bucket)
+    yield start
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("opens", "stays"), [((True, True), True), ((True, False), False)])
+def test_sglang_is_told_of_memory_on_the_device_if_all_its_ranks_can_open_it(sglang, stages, opens, stays):
+    run = sglang(tp_size=2 // stages, pp_size=stages)
+    for rank, can in zip(run.fake.ranks, opens, strict=True):
+        if not can:
+            rank.loader.open_device = lambda path: False
+    sent = {"w": torch.ones(4).as_subclass(OnDevice), **weights()}
+    with counting() as account:
+        run.engine.update_weights(1, sent.items())
+    assert all(same(rank.weights, sent) for rank in run.fake.ranks)
+    assert len(run.told) > 2 and {on_device(path) for path in run.told} == {stays}
+    assert (account.copied == 0) == stays
+
+
+def test_ranks_of_sglang_answer_once_what_they_copied_on_their_device_is_there(sglang, events):
+    run = sglang()
+    (rank,) = run.fake.ranks
+    rank.parameter = torch.zeros(1).as_subclass(OnDevice)
+    load, answer = rank.load_weights, rank.loader.answer
+    rank.load_weights = lambda tensors: (load(tensors), events.append("loaded"))
+    rank.loader.answer = lambda *args, **kwargs: (events.append("answered"), answer(*args, **kwargs))
+    run.engine.update_weights(1, {"w": torch.ones(4).as_subclass(OnDevice), **weights()}.items())
+    bucket = ["settled", "loaded", "settled", "answered"]  # the owner's copies; the rank's
+    assert events == ["settled", "answered", *(bucket * len(run.told)), "answered"]
+
+
+def test_a_rank_of_sglang_brings_weights_from_another_ranks_device_to_its_own(monkeypatch):
+    sent = {"there": torch.randn(3).as_subclass(OnDevice), "on the host": torch.randn(3)}
+    got = []
+    model = SimpleNamespace(parameters=lambda: iter([torch.zeros(1, device="meta")]), load_weights=got.extend)
+    monkeypatch.setattr(loader, "BucketReader", lambda: SimpleNamespace(read=lambda path, entries: iter(sent.items())))
+    monkeypatch.setattr(loader, "answer", lambda path, yes: None)
+    told = torch.frombuffer(bytearray(json.dumps(["update", "", "{}", [["w"]], False]).encode()), dtype=torch.uint8)
+    loader.load(model, [("bucket", told)])
+    loader._readers.clear()
+    assert [(name, tensor.device.type) for name, tensor in got] == [("there", "meta"), ("on the host", "cpu")]
+
+
+def test_a_process_with_two_models_answers_for_both_and_all_processes_are_waited_for():
+    given = Answers(2)
+
+    async def wait():
+        waiting = asyncio.create_task(given.wait(5))
+        for worker, yes in ((7, True), (7, False), (8, True)):
+            answer(given.path, yes, worker)
+            await asyncio.sleep(0.01)
+            assert waiting.done() == (worker == 8)
+        return await waiting
+
+    assert not asyncio.run(wait())
+    given.clear()
+    answer(given.path, True)
+    with pytest.raises(TimeoutError, match="answered by 1 of the 2 processes"):
+        asyncio.run(given.wait(0.01))

@@ -6,18 +6,21 @@ import asyncio
 import os
 from importlib.util import find_spec
 
+import device_stand_in
 import engine_contract
 import psutil
 import pytest
 import torch
+from device_stand_in import OnDevice
 from engine_contract import EngineUnderTest
 from tiny_models import build_tiny_model
 
 from roll.configs.schema.engine_config import SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings, SamplingParams
-from roll.strategies.buckets import SharedBucket
+from roll.strategies.buckets import SharedBucket, on_device
 from roll.strategies.engine_processes import marked_processes
+from roll.strategies.hf.hf_model import named_tensors
 
 pytestmark = pytest.mark.skipif(
     find_spec("sglang") is None or find_spec("sgl_kernel") is None,
@@ -52,6 +55,35 @@ def under_test(tmp_path_factory):
 def test_sglang_keeps_the_contract(under_test, case):
     under_test.number += 1
     case(under_test)
+
+
+def weights_on_the_device_reach_every_process(t, monkeypatch):
+    """The owner takes them to be on an accelerator, and SGLang's processes open what stands in for its memory."""
+    t.number += 1
+    backend, paths = t.engine._backend, []
+    call = backend._call
+
+    async def spied(name, *arguments):
+        if name == "bucket":
+            paths.append(arguments[0])
+        return await call(name, *arguments)
+
+    with torch.no_grad():
+        for parameter in t.model.parameters():
+            parameter.mul_(1.1)
+    with monkeypatch.context() as patch:
+        device_stand_in.install(patch)
+        patch.setattr(backend, "_call", spied)
+        weights = ((name, tensor.detach().as_subclass(OnDevice)) for name, tensor in named_tensors(t.model))
+        t.engine.update_weights(t.engine.version + 1, weights)
+    assert len(paths) > 1 and any(map(on_device, paths))  # slices of experts are tensors of the host here
+    t.remember()
+    request = t.request("r", [9, 8, 7], max_new_tokens=20)
+    t.check(request, t.run([request])["r"])
+
+
+def test_weights_on_the_device_reach_sglang_by_the_handle_of_a_bucket(under_test, monkeypatch):
+    weights_on_the_device_reach_every_process(under_test, monkeypatch)
 
 
 def test_top_p_along_with_top_k_is_a_share_of_the_whole_distribution_and_log_probs_say_so(under_test):
@@ -111,7 +143,19 @@ def test_the_death_of_a_process_is_an_error_here_and_not_our_end(under_test):
     assert not marked_processes(mark)
 
 
-def test_two_ranks_share_a_model_with_experts_which_has_a_head_of_its_own(tmp_path):
+def test_stages_of_a_pipeline_get_the_same_weights(tmp_path, monkeypatch):
+    path = build_tiny_model(tmp_path / "qwen2", "qwen2")
+    engine = build(path, engine_args={"pp_size": 2})
+    try:
+        t = EngineUnderTest(engine, path, MAX_CONTEXT, promises=PROMISES, loads_in_place=False)
+        engine_contract.after_each_weight_update_log_probs_are_those_of_the_new_weights(t)
+        weights_on_the_device_reach_every_process(t, monkeypatch)
+    finally:
+        engine.close()
+    assert not marked_processes(engine._backend._mark)
+
+
+def test_two_ranks_share_a_model_with_experts_which_has_a_head_of_its_own(tmp_path, monkeypatch):
     tied = build_tiny_model(tmp_path / "tied", "qwen3_moe")
     with pytest.raises(ValueError, match="tie_word_embeddings"):
         build(tied)
@@ -120,6 +164,7 @@ def test_two_ranks_share_a_model_with_experts_which_has_a_head_of_its_own(tmp_pa
     try:
         t = EngineUnderTest(engine, path, MAX_CONTEXT, promises=PROMISES, loads_in_place=False)
         engine_contract.after_each_weight_update_log_probs_are_those_of_the_new_weights(t)
+        weights_on_the_device_reach_every_process(t, monkeypatch)
         engine_contract.truncated_and_penalised_draws_report_the_log_probs_of_that_draw(t)
         engine_contract.responses_on_their_way_go_on_under_new_weights_and_each_token_is_right_under_its_own(t)
     finally:

@@ -1,7 +1,8 @@
 """SGLang behind `AsyncEngine`: a process with the engine in it (`host.py`), and what is said to it.
 
 Weights. A session of SGLang (`begin`, buckets, `end`), then its prefix cache is emptied. Every answer is looked at:
-SGLang tells of a refused update in what it returns, and would go on with the old weights.
+SGLang tells of a refused update in what it returns, and would go on with the old weights. Buckets are memory that all
+ranks open (`buckets.py`), of the host or, where they can, of the accelerator that the weights are on.
 """
 
 from __future__ import annotations
@@ -156,19 +157,22 @@ class SglangBackend(EngineBackend):
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # A session of its own: the host ends its whole group when this process is gone, however that happens.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "roll.strategies.sglang.host", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=self._child_environment(),
-                start_new_session=True,
-            )
+            self._start_host(theirs)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
         started = self._expect(START_CALL)
         self._writer.write(frame(("start", {**self._arguments, "nccl_port": _free_port()})))
         await started
+
+    def _start_host(self, connection: socket.socket) -> None:
+        # A session of its own: the host ends its whole group when this process is gone, however that happens.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "roll.strategies.sglang.host", str(connection.fileno())],
+            pass_fds=[connection.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=self._child_environment(),
+            start_new_session=True,
+        )
 
     def _child_environment(self) -> dict[str, str]:
         environment = {**_DEFAULTS, **self._environment, **os.environ, MARK: self._mark}
@@ -267,13 +271,16 @@ class SglangBackend(EngineBackend):
 
     async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
         await self._call("begin")
-        bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
+        bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes), self._opens)
         try:
             async for path, entries, _ in bucket.fill(self._description.checkpoint(weights)):
                 await self._call("bucket", path, entries)
         finally:
             bucket.close()
         await self._call("end", version)
+
+    async def _opens(self, path: str) -> bool:
+        return bool(await self._call("opens", path))
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
         return int(await self._call("release", list(parts)))

@@ -18,13 +18,13 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from roll.distributed.transports.bucket_layout import Entry
 from roll.strategies.sglang import loader
+from roll.strategies.sglang.answers import Answers
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 
 _IDLE_TIMEOUT = 60.0  # seconds SGLang gets to finish what is left of aborted requests
+_ANSWER_TIMEOUT = 300.0  # seconds between the first rank that has loaded a bucket and the last one
 
 
 def _end_with_everything() -> None:
@@ -55,6 +55,8 @@ class _Host:
             self._send(("answer", START_CALL, None, f"{type(error).__name__}: {error}"))
             raise
         self._tp_size = int(arguments["tp_size"])
+        self._num_ranks = self._tp_size * int(arguments.get("pp_size") or 1)
+        self._answers = Answers(self._num_ranks)
         self._manager = self._engine.tokenizer_manager
         loop: asyncio.AbstractEventLoop = self._engine.loop
         self._loop = loop
@@ -142,26 +144,31 @@ class _Host:
         self._update = uuid.uuid4().hex
         _check("begin", await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(), None))
 
+    async def do_opens(self, path: str) -> bool:
+        """Return whether every rank can read this memory of an accelerator."""
+        return await self._tell(path, trial=True)
+
     async def do_bucket(self, path: str, entries: list[Entry]) -> None:
         """Let every rank load the tensors of this bucket."""
-        await self._load(loader.message(self._update, path, entries))
+        await self._tell(path, entries)
 
-    async def _load(self, content: list[tuple[str, Tensor]]) -> None:
+    async def _tell(self, *content: Any, trial: bool = False) -> bool:
+        """Hand a message to the loader of every rank; whether all say yes, once the last one has answered."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-        from sglang.srt.utils import MultiprocessingSerializer
 
+        self._answers.clear()
+        message = loader.message(self._update, self._answers.path, *content, trial=trial)
         request = UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=[MultiprocessingSerializer.serialize(content) for _ in range(self._tp_size)],
-            load_format=loader.LOADER,
-            flush_cache=False,
+            serialized_named_tensors=[message] * self._tp_size, load_format=loader.LOADER, flush_cache=False
         )
         _check("bucket", await self._manager.update_weights_from_tensor(request, None))
+        return await self._answers.wait(_ANSWER_TIMEOUT)
 
     async def do_end(self, version: int) -> None:
         """Close the weight update, forget cached keys and values, name the version."""
         from sglang.srt.managers import io_struct
 
-        await self._load(loader.message(self._update))
+        await self._tell()
         _check("end", await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
         await self._settle()
         await self._manager.update_weight_version(
@@ -202,7 +209,7 @@ class _Host:
         if not torch.cuda.is_available():
             return 0
         # Asked of the driver: a context of this process would itself take memory.
-        return sum(torch.cuda.device_memory_used(i) for i in range(min(self._tp_size, torch.cuda.device_count())))
+        return sum(torch.cuda.device_memory_used(i) for i in range(min(self._num_ranks, torch.cuda.device_count())))
 
 
 def _end(meta: dict[str, Any]) -> tuple[str | None, str]:

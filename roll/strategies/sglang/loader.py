@@ -1,11 +1,14 @@
-"""Inside SGLang's scheduler processes: the weight loader that reads buckets of shared memory.
+"""Inside SGLang's scheduler processes: the weight loader that reads buckets of memory that others share.
 
-SGLang imports it there by the path in its argument `custom_weight_loader`.
+SGLang imports it there by the path in its argument `custom_weight_loader`. Its own way for tensors of an accelerator
+(`load_format="flattened_bucket"`) uses the same inter-process handles, but a process that can't open one ends the
+engine before anybody can choose another way.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,27 +16,41 @@ import torch
 from torch import Tensor
 
 from roll.distributed.transports.bucket_layout import Entry
-from roll.strategies.buckets import BucketReader
+from roll.strategies.buckets import BucketReader, open_device, settle
+from roll.strategies.sglang.answers import answer
 
 LOADER = "roll.strategies.sglang.loader.load"
 
 _readers: dict[str, BucketReader] = {}  # of the update that is under way, by its name
 
 
-def message(update: str, path: str = "", entries: Sequence[Entry] = ()) -> list[tuple[str, Tensor]]:
-    """Return what `load` gets for one bucket, in the form that SGLang passes on; without entries the update ends."""
-    text = json.dumps([update, path, list(entries)])
-    return [("bucket", torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))]
+def message(update: str, answers: str, path: str = "", entries: Sequence[Entry] = (), *, trial: bool = False) -> bytes:
+    """Return what `load` gets for one bucket, in the form that SGLang passes on; without entries the update ends.
+
+    `answers`: where `load` says that it is done, or in a `trial` whether it can open the memory.
+    """
+    text = json.dumps([update, answers, path, list(entries), trial])
+    tensor = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    # By value. SGLang's own serializer would send a file descriptor, which only the first pipeline stage could take.
+    return pickle.dumps([("bucket", tensor)])
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Load the tensors of this bucket into the model, from where they lie."""
     ((_, text),) = named_tensors
-    update, path, entries = json.loads(bytes(text.cpu().numpy()))
+    update, answers, path, entries, trial = json.loads(bytes(text.cpu().numpy()))
+    if trial:
+        answer(answers, open_device(path))
+        return
     if update not in _readers:
         _readers.clear()
         _readers[update] = BucketReader()
     if entries:
-        model.load_weights(_readers[update].read(path, entries))
+        device = next(model.parameters()).device
+        tensors = _readers[update].read(path, entries)
+        # A bucket on another rank's device: layers needn't take what is elsewhere.
+        model.load_weights((name, tensor.to(device) if tensor.is_cuda else tensor) for name, tensor in tensors)
+        settle(device)  # copies on the device may still be under way, and the bucket is written again after the answer
     else:
         del _readers[update]
+    answer(answers, yes=True)
