@@ -8,7 +8,7 @@ from functools import cached_property
 from roll.catalog.strategies import is_lockstep
 from roll.catalog.transports import who_sends
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
-from roll.configs.schema.engine_config import EngineConfig, VllmConfig
+from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
@@ -93,8 +93,8 @@ class WeightSync:
 
     @property
     def _opens_device(self) -> bool:
-        """Whether an engine's processes read a bucket on the accelerator: those of vLLM do, if the driver lets them."""
-        return self._on_device and isinstance(self.config.actor_infer.strategy_args.strategy_config, VllmConfig)
+        """Whether an engine's processes read a bucket on the accelerator: they do, if the driver lets them."""
+        return self._on_device and isinstance(self.config.actor_infer.strategy_args.strategy_config, EngineConfig)
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 

@@ -115,9 +115,10 @@ def test_buckets_in_shared_memory_are_on_the_host_and_read_there(tmp_path):
 
 def test_both_ends_of_a_sync_on_one_device_are_there_at_once(tmp_path):
     model = model_folder(tmp_path / "model", LLAMA_7B)
-    for infer, own in (("vllm", 256 * MIB + LARGEST), ("hf_infer", 2 * LARGEST)):
+    served = 256 * MIB + LARGEST
+    for infer, own in (("vllm", served), ("sglang", served), ("hf_infer", 2 * LARGEST)):
         job = rlvr_job(model, slots=1, actor_infer={"strategy_args": {"strategy_name": infer}}, executor="ray")
-        if infer == "hf_infer":
+        if infer != "vllm":
             job["actor_infer"]["strategy_args"].pop("strategy_config")
         plan = plan_of(tmp_path, job, "h100:1")
         # One rank casts a tensor at a time; two buckets are opened by CUDA handles.
