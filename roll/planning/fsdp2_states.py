@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.planning.parameters import BYTES, Parameter
 from roll.planning.states import States, offloaded
+from roll.utils.partition import shard_dim
 
 COUNTER = 4
 """Bytes of the step that torch's AdamW keeps for each of its tensors."""
@@ -27,7 +28,7 @@ def fsdp2_states(
 
     With `muon` the matrices of the decoder layers have its momentum, everything else the moments of AdamW.
 
-    Several ranks shard each tensor by rows. A shard is as long as the longest one, which is where rows don't divide;
+    Several ranks cut each tensor along one dimension. A shard is as long as the longest one, where rows don't divide;
     moments are as long as the rank's own part.
     """
     shards = options.fsdp_size or ranks if ranks > 1 else 1
@@ -46,20 +47,22 @@ def fsdp2_states(
         weights=weights,
         gradients=gradients,
         optimizer=moments + anchor,
-        gathered=_gathered(parameters, computed, options) if ranks > 1 else 0,
+        gathered=_gathered(parameters, computed, options) + _reordered(parameters, computed, shards)
+        if ranks > 1
+        else 0,
     )
     return offloaded(states, weights=True) if options.offload_policy and ranks > 1 else states
 
 
 def _padded(parameter: Parameter, shards: int) -> int:
     """Numbers in every rank's shard."""
-    rows = parameter.shape[0]
+    rows = parameter.shape[shard_dim(parameter.shape, shards)]
     return -(-rows // shards) * (parameter.size // rows)
 
 
 def _own(parameter: Parameter, shards: int, place: int) -> int:
     """Numbers of the shard that aren't padding."""
-    rows = parameter.shape[0]
+    rows = parameter.shape[shard_dim(parameter.shape, shards)]
     most = -(-rows // shards)
     return max(0, min(most, rows - place * most)) * (parameter.size // rows)
 
@@ -74,3 +77,12 @@ def _gathered(parameters: Sequence[Parameter], computed: int, options: Fsdp2Conf
     if not (options.reshard_after_forward and options.shard_between_micro_batches):
         return outside + sum(layers)
     return outside + sum(sorted(layers)[-2:])
+
+
+def _reordered(parameters: Sequence[Parameter], computed: int, shards: int) -> int:
+    """Copies from which the rows of a layer's experts, that come rank by rank, are put in order."""
+    layers: dict[int | None, int] = {}
+    for parameter in parameters:
+        if shard_dim(parameter.shape, shards):
+            layers[parameter.block] = layers.get(parameter.block, 0) + parameter.size * computed
+    return max(layers.values(), default=0)

@@ -34,6 +34,7 @@ from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.memory import return_freed_memory
+from roll.utils.partition import shard_dim
 from roll.utils.pickles import plain_values_only
 
 
@@ -342,6 +343,7 @@ def shard_module(
     """Shard each of these layers of `module` over the ranks of the default group, and then what is left of it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.tensor import Shard
 
     shards = options.fsdp_size or world_size
     if shards == world_size:
@@ -351,6 +353,7 @@ def shard_module(
     how: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": options.reshard_after_forward,
+        "shard_placement_fn": lambda parameter: Shard(shard_dim(parameter.shape, shards)),
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=computed, reduce_dtype=DTYPES[options.reduce_dtype], cast_forward_inputs=False
         ),

@@ -1,4 +1,4 @@
-"""Spread work evenly: k-way partition by cost, and bins of limited capacity. Deterministic, plain Python."""
+"""Spread work evenly: partition by cost, bins of limited capacity, cuts of tensors. Deterministic, plain Python."""
 
 from __future__ import annotations
 
@@ -81,3 +81,12 @@ def pack_first_fit_decreasing(costs: Sequence[float], capacity: float) -> list[l
             bins[place].append(item)
             used[place] += cost
     return sorted((sorted(items) for items in bins), key=lambda items: items[0])
+
+
+def shard_dim(shape: Sequence[int], ranks: int) -> int:
+    """Return the dimension along which `ranks` cut a tensor of this shape.
+
+    It is the first one, but the rows of stacked experts where there are fewer experts than ranks, or where some ranks
+    would get more of them than others. Other dimensions than the first have to be divisible.
+    """
+    return 1 if len(shape) == 3 and shape[0] % ranks and shape[1] % ranks == 0 else 0

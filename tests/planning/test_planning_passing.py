@@ -170,3 +170,13 @@ def test_experts_of_every_token_are_counted_while_a_step_goes_on(tmp_path, keys,
     assert held("actor_train", "sync") == held("actor_train", "start") == 0
     without = plan_of(tmp_path, jobs[False], "h200:8").hosts[0]
     assert "controller" not in {role for use in without.uses for role, _ in use.items}
+
+
+def test_rows_of_experts_are_put_in_order_in_a_copy(tmp_path):
+    model, gathered = model_folder(tmp_path / "model", {**QWEN3_MOE, "num_experts": 2}), {}
+    for ranks in (2, 4):
+        job = sft_job(model, ranks=ranks, length=64, strategy="fsdp2_train", options={})
+        held = sizes(use_of(plan_of(tmp_path, job, "h200:8").devices[0], "actor_train", "score"), "actor_train")
+        gathered[ranks] = held["gathered weights"]
+    # Two ranks have an expert each. Four have rows of both; gate, up and down of a layer are copied, in bf16.
+    assert gathered[4] - gathered[2] == 2 * 3 * 768 * 2048 * 2

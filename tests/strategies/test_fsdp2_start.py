@@ -27,6 +27,8 @@ def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, m
         "biases, stored wider than computed": fsdp_spec(model_of("qwen2"), model=half),
         "experts": fsdp_spec(model_of("qwen3_moe"), worker=packed),
         "experts under other names": fsdp_spec(model_of("mixtral")),
+        "rows of three experts": fsdp_spec(model_of("qwen3_moe", num_experts=3)),
+        "rows of an expert under other names": fsdp_spec(model_of("mixtral", num_local_experts=3), model=half),
         "critic": fsdp_spec(model_of("qwen3"), kind="value"),
         "adapters": fsdp_spec(model_of(), model=lora),
     }
@@ -96,9 +98,14 @@ def lay_out(name: str, shards: int) -> float:
     return time.perf_counter() - started
 
 
-# Experts are shared out whole, so 128 of them balance over at most 128 ranks.
+# 64 ranks have two of the 128 experts each, 512 some rows of all.
 @pytest.mark.parametrize(
-    ("name", "billions", "shards"), [("meta-llama/Llama-3.1-70B", 70.55, 512), ("Qwen/Qwen3-235B-A22B", 235.09, 64)]
+    ("name", "billions", "shards"),
+    [
+        ("meta-llama/Llama-3.1-70B", 70.55, 512),
+        ("Qwen/Qwen3-235B-A22B", 235.09, 64),
+        ("Qwen/Qwen3-235B-A22B", 235.09, 512),
+    ],
 )
 def test_a_large_model_is_laid_out_over_512_ranks_within_minutes(name, billions, shards):
     assert read_architecture(name, {}, "pretrain").count() == pytest.approx(billions * 1e9, rel=1e-4)

@@ -182,6 +182,7 @@ FAMILIES = {
     "qwen2 untied": ("qwen2", {"tie_word_embeddings": False}),
     "qwen3_moe": ("qwen3_moe", {"tie_word_embeddings": False}),
 }
+FEW_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
 
 
 def every(layouts, fully):
@@ -205,6 +206,10 @@ FSDP2 = {
 def test_fsdp2_holds_what_is_planned(ranks, model_of, layout, family):
     (world, options, model), (name, changes) = FSDP2[layout], FAMILIES[family]
     check(ranks, model_of(name, **WIDE, **changes), "fsdp2_train", options, world, model=model)
+
+
+def test_rows_of_fewer_experts_than_ranks_are_planned(ranks, model_of):
+    check(ranks, model_of("qwen3_moe", **WIDE, **FEW_EXPERTS), "fsdp2_train", {}, 4, model=BF16)
 
 
 def zero(stage, **more):

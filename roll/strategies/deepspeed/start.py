@@ -68,14 +68,14 @@ def shard_weights(
 def fill_shares(model: RoleModule, weights: StreamedWeights) -> None:
     """Read this rank's share of what `shard_weights` has cut."""
 
-    def part(tensor: Any) -> tuple[Tensor, int]:
+    def parts(tensor: Any) -> Iterable[tuple[Tensor, int]]:
         if not hasattr(tensor, "ds_id"):
-            return tensor, 0  # a buffer, whole on every rank
+            return [(tensor, 0)]  # a buffer, whole on every rank
         start, size = share_of(tensor)
         tensor.ds_tensor[size:].zero_()
-        return tensor.ds_tensor[:size], start
+        return [(tensor.ds_tensor[:size], start)]
 
-    weights.fill(hf_module(model), part)
+    weights.fill(hf_module(model), parts)
 
 
 @torch.no_grad()

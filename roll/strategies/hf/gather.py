@@ -47,27 +47,25 @@ def sent_types(model: nn.Module, dtype: torch.dtype | None) -> SentTypes:
 
 @dataclass(frozen=True)
 class _Share:
-    """A tensor that is cut along its first dimension over the ranks of `group`, as torch.chunk cuts."""
+    """A tensor that is cut over the ranks of `group`: along its first dimension as torch.chunk cuts, or its second."""
 
     name: str
     local: Tensor
     shape: torch.Size
     dtype: torch.dtype
     group: dist.ProcessGroup
+    dim: int
 
     @property
-    def rows(self) -> int:
-        """Rows of every rank but the last ones, which may have fewer."""
-        return -(-self.shape[0] // dist.get_world_size(self.group))
-
-    @property
-    def row_bytes(self) -> int:
-        return self.shape[1:].numel() * self.dtype.itemsize
+    def part_bytes(self) -> int:
+        """Bytes of every rank's part but those of the last ranks, which may be smaller."""
+        rows = -(-self.shape[self.dim] // dist.get_world_size(self.group))
+        return rows * self.shape.numel() // self.shape[self.dim] * self.dtype.itemsize
 
     @property
     def padded_bytes(self) -> int:
         """What one rank's part takes in a batch."""
-        return -(-self.rows * self.row_bytes // _ALIGN) * _ALIGN
+        return -(-self.part_bytes // _ALIGN) * _ALIGN
 
 
 def gathered(stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
@@ -115,14 +113,14 @@ def _full(tensor: Any) -> Tensor:
 
 
 def _share(name: str, tensor: Any, dtype: torch.dtype) -> _Share | None:
-    """Return this rank's part of a DTensor that is cut by rows in one dimension of its mesh; None of any other."""
+    """Return this rank's part of a DTensor that is cut over one dimension of its mesh; None of any other."""
     if not hasattr(tensor, "full_tensor") or not tensor.dim():
         return None
     cut = [(i, placement) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
-    if len(cut) != 1 or not cut[0][1].is_shard(0):
+    if len(cut) != 1 or not (cut[0][1].is_shard(0) or cut[0][1].is_shard(1)):
         return None
-    local = tensor.detach().to_local()
-    return _Share(name, local, tensor.shape, dtype, tensor.device_mesh.get_group(cut[0][0]))
+    (place, placement), local = cut[0], tensor.detach().to_local()
+    return _Share(name, local, tensor.shape, dtype, tensor.device_mesh.get_group(place), placement.dim)
 
 
 def _begun(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
@@ -147,15 +145,17 @@ def _arrived(batch: Sequence[_Share], work: dist.Work, mine: Tensor, table: Tens
     del mine  # the collective may have read it until here
     start = 0
     for share in batch:
-        yield share.name, _assembled(share, table[:, start : start + share.rows * share.row_bytes])
+        yield share.name, _assembled(share, table[:, start : start + share.part_bytes])
         start += share.padded_bytes
 
 
 def _assembled(share: _Share, parts: Tensor) -> Tensor:
-    """Return a tensor from the rows of every rank, uint8 [ranks, bytes]; the last ranks' may be padding."""
+    """Return a tensor from the parts of every rank, uint8 [ranks, bytes]; those of the last ranks may be padded."""
     whole = torch.empty(share.shape, dtype=share.dtype, device=parts.device)
-    flat, size = whole.view(-1).view(torch.uint8), parts.shape[1]
+    # Where the second dimension is cut, the parts of all ranks follow each other in each of the first.
+    lines = share.shape[0] if share.dim else 1
+    table, size = whole.view(-1).view(torch.uint8).view(lines, -1), parts.shape[1] // lines
     for rank, part in enumerate(parts):
-        place = flat[rank * size : (rank + 1) * size]
-        place.copy_(part[: len(place)])
+        place = table[:, rank * size : (rank + 1) * size]
+        place.copy_(part.view(lines, -1)[:, : place.shape[1]])
     return whole

@@ -15,7 +15,7 @@ import contextlib
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -36,8 +36,9 @@ _SMALL_VOCABULARY = 256
 _SPELT = {torch.bfloat16: "BF16", torch.float16: "F16"}
 _SAMPLED = 1024  # values at the start of each weight that adapters remember their base model by
 
-PartOf: TypeAlias = Callable[[Any], tuple[Tensor, int]]
-"""From a tensor of a sharded module to this rank's part of it, and the number of the part's first element."""
+PartsOf: TypeAlias = Callable[[Any], Iterable[tuple[Tensor, int]]]
+"""From a tensor of a sharded module to what this rank has of it: pieces without gaps, and the number of the first
+element of each in the order of rows."""
 
 
 class StreamedWeights:
@@ -159,10 +160,11 @@ class StreamedWeights:
             if _plain(name) in self._sources:
                 yield name, tensor
 
-    def fill(self, model: nn.Module, part: PartOf | None = None) -> None:
-        """Read this rank's part of every weight of a sharded `model`: of its rows, or what `part` says."""
+    def fill(self, model: nn.Module, parts: PartsOf | None = None) -> None:
+        """Read this rank's part of every weight of a sharded `model`: of a DTensor, or what `parts` says."""
         for name, tensor in self.waiting(model):
-            self.read(name, *(part or _local)(tensor))
+            for part, start in (parts or _local)(tensor):
+                self.read(name, part, start)
         return_freed_memory()
 
     def rounded(self, name: str, dtype: torch.dtype) -> bool:
@@ -184,14 +186,26 @@ class StreamedWeights:
         stop = start + len(flat)
         for first in range(start // width, -(-stop // width), step):
             last = min(first + step, -(-stop // width))
+            begin, end = max(start, first * width), min(stop, last * width)
             if apart:
                 parts = sources[first * apart : (first + 1) * apart]
-                rows = torch.cat([self._files.read(part) for part in parts])
+                numbers = self._numbers(parts, begin - first * width, end - first * width)
             else:
-                rows = self._files.read(sources[0], first, last)
-            begin, end = max(start, first * width), min(stop, last * width)
-            numbers = rows.reshape(-1)[begin - first * width : end - first * width]
+                rows = self._files.read(sources[0], first, last).reshape(-1)
+                numbers = rows[begin - first * width : end - first * width]
             flat[begin - start : end - start].copy_(numbers)
+
+    def _numbers(self, parts: Sequence[str], begin: int, end: int) -> Tensor:
+        """Return some of the numbers of stored matrices that lie one below the other, and read no other rows."""
+        columns = math.prod(self._files.shapes[parts[0]][1:])
+        first, last, found, above = begin // columns, -(-end // columns), [], 0
+        for part in parts:
+            rows = self._files.shapes[part][0]
+            low, high = max(first - above, 0), min(last - above, rows)
+            if low < high:
+                found.append(self._files.read(part, low, high).reshape(-1))
+            above += rows
+        return torch.cat(found)[begin - first * columns : end - first * columns]
 
     def _small_copy(self) -> Any:
         try:
@@ -248,15 +262,21 @@ def _reserve(module: nn.Module) -> None:
                 each._parameters[name] = made[id(parameter)]
 
 
-def _local(tensor: Any) -> tuple[Tensor, int]:
-    """Return this rank's rows of a perhaps sharded tensor, and the number of its first one in the order of rows."""
+def _local(tensor: Any) -> Iterator[tuple[Tensor, int]]:
+    """Yield what this rank has of a perhaps sharded tensor; see `PartsOf`."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if not hasattr(tensor, "full_tensor"):
-        return tensor.detach(), 0
+        yield tensor.detach(), 0
+        return
     local: Tensor = tensor.detach().to_local()
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return local, offset[0] * math.prod(tensor.shape[1:]) if offset else 0
+    if not any(offset[1:]) and local.shape[1:] == tensor.shape[1:]:
+        yield local, offset[0] * math.prod(tensor.shape[1:]) if offset else 0
+        return
+    # Some rows of each expert.
+    expert, row = math.prod(tensor.shape[1:]), math.prod(tensor.shape[2:])
+    yield from ((rows, number * expert + offset[1] * row) for number, rows in enumerate(local))
 
 
 def _plain(name: str) -> str:
