@@ -45,11 +45,14 @@ def cut(completions: list[Completion]) -> Rollouts:
     """The training rows of one turn for each response."""
     turns = [
         Turn(
-            prompt_ids=PROMPT, response_ids=each.token_ids, logprobs=each.logprobs, versions=each.versions,
+            prompt_ids=PROMPT,
+            response_ids=each.array("token_ids"),
+            logprobs=each.array("logprobs"),
+            versions=each.array("versions"),
             finish_reason=each.finish_reason,
         )
         for each in completions
-    ]  # fmt: skip
+    ]
     members = [Trajectory(task_id="task", member=i, turns=(turn,), reward=0.0) for i, turn in enumerate(turns)]
     return assemble([Group(task=TASK, trajectories=tuple(members))])
 

@@ -169,7 +169,7 @@ class EpisodeSession(Session):
             if error.status == "truncated":
                 raise _ContextFull(400, str(error), "messages", code="context_length_exceeded") from None
             raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
-        self.sampled_tokens += len(completion.token_ids)
+        self.sampled_tokens += completion.num_tokens
         choice = self._reading.choice(call, completion)
         number = self._episode.number_of(completion)
         self._graph.grow(place, completion.token_ids, choice.message, number=number)

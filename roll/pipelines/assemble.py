@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import torch
@@ -75,7 +74,7 @@ def _rows_of(trajectory: Trajectory, place: int) -> list[_Row]:
     for k, branch in enumerate(branches):
         own, context = range(first, branch[-1] + 1), tuple(position for position in branch if position < first)
         first = own.stop
-        if any(trajectory.turns[position].response_ids for position in own):
+        if any(trajectory.turns[position].num_response_tokens for position in own):
             name = trajectory.id if len(branches) == 1 else f"{trajectory.id}/{k}"
             rows.append(_Row(name, place, own, context))
     return rows
@@ -108,7 +107,7 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
         shown = [(played[k], False) for k in row.context] + [(played[k], True) for k in row.turns]
         turns += shown
         plays.append([turn for turn, _ in shown])
-        offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn, _ in shown))
+        offsets.append(offsets[-1] + sum(turn.num_tokens for turn, _ in shown))
 
     routed = routed_rows(plays)
     batch = TokenBatch(
@@ -116,7 +115,7 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
         group_ids=tuple(members[row.place].task.id for row in rows),
         unit_ids=tuple(members[row.place].unit for row in rows),
         offsets=torch.tensor(offsets),
-        **_token_columns(turns, offsets[-1]),
+        **token_columns(turns, offsets[-1]),
         routed_experts=None if routed is None else torch.from_numpy(routed),
     )
     return Rollouts(
@@ -129,23 +128,24 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
     )
 
 
-def _token_columns(turns: Sequence[tuple[Turn, bool]], num_tokens: int) -> dict[str, Tensor]:
+def token_columns(turns: Sequence[tuple[Turn, bool]], num_tokens: int) -> dict[str, Tensor]:
     """Return the columns [N] of turns one after another, each with whether its row trains it.
 
     Copied by turns, never by tokens: a step has millions of them.
     """
-    ids = chain.from_iterable(part for turn, _ in turns for part in (turn.prompt_ids, turn.response_ids))
-    token_ids = np.fromiter(ids, np.int64, num_tokens)
+    token_ids = np.zeros(num_tokens, np.int64)
     acting = np.zeros(num_tokens, np.bool_)
     logprobs = np.zeros(num_tokens, np.float32)
     versions = np.full(num_tokens, -1, np.int64)
     end = 0
     for turn, trains in turns:
-        first = end + len(turn.prompt_ids) + turn.num_fire_tokens
-        end += len(turn.prompt_ids) + len(turn.response_ids)
+        start, fire = end + len(turn.prompt_ids), turn.num_fire_tokens
+        token_ids[end:start] = turn.prompt_ids
+        end += turn.num_tokens
+        token_ids[start:end] = turn.array("response_ids")
         if trains:
-            acting[first:end] = True
-            logprobs[first:end] = turn.logprobs[turn.num_fire_tokens :]
-            versions[first:end] = turn.versions[turn.num_fire_tokens :]
+            acting[start + fire : end] = True
+            logprobs[start + fire : end] = turn.array("logprobs")[fire:]
+            versions[start + fire : end] = turn.array("versions")[fire:]
     columns = {"token_ids": token_ids, "action_mask": acting, "sampling_logprobs": logprobs, "versions": versions}
     return {name: torch.from_numpy(column) for name, column in columns.items()}

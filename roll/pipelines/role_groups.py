@@ -47,7 +47,7 @@ def _of_role(trajectory: Trajectory, role: str, task_id: str, reward: float) -> 
         follows = before is None or before == len(turns) - 1
         prompt, after = (*context, *turn.prompt_ids), None if follows else before
         routed = with_unrouted(turn.routed_experts, len(context))
-        turns.append(replace(turn, prompt_ids=prompt, resets_context=resets, after=after, routed_experts=routed))
+        turns.append(turn.replace(prompt_ids=prompt, resets_context=resets, after=after, routed_experts=routed))
         place.append(len(turns) - 1)
         heard.append(())
     return replace(trajectory, task_id=task_id, turns=tuple(turns), reward=reward, role_rewards={role: reward})

@@ -18,7 +18,7 @@ def rollout_metrics(rollouts: Rollouts) -> Metrics:
     metrics, trajectories = Metrics(), rollouts.trajectories
     rewards = [t.reward for t in trajectories]
     # An episode of several turns has as many responses, each with a limit of its own.
-    lengths = [len(turn.response_ids) for t in trajectories for turn in t.turns]
+    lengths = [turn.num_response_tokens for t in trajectories for turn in t.turns]
     prompts = [t.num_tokens - t.num_response_tokens for t in trajectories]
     metrics.update(
         {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from roll.pipelines.assemble import Rollouts
+from roll.pipelines.assemble import Rollouts, token_columns
 from roll.tools.parsing.parse import detect_parser, parse_calls, split_thinking
 from roll.tracking.rollouts import TOKEN_COLUMNS
 from roll.types.batch import TokenBatch, TokenOutputs
@@ -125,24 +125,9 @@ def group_rows(groups: Iterable[Group], texts: Texts) -> list[dict[str, Any]]:
 
 def _played_columns(trajectory: Trajectory, branch: Sequence[int], first: int) -> dict[str, Any]:
     """Return the token columns that playing alone gives; turns before `first` are another row's."""
-    ids: list[int] = []
-    mask: list[bool] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    for position in branch:
-        turn = trajectory.turns[position]
-        left = turn.num_fire_tokens if position >= first else len(turn.response_ids)
-        given = len(turn.prompt_ids) + left
-        ids += [*turn.prompt_ids, *turn.response_ids]
-        mask += [False] * given + [True] * (len(turn.response_ids) - left)
-        logprobs += [0.0] * given + [*turn.logprobs[left:]]
-        versions += [-1] * given + [*turn.versions[left:]]
-    return {
-        "token_ids": np.array(ids, dtype=np.int64),
-        "action_mask": np.array(mask, dtype=bool),
-        "sampling_logprobs": np.array(logprobs, dtype=np.float32),
-        "versions": np.array(versions, dtype=np.int64),
-    }
+    shown = [(trajectory.turns[position], position >= first) for position in branch]
+    columns = token_columns(shown, sum(turn.num_tokens for turn, _ in shown))
+    return {name: column.numpy() for name, column in columns.items()}
 
 
 def _row(
@@ -197,7 +182,7 @@ def _turns(trajectory: Trajectory, branch: Sequence[int], own: int, texts: Texts
                 "shared": position < own,
                 "start": start,
                 "prompt_tokens": len(turn.prompt_ids),
-                "response_tokens": len(turn.response_ids),
+                "response_tokens": turn.num_response_tokens,
                 "prompt": texts.decode(turn.prompt_ids),
                 "response": response,
                 "observation": turn.observation,
@@ -211,7 +196,7 @@ def _turns(trajectory: Trajectory, branch: Sequence[int], own: int, texts: Texts
                 "tool_calls": texts.tool_calls(response),
             }
         )
-        start += len(turn.prompt_ids) + len(turn.response_ids)
+        start += turn.num_tokens
     return found
 
 

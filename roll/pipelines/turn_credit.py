@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
@@ -106,7 +106,7 @@ def turn_inputs(
     rewards *= factor.double().repeat_interleave(lengths)
     for row, each in enumerate(played):
         rewards[offsets[row] + torch.tensor(each.ends)] += extra[row].double()
-    numbers = [n for each in played for n, turn in enumerate(each.turns) for _ in turn.response_ids]
+    numbers = [n for each in played for n, turn in enumerate(each.turns) for _ in range(turn.num_response_tokens)]
     assert len(numbers) == int(action_mask.sum()), "rows and turns of a trajectory have the same action tokens"
     index = torch.full(action_mask.shape, -1, dtype=torch.int64)
     index[action_mask] = torch.tensor(numbers, dtype=torch.int64)
@@ -131,7 +131,7 @@ def token_branches(rollouts: Rollouts, action_mask: Tensor) -> Branches | None:
     walks = []
     for row, each in enumerate(played):
         places = action_mask[row].nonzero()[:, 0].tolist()
-        ends = list(accumulate(len(turn.response_ids) - turn.num_fire_tokens for turn in each.turns))
+        ends = list(accumulate(turn.num_response_tokens - turn.num_fire_tokens for turn in each.turns))
         assert ends[-1] == len(places), "rows and turns of a trajectory have the same action tokens"
         of_turn = [places[start:end] for start, end in pairwise([0, *ends])]
         walks.append([[place for turn in walk for place in of_turn[turn]] for walk in each.walks])
@@ -158,10 +158,10 @@ class _PlayedTurns:
         carried = 0.0
         for turn, parent in zip(trajectory.turns, trajectory.parents, strict=True):
             before = None if parent is None else place[parent]
-            if turn.response_ids:
+            if turn.num_response_tokens:
                 parents.append(before)
                 place.append(len(turns))
-                turns.append(replace(turn, reward=turn.reward + carried))
+                turns.append(turn.replace(reward=turn.reward + carried))
                 carried = 0.0
                 continue
             place.append(before)
@@ -169,7 +169,7 @@ class _PlayedTurns:
                 carried += turn.reward
             else:  # a context that begins without a token still follows what was played before it
                 paid = len(turns) - 1 if before is None else before
-                turns[paid] = replace(turns[paid], reward=turns[paid].reward + turn.reward)
+                turns[paid] = turns[paid].replace(reward=turns[paid].reward + turn.reward)
         assert turns, f"trajectory {trajectory.id} is trained without a token"
         continued = [parent for parent in parents if parent is not None]
         if len(set(continued)) == len(continued):
@@ -188,7 +188,7 @@ class _PlayedTurns:
             return self.turns
         paid = list(self.turns)
         for end in self.ends:
-            paid[end] = replace(paid[end], reward=paid[end].reward + beyond)
+            paid[end] = paid[end].replace(reward=paid[end].reward + beyond)
         return paid
 
 

@@ -248,8 +248,9 @@ class AsyncRolloutScheduler:
         outcome = group.outcome()
         self._starter.stop_soon(outcome.running)
         if self._group_filter.accept(outcome, self._metrics):
-            versions = [min(turn.versions) for t in outcome.group.survivors for turn in t.turns if turn.versions]
-            self._add_ready(ReadyGroup(group.position, outcome.group, min(versions, default=group.version)))
+            columns = [turn.array("versions") for t in outcome.group.survivors for turn in t.turns]
+            oldest = min((int(versions.min()) for versions in columns if len(versions)), default=group.version)
+            self._add_ready(ReadyGroup(group.position, outcome.group, oldest))
         self._note()
         self._fill()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from roll.rollout.async_scheduler import ReadyGroup
 from roll.types.episode import Group, Task, Trajectory, Turn
+
+_COLUMNS = ("response_ids", "logprobs", "versions")
 
 
 def save_groups(path: Path, groups: Iterable[ReadyGroup]) -> None:
@@ -50,11 +52,15 @@ def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
-    row = asdict(trajectory)
-    for turn in row["turns"]:
-        found = turn["routed_experts"]
-        if found is not None:
-            turn["routed_experts"] = {"shape": found.shape, "numbers": found.tobytes()}
+    row = {field.name: getattr(trajectory, field.name) for field in fields(trajectory)}
+    return {**row, "turns": [_turn(turn) for turn in trajectory.turns]}
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    row = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in _COLUMNS}
+    row |= {name: turn.array(name) for name in _COLUMNS}
+    if turn.routed_experts is not None:
+        row["routed_experts"] = {"shape": turn.routed_experts.shape, "numbers": turn.routed_experts.tobytes()}
     return row
 
 

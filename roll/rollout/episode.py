@@ -176,9 +176,9 @@ class Episode:
             self._under_way -= 1
         turn = Turn(
             prompt_ids=prompt,
-            response_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            versions=completion.versions,
+            response_ids=completion.array("token_ids"),
+            logprobs=completion.array("logprobs"),
+            versions=completion.array("versions"),
             finish_reason=completion.finish_reason,
             resets_context=reset_context,
             role=role,
@@ -236,7 +236,7 @@ class Episode:
         self._truncated, self._answer = result.truncated, result.answer
         self._explanations += [result.explanation] if result.explanation else []
         if number is not None:
-            self._turns.update(number, replace(self._turns[number], observation=shown))
+            self._turns.update(number, self._turns[number].replace(observation=shown))
             self.pay(number, result.reward, result.metrics)
             add_up(self._parts, result.reward_parts)
             self._unanswered, self.scored = None, True
@@ -244,12 +244,12 @@ class Episode:
 
     def answered(self, turn: int, observation: str) -> None:
         """Note what answered a response other than the environment, by the number of its turn."""
-        self._turns.update(turn, replace(self._turns[turn], observation=observation))
+        self._turns.update(turn, self._turns[turn].replace(observation=observation))
 
     def pay(self, turn: int, reward: float, metrics: Mapping[str, float]) -> None:
         """Add to a turn's reward, and to what is known of it, by its number."""
         paid = self._turns[turn]
-        self._turns.update(turn, replace(paid, reward=paid.reward + reward, metrics={**paid.metrics, **metrics}))
+        self._turns.update(turn, paid.replace(reward=paid.reward + reward, metrics={**paid.metrics, **metrics}))
 
     def add_part(self, name: str, value: float) -> None:
         """Add to a named part of the reward, for logging."""
@@ -323,7 +323,7 @@ class Episode:
         """Return what was played."""
         turns = self._turns.stored()
         if self._success is not None and turns:
-            last = replace(turns[-1], metrics={**turns[-1].metrics, "success": self._success})
+            last = turns[-1].replace(metrics={**turns[-1].metrics, "success": self._success})
             turns = (*turns[:-1], last)
         return Trajectory(
             task_id=self.task.id,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from roll.rollout.engine_driver import EngineDriver
 from roll.strategies.base import Completion, Request
 from roll.utils import spans
@@ -14,10 +16,10 @@ async def sampled(engines: EngineDriver, episode: str, request: Request, *, firs
     """Return a response, and how many of its tokens were drawn by the rule of the first token: of an episode's first
     response at most one, of others none. Says of the open span what came, without its text."""
     completion, count = await _sampled(engines, episode, request, first=first)
-    versions = completion.versions or (-1,)
+    versions = set(completion.array("versions").tolist()) or {-1}
     spans.annotate(
         request=completion.id,
-        tokens=len(completion.token_ids),
+        tokens=completion.num_tokens,
         finish_reason=completion.finish_reason,
         weight_version_first=min(versions),
         weight_version_last=max(versions),
@@ -36,15 +38,11 @@ async def _sampled(engines: EngineDriver, episode: str, request: Request, *, fir
     seed = stable_hash(request.seed, "fire", bits=128)
     first_token = await engines.generate(episode, replace(request, id=f"{request.id}/first", params=hot, seed=seed))
     if first_token.finish_reason != "length" or params.max_new_tokens == 1:
-        return replace(first_token, id=request.id), len(first_token.token_ids)
+        return first_token.replace(id=request.id), first_token.num_tokens
     context = (*request.prompt_ids, *first_token.token_ids)
     params = replace(params, max_new_tokens=params.max_new_tokens - 1)
     rest = await engines.generate(episode, replace(request, prompt_ids=context, params=params))
-    whole = replace(
-        rest,
-        token_ids=(*first_token.token_ids, *rest.token_ids),
-        logprobs=(*first_token.logprobs, *rest.logprobs),
-        versions=(*first_token.versions, *rest.versions),
-        steps=first_token.steps + rest.steps,
-    )
-    return whole, len(first_token.token_ids)
+    names = ("token_ids", "logprobs", "versions")
+    columns = {name: np.concatenate([first_token.array(name), rest.array(name)]) for name in names}
+    whole = rest.replace(**columns, steps=first_token.steps + rest.steps)
+    return whole, first_token.num_tokens

@@ -15,7 +15,7 @@ def routed_before(completion: Completion, prompt_tokens: int) -> np.ndarray | No
     found = completion.routed_experts
     if found is None:
         return None
-    size = prompt_tokens + len(completion.token_ids)
+    size = prompt_tokens + completion.num_tokens
     if size == len(found):  # a context begins: before its first token there is none
         return np.concatenate([np.full_like(found[:1], -1), found[:-1]])
     return found[len(found) - size - 1 : -1].copy()  # what came before it belongs to other turns
@@ -39,13 +39,13 @@ def routed_rows(rows: Sequence[Sequence[Turn]]) -> np.ndarray | None:
     if len(sizes) > 1:
         raise ValueError(f"turns name the experts of different models, [layers, experts per token] {sorted(sizes)}")
     (size,) = sizes
-    lengths = [sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in row) for row in rows]
+    lengths = [sum(turn.num_tokens for turn in row) for row in rows]
     found = np.full((sum(lengths), *size), -1, np.int16)
     start = 0
     for row, length in zip(rows, lengths, strict=True):
         at = start - 1  # a turn tells of the tokens before its own
         for turn in row:
-            tokens = len(turn.prompt_ids) + len(turn.response_ids)
+            tokens = turn.num_tokens
             if turn.routed_experts is not None:
                 skipped = max(0, start - at)
                 found[at + skipped : at + tokens] = turn.routed_experts[skipped:]

@@ -10,7 +10,6 @@ Several may be asked for at once. A turn is part of the tree when its response i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 
 from roll.types.episode import Turn
@@ -73,8 +72,7 @@ class TurnTree:
             place[number] = position
             follows = place[parent] == position - 1
             stored.append(
-                replace(
-                    turn,
+                turn.replace(
                     resets_context=(parent is None and position > 0) or turn.resets_context,
                     after=None if follows or parent is None else place[parent],
                 )

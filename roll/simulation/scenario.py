@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.episode import EpisodePlayer
@@ -236,7 +238,7 @@ class Simulation:
                 self._waste(trajectory for trajectory in group.trajectories if not trajectory.trainable)
             for trajectory in group.survivors:
                 for turn in trajectory.turns:
-                    for version, tokens in _runs(turn.versions):
+                    for version, tokens in _runs(turn.array("versions")):
                         outcome.staleness[step - 1 - version] += tokens
 
     def _end_of_step(self) -> None:
@@ -258,8 +260,8 @@ def simulate(scenario: Scenario) -> Outcome:
     return Simulation(scenario).run()
 
 
-def _runs(versions: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def _runs(versions: np.ndarray) -> Iterator[tuple[int, int]]:
     """Return (version, tokens); versions never fall within a turn, so equal ends mean one run."""
-    if versions and versions[0] == versions[-1]:
-        return iter([(versions[0], len(versions))])
-    return ((version, sum(1 for _ in run)) for version, run in itertools.groupby(versions))
+    if len(versions) and versions[0] == versions[-1]:
+        return iter([(int(versions[0]), len(versions))])
+    return ((version, sum(1 for _ in run)) for version, run in itertools.groupby(versions.tolist()))

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+
+import numpy as np
 
 from roll.simulation.engine_model import EngineModel, EngineUse, Lengths
 from roll.strategies.base import Completion, EngineDied, Request
@@ -120,7 +121,7 @@ class _SimulatedEngine:
 
     def die(self) -> None:
         self.use.thrown_away += sum(self._sampled(entry) for entry in self.running.values())
-        self.use.thrown_away += sum(len(completion.token_ids) for completion in self.finished)
+        self.use.thrown_away += sum(completion.num_tokens for completion in self.finished)
         self.dead = True
         for state in (self.running, self.waiting, self.submitted, self.finished, self.ends, self.cached):
             state.clear()
@@ -189,25 +190,25 @@ class _SimulatedEngine:
         self.use.tokens += tokens
         return Completion(
             id=entry.request.id,
-            token_ids=_repeat(TOKEN, tokens),
-            logprobs=_repeat(-1.0, tokens),
+            token_ids=_repeat("q", TOKEN, tokens),
+            logprobs=_repeat("d", -1.0, tokens),
             versions=self._versions(entry.start, tokens),
             finish_reason=reason,  # type: ignore[arg-type]
             steps=tokens,
         )
 
-    def _versions(self, start: float, tokens: int) -> tuple[int, ...]:
+    def _versions(self, start: float, tokens: int) -> np.ndarray:
         """Return each token's version: that of the weights in use when its step ended."""
         first = bisect.bisect_right(self.updates, start + _EPSILON, key=lambda update: update[0])
         if first == len(self.updates):
-            return _repeat(self.updates[-1][1], tokens)
+            return _repeat("q", self.updates[-1][1], tokens)
         versions: tuple[int, ...] = ()
         version = self.updates[first - 1][1]
         for steps, next_version in self.updates[first:]:
             before = min(tokens, int(steps - start + _EPSILON)) - len(versions)
             versions += (version,) * before
             version = next_version
-        return versions + (version,) * (tokens - len(versions))
+        return np.array(versions + (version,) * (tokens - len(versions)), np.int64)
 
 
 class SimulatedRanks:
@@ -349,6 +350,6 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 @lru_cache(maxsize=16_384)
-def _repeat(value: float, count: int) -> tuple[Any, ...]:
-    """Return a shared tuple, so that a hundred thousand responses don't each hold their tokens."""
-    return (value,) * count
+def _repeat(typecode: str, value: float, count: int) -> np.ndarray:
+    """Return a shared column, so that a hundred thousand responses don't each hold their tokens."""
+    return np.frombuffer(np.full(count, value, typecode).tobytes(), typecode)

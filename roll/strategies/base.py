@@ -22,6 +22,7 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
+from roll.types.columns import Column, PackedColumns
 from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
 
@@ -214,20 +215,25 @@ class Request:
     along with others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+@dataclass(frozen=True, kw_only=True)
+class Completion(PackedColumns):
     """A finished (or aborted) response; an abort keeps what was sampled so far."""
 
     id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: Column[int] = Column("q")
+    logprobs: Column[float] = Column("d")
     """Log-prob of each token under the distribution it was drawn from (temperature, penalty, top-k, top-p applied)."""
-    versions: tuple[int, ...]
+    versions: Column[int] = Column("q")
     finish_reason: FinishReason
     steps: int = 0
     """Decode steps this request was running: the deterministic clock of `lockstep` engines."""
     routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
     """int16 [prompt + response tokens, L, K], as in `TokenBatch.routed_experts`; None: the engine wasn't asked."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the response."""
+        return self.size("token_ids")
 
 
 EnginePart = Literal["weights", "kv_cache"]

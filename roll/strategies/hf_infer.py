@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -72,7 +71,7 @@ class _Sequence(Response):
         return (*self.request.prompt_ids, *self.tokens)
 
     def completion(self, reason: FinishReason) -> Completion:
-        return replace(super().completion(reason), steps=self.steps)
+        return super().completion(reason).replace(steps=self.steps)
 
 
 class HfInfer(InferEngine):

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from roll.types.columns import Column, PackedColumns
+
 FinishReason = Literal["stop", "length", "abort"]
 Status = Literal["ok", "truncated", "filtered", "env_error", "reward_error", "timeout", "aborted"]
 """`filtered`: nothing went wrong, but the configuration says not to train on it (`response_filter_config`)."""
@@ -43,16 +45,16 @@ class Task:
     domain: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+@dataclass(frozen=True, kw_only=True)
+class Turn(PackedColumns):
     """One exchange: the tokens added to the context, then the tokens the policy chose."""
 
     prompt_ids: tuple[int, ...]
     """Tokens added before this response: the environment's reply, or a whole prompt where a context begins."""
-    response_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    response_ids: Column[int] = Column("q")
+    logprobs: Column[float] = Column("d")
     """Log-probability under which each response token was sampled (temperature applied)."""
-    versions: tuple[int, ...]
+    versions: Column[int] = Column("q")
     """Weight version that produced each response token."""
     finish_reason: FinishReason
     observation: str = ""
@@ -76,16 +78,27 @@ class Turn:
     token is read with the next turn. -1 where nobody has told. None: the engine wasn't asked."""
 
     def __post_init__(self) -> None:
-        if not len(self.response_ids) == len(self.logprobs) == len(self.versions):
+        sizes = [self.size(name) for name in ("response_ids", "logprobs", "versions")]
+        if not sizes[0] == sizes[1] == sizes[2]:
             raise ValueError(
-                f"a turn needs one log-prob and one version per response token, got {len(self.response_ids)} tokens, "
-                f"{len(self.logprobs)} log-probs, {len(self.versions)} versions"
+                f"a turn needs one log-prob and one version per response token, got {sizes[0]} tokens, "
+                f"{sizes[1]} log-probs, {sizes[2]} versions"
             )
-        told, tokens = self.routed_experts, len(self.prompt_ids) + len(self.response_ids)
+        told, tokens = self.routed_experts, self.num_tokens
         if told is not None and len(told) != tokens:
             raise ValueError(f"a turn of {tokens} tokens needs as many rows of routed experts, got {len(told)}")
         if self.resets_context and self.after is not None:
             raise ValueError(f"a turn that resets the context continues none, got after={self.after}")
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens the policy chose."""
+        return self.size("response_ids")
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens."""
+        return len(self.prompt_ids) + self.num_response_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +185,12 @@ class Trajectory:
     @property
     def num_tokens(self) -> int:
         """Prompt and response tokens; a turn that branches share counts once."""
-        return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in self.turns)
+        return sum(turn.num_tokens for turn in self.turns)
 
     @property
     def num_response_tokens(self) -> int:
         """Tokens the policy chose."""
-        return sum(len(turn.response_ids) for turn in self.turns)
+        return sum(turn.num_response_tokens for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

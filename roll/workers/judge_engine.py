@@ -217,7 +217,7 @@ class EngineJudge:
 
     def _verdict(self, request: Request, completion: Completion) -> Verdict:
         text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        return Verdict(text, len(request.prompt_ids), len(completion.token_ids))
+        return Verdict(text, len(request.prompt_ids), completion.num_tokens)
 
 
 def _end(future: Future[Verdict], verdict: Verdict | None = None, error: Exception | None = None) -> None:

@@ -150,6 +150,17 @@ def test_columns_have_the_types_of_a_batch_and_the_values_of_their_turns():
     torch.testing.assert_close(batch.sampling_logprobs, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=0)
 
 
+def test_columns_become_rows_without_a_number_of_python(monkeypatch):
+    # Each costs some 30 bytes and 0.1 us, and a step has millions.
+    played = group((turn([1, 2], [3, 4]), turn([5], [6])), (turn([1], [7, 8]),))
+    monkeypatch.setattr("roll.types.columns.struct", None)  # a column that is read as a tuple fails
+    batch = assemble([played]).batch
+    assert batch.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 1, 7, 8]
+    assert rollout_metrics(assemble([played])).result()["response/length_mean"] == 5 / 3
+    with pytest.raises(AttributeError):
+        assert played.trajectories[0].turns[0].response_ids
+
+
 def test_a_batch_of_nothing_has_empty_columns():
     batch = assemble([]).batch
     assert [len(batch), len(batch.token_ids), len(batch.sampling_logprobs)] == [0, 0, 0]

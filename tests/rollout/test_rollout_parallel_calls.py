@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
 import pytest
 from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant, make_plan, make_tasks
 
@@ -96,6 +97,29 @@ def test_turns_are_stored_depth_first_whoever_answered_first(engines):
     assert trajectory.branches == ((0, 1, 2), (0, 3), (0, 4), (5,))
     assert (trajectory.reward, dict(trajectory.reward_parts), trajectory.answer) == (2.5, {"won": 2.0}, "42")
     assert trajectory.counts == {"agent/calls": 6.0}
+
+
+class Keeping:
+    """One turn, which is read, answered and paid."""
+
+    def __init__(self):
+        self.completions = []
+
+    async def play(self, episode):
+        self.completions.append(await episode.generate((1, 10)))
+        await episode.step_env(episode.text(self.completions[0]))
+        episode.answered(0, "well done")
+        episode.finish(1.0, success=1.0)
+
+
+def test_a_turn_has_the_columns_of_its_response_and_no_copies(engines):
+    keeping = Keeping()
+    (trajectory,) = played(engines, keeping)
+    (turn,), (completion,) = trajectory.turns, keeping.completions
+    assert (turn.reward, turn.observation, dict(turn.metrics)) == (2.0, "well done", {"success": 1.0})
+    assert turn.response_ids == completion.token_ids == (2, 100) and turn.logprobs == (-1.0, -2.0)
+    for mine, theirs in (("response_ids", "token_ids"), ("logprobs", "logprobs"), ("versions", "versions")):
+        assert np.shares_memory(turn.array(mine), completion.array(theirs))
 
 
 class Disconnects:
