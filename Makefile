@@ -24,8 +24,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 	&& echo "$$p" && break; done)
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
-# Processes that share the tests; each computes with one thread.
-TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ "$$n" -gt 8 ] && n=8; echo "$$n")
+# Processes that share the tests; each computes with one thread, and they often wait: one more than there are cores.
+TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ "$$n" -gt 7 ] && n=7; echo "$$((n + 1))")
 # Seconds for one tier; one test has its own limit in pyproject.toml.
 TEST_LIMIT ?= 3000
 EVIDENCE ?=
