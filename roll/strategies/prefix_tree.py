@@ -18,7 +18,7 @@ from torch import Tensor
 
 from roll.types.batch import TokenBatch
 
-MAX_TREE_SHARE = 0.8
+MAX_TREE_SHARE = 0.85
 """Rows are laid out as a tree if it has at most this share of their tokens: attention over it takes more calls."""
 
 LONGEST_BRANCH = 512
