@@ -398,7 +398,7 @@ class ForwardConfig(WorkerConfig):
     """Compute tokens that rows have in common at their beginnings once for all of them, forward and backward: the
     prompt of a group's responses, the earlier turns of an agent's rows. Rows are compared by their token ids; numbers
     stay those of rows by themselves. Such rows then come into one pass, and as many of them as compute no more tokens
-    than the pass's limit allows for rows that share nothing. null: where the model can and at least a fifth
+    than the pass's limit allows for rows that share nothing. null: where the model can and at least 15 %
     of the tokens is shared; on accelerators only with `use_sequence_packing`. true: refused where it can't act."""
 
 
