@@ -87,6 +87,10 @@ class Trainer(Worker):
         return self.way == SHARES
 
     @dispatch(Dispatch.ONE_TO_ALL)
+    def gathers_on_host(self) -> bool:
+        return False
+
+    @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:
         return self.copy.name
 

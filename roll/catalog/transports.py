@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.catalog.entries import Entry
@@ -31,19 +31,30 @@ MOST_SENDERS = 8
 
 
 def who_sends(
-    transport: str, trainer: Sequence[tuple[int, ...]], engines: Sequence[tuple[int, ...]], *, on_accelerator: bool
+    transport: str,
+    trainer: Mapping[int, tuple[int, ...]],
+    engines: Sequence[tuple[int, ...]],
+    *,
+    on_accelerator: bool,
+    most: int = MOST_SENDERS,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks of the trainer that share the work, and for each engine the one that sends it everything.
+    """Return `senders` and `sources` of a route (roll/distributed/transports).
 
-    `trainer` and `engines`: the slots of the ranks that have whole tensors, and of all engines. On accelerators that
-    both ends share, each rank sends to the engines that begin on its own. Elsewhere the second answer is empty, and
-    ranks copy a part of the weights to the host each, by links of their own. Other transports than `shared_memory` have
-    one sender.
+    On accelerators that both ends share, each rank of the trainer is the source of the engines that begin on its own.
+    Elsewhere there are no sources: senders copy a part of the weights to the host each, by links of their own. Other
+    transports than `shared_memory` have one sender.
+
+    Args:
+        transport: its name.
+        trainer: rank -> its slots, of the ranks on the machine of rank 0 that have whole tensors; begins with rank 0.
+        engines: slots of all engines.
+        on_accelerator: whether the trainer's whole tensors are on accelerators.
+        most: how many ranks may share the work.
     """
     if transport != "shared_memory":
         return (0,), ()
-    owners = {slots[0]: rank for rank, slots in enumerate(trainer) if len(slots) == 1}
+    owners = {slots[0]: rank for rank, slots in trainer.items() if len(slots) == 1}
     sources = tuple(owners[slots[0]] for slots in engines if slots[0] in owners)
     if on_accelerator and len(sources) == len(engines):
         return (0,), sources
-    return tuple(range(0, len(trainer), -(-len(trainer) // MOST_SENDERS))), ()
+    return tuple(trainer)[:: -(-len(trainer) // most)], ()

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.catalog.strategies import is_lockstep
-from roll.catalog.transports import who_sends
+from roll.catalog.transports import MOST_SENDERS, who_sends
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
@@ -217,13 +217,15 @@ class WeightSync:
         homes = [self._trainer.call_rank(0, Worker.ping), *self._engines.call(Worker.ping)]
         bucket_bytes = config.model_update_buffer_size_mb * 2**20
         # What the workers' machine has; this process may run on another one, without accelerators and with less memory.
-        fits = self._trainer.call_rank(0, Worker.free_shared_memory) > 2 * bucket_bytes
+        free = self._trainer.call_rank(0, Worker.free_shared_memory)
+        fits = free > 2 * bucket_bytes
         transport = choose_transport(config.weight_transport, homes, keeps=self._keeps, fits=fits)
         if transport == "broadcast" and self._trainer.call_rank(0, Worker.device) != "cpu":
             self._check_separate()
         if transport in STREAMING:
             self._rendezvous = RendezvousStore(_address(homes))
-        senders, sources = self._senders(transport)
+        # All senders together may take half of what is free.
+        senders, sources = self._senders(transport, most=min(MOST_SENDERS, free // (4 * bucket_bytes)))
         logger.info("weights travel by %s from %d rank(s)", transport, len(set(sources) or senders))
         return Route(
             transport=transport,
@@ -240,13 +242,18 @@ class WeightSync:
             keep=self._keeps,
         )
 
-    def _senders(self, transport: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _senders(self, transport: str, *, most: int = MOST_SENDERS) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return `senders` and `sources` of a route."""
+        if transport != "shared_memory":
+            return (0,), ()
         trainer, engines = self._trainer.placement.ranks, self._engines.placement.ranks
+        homes = self._trainer.call(Worker.ping)
+        near = {rank: trainer[rank] for rank, home in enumerate(homes) if home.machine == homes[0].machine}
         if not self._trainer.call_rank(0, TrainWorker.sends_from_every_rank):
-            trainer = trainer[:1]
+            near = {0: trainer[0]}
         on_accelerator = self._trainer.call_rank(0, Worker.device) != "cpu"
-        return who_sends(transport, trainer, engines, on_accelerator=on_accelerator)
+        on_accelerator &= not self._trainer.call_rank(0, TrainWorker.gathers_on_host)
+        return who_sends(transport, near, engines, on_accelerator=on_accelerator, most=max(1, most))
 
     def _check_separate(self) -> None:
         shared = {s for rank in self._trainer.placement.ranks for s in rank} & {

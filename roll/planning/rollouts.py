@@ -20,11 +20,11 @@ def routed_experts(config: RunConfig, arch: Architecture, working: str, phase: s
     Turns of the step, and of those that generation is ahead, have it until the step is over. Its batch has it again,
     and so do the mini-batch, the parts for the ranks, and what is on its way to them and in their processes.
     """
-    if not isinstance(config, RLConfig) or not config.router_replay or phase in ("start", "sync"):
+    if not isinstance(config, RLConfig) or not config.router_replay or phase == "start":
         return ()
     step = config.batch.rows * config.max_sequence_length * arch.layers * arch.experts_per_token * ROUTED
     turns = kept(("routed experts", step * (1 + math.ceil(config.async_generation_ratio))))
-    if phase == "generate":
+    if phase in ("generate", "sync"):
         return turns
     worker, copies = config.actor_train, 0.0
     if working == TRAINER:

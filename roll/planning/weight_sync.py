@@ -55,7 +55,12 @@ class WeightSync:
         on_host = self._shares and not self._on_device
         # Processes of engines read the trainer's segments in place. Anything else is copied for them.
         copied = 0 if on_host or self._opens_device else engines * self._for_processes
-        return copied + (SENT * self._bucket if on_host and sends else 0)
+        if not (on_host and sends):
+            return copied
+        # Of several senders the first alone has buffers for what is larger than a bucket.
+        others = 0 if self.config.delta_weight_sync else len(self._who_sends[0]) - 1
+        smaller = min(self._bucket, self.config.model_update_buffer_size_mb * MIB)
+        return copied + SENT * (self._bucket + others * smaller)
 
     # --- who carries them, and where --------------------------------------------------------------------------------
 
@@ -88,8 +93,17 @@ class WeightSync:
         """Ranks of the trainer that send by CUDA handles."""
         if self.config.delta_weight_sync:
             return ()
-        ranks = self.config.placement.roles
-        return who_sends(self._transport, ranks[TRAINER], ranks[ENGINE], on_accelerator=self.on_accelerator)[1]
+        return self._who_sends[1]
+
+    @cached_property
+    def _who_sends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """As `roll/pipelines/sync.py` decides it where `/dev/shm` is large enough for all."""
+        plan, options = self.config.placement, self.config.actor_train.strategy_args.strategy_config
+        ranks = plan.roles[TRAINER]
+        first = plan.node_of(ranks[0][0])
+        near = {rank: slots for rank, slots in enumerate(ranks) if plan.node_of(slots[0]) == first}
+        on_host = isinstance(options, Fsdp2Config) and options.offload_policy and len(ranks) > 1
+        return who_sends(self._transport, near, plan.roles[ENGINE], on_accelerator=self.on_accelerator and not on_host)
 
     @property
     def _opens_device(self) -> bool:

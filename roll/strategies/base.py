@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -106,7 +106,12 @@ class TrainStrategy(ABC):
     layout: RankLayout
     sends_from_every_rank = False
     """Whether `named_weights` yields the same whole tensors on every rank, so that each can send a part of them; False:
-    rank 0 sends all."""
+    rank 0 sends all. A class that has a `named_weights` of its own says so itself."""
+
+    def __init_subclass__(cls, **keys: Any) -> None:
+        super().__init_subclass__(**keys)
+        if "named_weights" in cls.__dict__ and "sends_from_every_rank" not in cls.__dict__:
+            cls.sends_from_every_rank = False
 
     @abstractmethod
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
@@ -129,6 +134,11 @@ class TrainStrategy(ABC):
         `dtype`: what the engine computes in; weights are cast to it before they are gathered, buffers and adapters
         aren't. None: as they are. A backend of one's own may leave this argument out: engines cast what they load.
         """
+
+    @property
+    def gathers_on_host(self) -> bool:
+        """Whether `named_weights` yields tensors of the host also where an accelerator computes."""
+        return False
 
     def resident_weights(self, dtype: torch.dtype | None = None) -> Iterable[Tensor]:
         """Tensors of this rank that `named_weights(dtype=dtype)` hands out as they are: whole, on the host, uncast.

@@ -45,6 +45,7 @@ class Batch(NamedTuple):
 
 
 _MAPS = SLOTS * MOST_SENDERS + 1  # memory that a reader keeps open: what senders fill in turn, and the owner's bucket
+_DEVICE_MAPS = SLOTS + 1  # the same on an accelerator, where one rank sends, and what is closed can be opened again
 
 
 class SharedBucket:
@@ -212,7 +213,7 @@ class BucketReader:
         if path not in self._maps:
             self._maps[path] = _lasting_memory(path) if stays else _memory(path)
         self._maps.move_to_end(path)
-        if len(self._maps) > _MAPS:
+        if len(self._maps) > (_DEVICE_MAPS if on_device(path) else _MAPS):
             self._maps.popitem(last=False)
         return unpacked(self._maps[path], entries)
 

@@ -58,8 +58,6 @@ MAX_CONSECUTIVE_SKIPS = 5
 class CommonStrategy(TrainStrategy):
     """A backend's state that doesn't depend on the backend. Subclasses set `layout`, and `_group` on several ranks."""
 
-    sends_from_every_rank = True
-
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
         self._spec = spec
         self._info = info

@@ -43,6 +43,7 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     _optimizers: tuple[torch.optim.Optimizer, ...] = ()
     """AdamW, or Muon and for what it doesn't take AdamW; none without training."""
+    sends_from_every_rank = True
 
     @property
     def _options(self) -> Fsdp2Config:
@@ -224,6 +225,10 @@ class Fsdp2Strategy(HfTrainStrategy):
         self._to_host("optimizer")
         with self._on_device("parameters"):
             return super().train_step(batch, loss_fn)
+
+    @property
+    def gathers_on_host(self) -> bool:
+        return self._options.offload_policy and self._info.world_size > 1
 
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         with self._on_device("parameters"):

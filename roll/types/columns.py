@@ -1,6 +1,6 @@
 """Token columns of responses: arrays that are read as tuples.
 
-A step has millions of tokens. As a Python number each costs some 30 bytes, and a moment at every place that it passes:
+A step has millions of tokens. As a Python number each takes some 30 bytes, and time wherever it passes:
 engine, pickle, controller, training rows. So the classes that carry responses keep a column as the bytes of an array,
 which are handed on whole. Environments, rewards and agents still find a tuple, made when somebody reads the field.
 Code that takes whole columns asks for `array` and copies a turn at a time.
@@ -69,7 +69,7 @@ class Column(Generic[N]):
             value = value.tolist()  # numpy would wrap what doesn't fit
         if isinstance(value, array) and value.typecode == self.typecode:
             return value.tobytes()
-        # `array` takes the bytes of anything but a list or tuple as they stand.
+        # `array` takes `bytes` as packed numbers; as an iterator they are numbers.
         return array(self.typecode, value if isinstance(value, (list, tuple)) else iter(value)).tobytes()
 
 

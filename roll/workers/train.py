@@ -145,6 +145,11 @@ class TrainWorker(ForwardWorker):
         return self.strategy.sends_from_every_rank
 
     @dispatch(Dispatch.ONE_TO_ALL)
+    def gathers_on_host(self) -> bool:
+        """Return whether whole tensors are put together in memory of the host, whatever computes."""
+        return self.strategy.gathers_on_host
+
+    @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:
         """Return the name of the weights that this rank has a copy of, as it sent them; empty: of none."""
         return self._sent.name

@@ -34,7 +34,7 @@ def rendezvous() -> RendezvousStore:
 @pytest.fixture
 def make_route(rendezvous: RendezvousStore) -> Callable[..., Route]:
     def make(**keys: Any) -> Route:
-        settings = {"bucket_bytes": 2000, "timeout": 10.0, "checksum": True, **keys}
+        settings = {"bucket_bytes": 4000, "timeout": 10.0, "checksum": True, **keys}
         return Route(
             transport="shared_memory",
             version=3,
@@ -129,6 +129,29 @@ def test_shares_arrive_whole_in_order_and_are_copied_once(
     assert all(sent.summary.checksum == "" for rank, sent in run.sent.items() if rank), "one rank hashes"
 
 
+def test_the_first_sender_alone_takes_tensors_that_are_larger_than_a_bucket(
+    make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[int, list[int]] = {}
+    original = shm_segments.ShmSegment.__init__
+    ranks: dict[int, int] = {}
+
+    def watching(self: Any, transfer: str, size: int) -> None:
+        original(self, transfer, size)
+        made.setdefault(ranks.setdefault(threading.get_ident(), len(ranks)), []).append(size)
+
+    monkeypatch.setattr(shm_segments.ShmSegment, "__init__", watching)
+    weights = [(f"w{i}", torch.full((2000 if i % 4 == 2 else 200,), float(i))) for i in range(60)]
+    run = Run(make_route(senders=(0, 1, 2), receivers=1, bucket_bytes=1600), weights, 3, 1, one_behind)
+    assert not run.errors
+    assert weights_checksum(run.got[0]) == weights_checksum(weights)
+    grown = [sizes for sizes in made.values() if max(sizes) > 1600]
+    assert len(made) == 3
+    assert len(grown) == 1
+    assert max(grown[0]) == 8000
+    assert all(sent.summary.copied > 0 for sent in run.sent.values())
+
+
 def test_ranks_that_are_not_named_only_go_along(make_route: Callable[..., Route]) -> None:
     weights = sizes_of(9)
     run = Run(make_route(senders=(0, 2), receivers=1), weights, 4, 1)
@@ -181,7 +204,7 @@ def test_every_sender_is_at_most_two_buckets_ahead(make_route: Callable[..., Rou
             runs.append(self)
             super().__init__(*args)
 
-    run = Watched(make_route(senders=(0, 1, 2), bucket_bytes=6000), weights, 3, 1, slowly)
+    run = Watched(make_route(senders=(0, 1, 2), bucket_bytes=2000), weights, 3, 1, slowly)
     assert not run.errors
     assert max(lead) <= 2 * 3 + 3  # two of each; the one that is read, one that waits for its buffer, one gathered
 
@@ -222,7 +245,7 @@ def test_a_receiver_keeps_the_memory_of_all_senders_open(
     attach = shm_segments.attach
     monkeypatch.setattr(shared, "attach", lambda token: opened.append(token["name"]) or attach(token))
     weights = [(f"w{i}", torch.full((500,), float(i))) for i in range(64)]
-    run = Run(make_route(senders=tuple(range(8)), bucket_bytes=16000), weights, 8, 1)
+    run = Run(make_route(senders=tuple(range(8)), bucket_bytes=2000), weights, 8, 1)
     assert not run.errors
     assert len(opened) == len(set(opened)) == 16
     assert not list(shm_segments.FOLDER.glob(f"{shm_segments.PREFIX}{SESSION}*"))

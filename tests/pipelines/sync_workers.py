@@ -42,6 +42,10 @@ class FakeTrainer(Worker):
         return True
 
     @dispatch(Dispatch.ONE_TO_ALL)
+    def gathers_on_host(self) -> bool:
+        return False
+
+    @dispatch(Dispatch.ONE_TO_ALL)
     def train(self) -> None:
         self.step += 1
         for name, tensor in weights_of(self.step) if self.placed else ():

@@ -21,6 +21,7 @@ from roll.distributed.placement import RolePlacement
 from roll.distributed.transports import Sent, TransferSummary
 from roll.distributed.weights import WeightSyncError
 from roll.pipelines.sync import _together
+from roll.strategies.fsdp2 import Fsdp2Strategy
 
 MODEL = 12 * 3000 * 4  # bytes of a FakeTrainer's weights
 
@@ -45,14 +46,21 @@ def ray() -> Iterator[Executor]:
 class Cluster:
     """The trainer or the engines, as far as the choice of senders asks."""
 
-    def __init__(self, *ranks: tuple[int, ...], device: str = "cuda", whole: bool = True) -> None:
+    def __init__(
+        self, *ranks: tuple[int, ...], device: str = "cuda", whole: bool = True, on_host: bool = False, near: int = 99
+    ) -> None:
         self.placement = SimpleNamespace(ranks=ranks)
         self.world_size = len(ranks)
-        self._says = {"device": device, "sends_from_every_rank": whole}
+        self._says = {"device": device, "sends_from_every_rank": whole, "gathers_on_host": on_host}
+        self._near = near  # so many ranks are on the first machine
 
     def call_rank(self, rank: int, method: Any) -> Any:
         assert rank == 0
         return self._says[method.__name__]
+
+    def call(self, method: Any) -> list[Any]:
+        assert method.__name__ == "ping"
+        return [SimpleNamespace(machine=f"m{rank >= self._near}") for rank in range(self.world_size)]
 
 
 TWO, FOUR = Cluster((0,), (1,)), Cluster((0,), (1,), (2,), (3,))
@@ -73,6 +81,8 @@ TWO, FOUR = Cluster((0,), (1,)), Cluster((0,), (1,), (2,), (3,))
         (Cluster((0,), (1,), whole=False), Cluster((0,)), (0,), (0,)),
         (Cluster(*((i,) for i in range(8))), Cluster((9,)), tuple(range(8)), ()),
         (Cluster(*((i,) for i in range(20))), Cluster((30,)), (0, 3, 6, 9, 12, 15, 18), ()),
+        (Cluster(*((i,) for i in range(2, 16)), near=6), Cluster((0,), (1,)), (0, 1, 2, 3, 4, 5), ()),  # two machines
+        (Cluster((0,), (1,), on_host=True), TWO, (0, 1), ()),  # offloaded weights: as on a CPU
     ],
 )
 def test_who_sends_follows_from_where_the_ranks_are(
@@ -80,6 +90,9 @@ def test_who_sends_follows_from_where_the_ranks_are(
 ) -> None:
     sync = sync_of(fake_config(tmp_path), trainer, engines)
     assert sync._senders("shared_memory") == (senders, sources)
+    if len(senders) > 1:  # room for two senders, and for none
+        assert len(sync._senders("shared_memory", most=2)[0]) == 2
+        assert sync._senders("shared_memory", most=0) == ((0,), ())
     for other in ("broadcast", "object_store", "file", "in_process"):
         assert sync._senders(other) == ((0,), ())
 
@@ -148,3 +161,19 @@ def test_ranks_that_went_through_other_weights_are_found_out() -> None:
         WeightSyncError, match=r"rank 2 has other weights than rank 0: 4 tensors.*sends_from_every_rank"
     ):
         _together([first, said(3, 300), said(4, 300)])
+
+
+def test_a_backend_with_weights_of_its_own_sends_from_rank_0_unless_it_says_otherwise() -> None:
+    class Own(Fsdp2Strategy):
+        def named_weights(self, part: Any = "merged", dtype: Any = None) -> Any:
+            yield from super().named_weights(part, dtype)
+
+    class OwnOnEveryRank(Own):
+        sends_from_every_rank = True
+
+        def named_weights(self, part: Any = "merged", dtype: Any = None) -> Any:
+            yield from super().named_weights(part, dtype)
+
+    assert Fsdp2Strategy.sends_from_every_rank
+    assert not Own.sends_from_every_rank
+    assert OwnOnEveryRank.sends_from_every_rank

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from layout_contract import relative, shard_of
+from safetensors.torch import save_file
 from test_fsdp2_checkpoints import advance, read, write
 from test_fsdp2_ranks import fsdp_spec
 from train_contract import build, weights_of
 
+from roll.strategies.hf.safetensor_files import StoredTensors
+from roll.strategies.hf.streamed import StreamedWeights
 from roll.utils.partition import shard_dim
 
 TWO = {"num_experts": 2, "num_experts_per_tok": 1}
@@ -112,3 +115,24 @@ def test_gradients_are_clipped_by_the_norm_over_rows_of_all_ranks(ranks, model_o
     reported, before, after = ranks.run(norm_before_clipping, 4, fsdp_spec(model_of("qwen3_moe", **TWO)))[0]
     assert reported == pytest.approx(before, rel=1e-5)
     assert before > 0.5 and after == pytest.approx(0.5, rel=1e-4)
+
+
+def test_of_stacked_experts_only_the_rows_that_a_rank_has_are_read(tmp_path, monkeypatch):
+    stacked = torch.arange(3 * 6 * 4.0).view(3, 6, 4)
+    save_file({"experts": stacked}, tmp_path / "model.safetensors")
+    weights = object.__new__(StreamedWeights)
+    weights._files = StoredTensors([tmp_path / "model.safetensors"])
+    weights._sources, weights._shapes = {"experts": ["experts"]}, {"experts": stacked.shape}
+    numbers_read = []
+    read = StoredTensors.read
+    monkeypatch.setattr(StoredTensors, "read", lambda *args, **keys: numbers_read.append(read(*args, **keys)) or (
+        numbers_read[-1]))  # fmt: skip
+    for start in range(stacked.numel()):
+        for stop in range(start + 1, stacked.numel() + 1):
+            local = torch.zeros(stop - start)
+            weights.read("experts", local, start)
+            assert torch.equal(local, stacked.view(-1)[start:stop])
+    numbers_read.clear()
+    for expert in range(3):
+        weights.read("experts", torch.zeros(8), expert * 24 + 2 * 4)  # rows 2 and 3
+    assert [part.numel() for part in numbers_read] == [8, 8, 8]

@@ -1,4 +1,4 @@
-"""Roles of FSDP2 whose weights are shared across machines, and could have a copy within each of them (HSDP)."""
+"""Roles of FSDP2 that shard weights across machines, where each machine could hold a copy of its own (HSDP)."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ larger), the memory in use at a time is
 | `shared_memory` | streaming | one tensor | 2 B | - |
 | `broadcast` | streaming | 2 B | - | 3 B |
 
-`shared_memory` needs no bucket for weights in memory that the engines can open (`shm_places.share`). With it all ranks
-of the trainer may send, since each has every tensor once it is gathered: in turn a bucket each, which have 2 B together
-(`Route.senders`), or each all of it to the engines on its own accelerator, 2 B there (`Route.sources`). By `broadcast`
-one sender does: an engine takes in no more than its link carries, whoever sends.
+`shared_memory` needs no bucket for weights in memory that the engines can open (`shm_places.share`). With it several
+ranks of the trainer may send, since each has every tensor once it is gathered. Either they take turns, a bucket each,
+and each needs 2 B (`Route.senders`); or each sends everything to the engines on its own accelerator, with 2 B there
+(`Route.sources`). By `broadcast` one rank sends: an engine takes in no more than its link carries, whoever sends.
 `keep` adds M: in the object store, or in one process in its own memory. Both ends keep the segments of `shared_memory`
 from one sync to the next. With `snapshot` (delta.py) each end adds M, and what a transport carries lies on the host.
 
@@ -68,13 +68,13 @@ class Route:
     """What the engines compute in, as `model_args.dtype` has it: weights are cast before they travel. Empty: as is."""
     receivers: int = 1
     senders: tuple[int, ...] = (0,)
-    """Ranks of the trainer that send: bucket i comes from `senders[i % len(senders)]`."""
+    """Ranks of the trainer that send, in turn a bucket each."""
     sources: tuple[int | None, ...] = ()
     """For each engine the rank of the trainer that sends it everything; None: it takes no part. Empty: `senders` do."""
     sender: int = 0
     """The trainer's rank whose end this is."""
     lane: str = ""
-    """Of one source and its engines, which don't wait for the others."""
+    """What tells the keys of one source and its engines from those of others. Only an end of the whole is common."""
     timeout: float = 600.0
     """Seconds that one end waits for the other at any point."""
     rendezvous: tuple[str, int] | None = None

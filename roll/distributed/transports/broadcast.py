@@ -120,24 +120,24 @@ class _Outbox(Outbox):
     def place(self, device: torch.device) -> torch.device:
         return device
 
-    def buffer(self, turn: int, size: int, device: torch.device) -> Tensor:
+    def buffer(self, slot: int, size: int, device: torch.device) -> Tensor:
         if self.member is None:
             self.channel.publish("device", device.type)
             self.member = _join(self.route, self.channel, 0, device)
-        flat = self._flats[turn % SLOTS]
+        flat = self._flats[slot]
         if flat is None or flat.numel() < size:
             flat = torch.empty(size, dtype=torch.uint8, device=self.member.device)
-            self._flats[turn % SLOTS] = flat
+            self._flats[slot] = flat
         return flat
 
-    def ship(self, index: int, bucket: Bucket) -> None:
+    def ship(self, index: int, slot: int, bucket: Bucket) -> None:
         assert self.member is not None
         self.channel.publish(f"bucket/{index}", {"used": bucket.used, "entries": bucket.entries})
-        self._numbers[self.slot(index)] = self.member.broadcast(bucket.filled)
+        self._numbers[slot] = self.member.broadcast(bucket.filled)
 
-    def free(self, index: int) -> None:
+    def free(self, index: int, slot: int) -> None:
         assert self.member is not None
-        self.member.finish(self._numbers[self.slot(index)], self.channel, "the engines")
+        self.member.finish(self._numbers[slot], self.channel, "the engines")
         self.channel.wait_until_free(index)
 
 

@@ -37,7 +37,7 @@ def buffer_size(index: int, bucket_bytes: int, device: torch.device) -> int:
 class Bucket:
     """Tensors side by side in one memory: copied into the buffer `flat`, or in shared memory where they lie already.
 
-    Another rank's bucket has neither: it is filled in thought, to know where the next one begins.
+    Another rank's bucket has neither: only its size is counted, to know where the next one begins.
     """
 
     def __init__(self, capacity: int, flat: Tensor | None, token: Token | None) -> None:
@@ -123,10 +123,12 @@ def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
 class Outbox(ABC):
     """A sender with two buffers: one is filled while the receivers have the other.
 
-    Of several senders each has the whole stream and sends every nth bucket of it. All know how much goes into a bucket,
-    so they agree on which tensors are in it without a word. No wait is for a bucket that has to wait itself: receivers
-    read buckets in order and hold one at most while they wait for the next, so a sender that has one of its two buffers
-    free goes on to where every bucket before the awaited one was sent.
+    Of several senders each has the whole stream and sends every nth bucket of it. How much goes into a bucket follows
+    from the sizes of the tensors alone, so all agree on what is in each. The first sends all tensors that are larger
+    than a bucket: the others' buffers don't grow.
+
+    They can't wait for each other in a circle. Receivers read in order, and hold one bucket at most while they wait for
+    the next, i. A sender waits for the last but one of its own buckets alone, so every sender gets to where i begins.
     """
 
     def __init__(self, route: Route, channel: TransferChannel) -> None:
@@ -137,38 +139,35 @@ class Outbox(ABC):
 
     def send(self, stream: NamedWeights) -> None:
         """Send everything, or this sender's share; returns when every receiver has read it."""
-        index = freed = 0  # of all buckets; those that this sender sent and has back
+        index = owner = 0  # of the bucket that is being filled: its number, and whose it is
+        mine: list[int] = []  # numbers of this sender's buckets
+        freed = 0  # how many of them have come back
 
-        def is_mine(index: int) -> bool:
-            return index % self._senders == self._mine
-
-        def free_up_to(last: int) -> None:
+        def free_up_to(count: int) -> None:
             nonlocal freed
-            while freed <= last:
-                if is_mine(freed):
-                    self.free(freed)
+            while freed < count:
+                self.free(mine[freed], freed % SLOTS)
                 freed += 1
 
         def take(size: int, device: torch.device) -> tuple[int, Tensor | None]:
-            turn = index // self._senders
-            capacity = max(size, buffer_size(turn, self.route.bucket_bytes // self._senders, self.place(device)))
-            if not is_mine(index):
+            nonlocal owner
+            owner = index % self._senders if size <= self.route.bucket_bytes else 0
+            step = index // self._senders
+            capacity = max(size, buffer_size(step, self.route.bucket_bytes, self.place(device)))
+            if owner != self._mine:
                 return capacity, None
-            free_up_to(index - SLOTS * self._senders)
-            flat = self.buffer(turn, capacity, device)
+            free_up_to(len(mine) - SLOTS + 1)
+            flat = self.buffer(len(mine) % SLOTS, capacity, device)
             return (len(flat) if self._senders == 1 else capacity), flat
 
         for bucket in packed(stream, take, self.place_of if self._senders == 1 else lambda _: None):
-            if is_mine(index):
-                self.ship(index, bucket)
+            if owner == self._mine:
+                self.ship(index, len(mine) % SLOTS, bucket)
+                mine.append(index)
             index += 1
-        if is_mine(index):
+        if self._mine == 0:
             self.channel.publish(f"bucket/{index}", None)
-        free_up_to(index - 1)
-
-    def slot(self, index: int) -> int:
-        """Return which of this sender's buffers a bucket of its own is in."""
-        return index // self._senders % SLOTS
+        free_up_to(len(mine))
 
     def place_of(self, tensor: Tensor) -> Place | None:
         """Return where every receiver finds this tensor without a copy. Default: nowhere."""
@@ -180,13 +179,13 @@ class Outbox(ABC):
         """Return where buffers for tensors of this device are."""
 
     @abstractmethod
-    def buffer(self, turn: int, size: int, device: torch.device) -> Tensor:
-        """Return a buffer of at least this size for this sender's bucket number `turn`, of tensors on this device."""
+    def buffer(self, slot: int, size: int, device: torch.device) -> Tensor:
+        """Return the buffer in this slot, of at least this size, for tensors on this device."""
 
     @abstractmethod
-    def ship(self, index: int, bucket: Bucket) -> None:
-        """Begin to send a bucket, and publish what it holds."""
+    def ship(self, index: int, slot: int, bucket: Bucket) -> None:
+        """Begin to send a bucket, which is in this slot, and publish what it holds."""
 
     @abstractmethod
-    def free(self, index: int) -> None:
+    def free(self, index: int, slot: int) -> None:
         """Wait until no receiver needs the bucket."""

@@ -16,7 +16,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from roll.catalog.transports import MOST_SENDERS
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Outbox, unpacked
@@ -63,34 +62,34 @@ class _Outbox(Outbox):
     def place(self, device: torch.device) -> torch.device:
         return device if self.route.on_device else torch.device("cpu")
 
-    def buffer(self, turn: int, size: int, device: torch.device) -> Tensor:
-        slot = self.slots[turn % SLOTS]
-        if slot is None or slot.flat.numel() < size:
-            if slot is not None:
-                slot.close()
-                self.slots[turn % SLOTS] = None
-            slot = make(self.route.transfer, size, device, on_device=self.route.on_device)
-            self.slots[turn % SLOTS] = slot
-        return slot.flat
+    def buffer(self, slot: int, size: int, device: torch.device) -> Tensor:
+        segment = self.slots[slot]
+        if segment is None or segment.flat.numel() < size:
+            if segment is not None:
+                segment.close()
+                self.slots[slot] = None
+            segment = make(self.route.transfer, size, device, on_device=self.route.on_device)
+            self.slots[slot] = segment
+        return segment.flat
 
     def place_of(self, tensor: Tensor) -> Place | None:
         place = locate(tensor)
         return place if place is not None and place.stays else None
 
-    def ship(self, index: int, bucket: Bucket) -> None:
-        token, slot = bucket.token, self.slots[self.slot(index)]
+    def ship(self, index: int, slot: int, bucket: Bucket) -> None:
+        token, segment = bucket.token, self.slots[slot]
         if token is None:
-            assert slot is not None
-            token = slot.token
+            assert segment is not None
+            token = segment.token
             if bucket.filled.is_cuda:
                 torch.cuda.current_stream().synchronize()
         self.channel.publish(f"bucket/{index}", {"used": bucket.used, "entries": bucket.entries, "segment": token})
 
-    def free(self, index: int) -> None:
+    def free(self, index: int, slot: int) -> None:
         self.channel.wait_until_free(index)
-        slot = self.slots[self.slot(index)]
-        if slot is not None:
-            slot.forget()  # all receivers have opened it
+        segment = self.slots[slot]
+        if segment is not None:
+            segment.forget()  # all receivers have opened it
 
 
 class BucketLeases:
@@ -128,7 +127,7 @@ class BucketLeases:
 
 
 def _whose(route: Route, index: int) -> str:
-    """Return who sends a bucket, for messages."""
+    """Return who sends a bucket, for messages; one that begins with a large tensor comes from the first sender."""
     return sender_name(replace(route, sender=route.senders[index % len(route.senders)]))
 
 
@@ -138,11 +137,12 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
     channel = TransferChannel(route, f"engine {rank}")
     leases = BucketLeases(channel)
     attached: OrderedDict[str, Bytes | Tensor] = OrderedDict()
+    most_open = SLOTS * len(route.senders) + 1  # what senders fill in turn, and the memory that one's weights are in
     index = 0
     try:
         while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from {_whose(route, index)}")) is not None:
             try:
-                base = _opened(attached, notice["segment"])
+                base = _opened(attached, notice["segment"], most_open)
             except FileNotFoundError:
                 channel.check(time.monotonic() + 1, "the trainer")  # one that gives up takes its segments away
                 raise
@@ -171,28 +171,27 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
 
 _still_open: OrderedDict[str, Bytes | Tensor] = OrderedDict()
 """Memory of the host that this process has seen last, by name: its sender keeps it for its next transfer, too."""
-_MOST_OPEN = SLOTS * MOST_SENDERS + 1  # the segments that senders fill, and the memory that one's weights are in
 _still_open_lock = threading.Lock()
 
 
-def _opened(attached: OrderedDict[str, Bytes | Tensor], token: Token) -> Bytes | Tensor:
+def _opened(attached: OrderedDict[str, Bytes | Tensor], token: Token, most: int) -> Bytes | Tensor:
     """Return a segment; those of this transfer are in `attached`."""
     key = str(token)
     if key not in attached:
-        attached[key] = attach(token) if "cuda" in token else _opened_once(token)
+        attached[key] = attach(token) if "cuda" in token else _opened_once(token, most)
     attached.move_to_end(key)
-    if len(attached) > _MOST_OPEN:
+    if len(attached) > most:
         attached.popitem(last=False)  # its slot has a larger one now
     return attached[key]
 
 
-def _opened_once(token: Token) -> Bytes | Tensor:
+def _opened_once(token: Token, most: int) -> Bytes | Tensor:
     with _still_open_lock:
         segment = _still_open.pop(token["name"], None)
         segment = attach(token) if segment is None else segment
         if token["size"] in KEPT_SIZES or "stays" in token:
             _still_open[token["name"]] = segment
-            while len(_still_open) > _MOST_OPEN:
+            while len(_still_open) > most:
                 _still_open.popitem(last=False)
         return segment
 

@@ -38,6 +38,8 @@ from roll.utils.logits import HeadOutputs
 class HfTrainStrategy(CommonStrategy):
     """A policy or value model on this rank, wrapped by the backend."""
 
+    sends_from_every_rank = True
+
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
         super().__init__(spec, info)
         self._connect()

@@ -56,14 +56,18 @@ class StoredTensors:
                     tensor = handle.get_slice(name)
                     self.shapes[name], self.types[name] = tuple(tensor.get_shape()), tensor.get_dtype()
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return rows `start` to `stop` (None: to the last) of a tensor, on the host; of a scalar all there is."""
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, within: slice | None = None) -> Tensor:
+        """Return rows `start` to `stop` (None: to the last) of a tensor, on the host; of a scalar all there is.
+
+        `within`: of each of these rows only a part, along the second dimension.
+        """
         with open_safetensors(self._files[name]) as handle:
             if not self.shapes[name]:
                 whole: Tensor = handle.get_tensor(name)
                 return whole
-            rows: Tensor = handle.get_slice(name)[start : self.shapes[name][0] if stop is None else stop]
-            return rows
+            rows = slice(start, self.shapes[name][0] if stop is None else stop)
+            part: Tensor = handle.get_slice(name)[rows if within is None else (rows, within)]
+            return part
 
 
 def open_safetensors(file: Path) -> Any:

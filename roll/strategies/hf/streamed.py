@@ -190,6 +190,11 @@ class StreamedWeights:
             if apart:
                 parts = sources[first * apart : (first + 1) * apart]
                 numbers = self._numbers(parts, begin - first * width, end - first * width)
+            elif last - first == 1 and len(shape) > 2:  # rows of one expert
+                columns = math.prod(shape[2:])
+                low, high = begin // columns - first * shape[1], -(-end // columns) - first * shape[1]
+                rows = self._files.read(sources[0], first, last, within=slice(low, high)).reshape(-1)
+                numbers = rows[begin % columns :][: end - begin]
             else:
                 rows = self._files.read(sources[0], first, last).reshape(-1)
                 numbers = rows[begin - first * width : end - first * width]

@@ -82,6 +82,7 @@ class MegatronStrategy(CommonStrategy):
 
     _optimizer: Optimizer | None = None
     _adapters: MegatronAdapters | None = None
+    sends_from_every_rank = True
 
     @_on_platform
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
