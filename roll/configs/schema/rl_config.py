@@ -99,8 +99,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """How new weights travel from `actor_train` to `actor_infer`. `auto`: what suits where the two live; see
     docs/engines.md."""
     model_update_buffer_size_mb: int = number(256, ge=1)
-    """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; each rank that sends has two under
-    way."""
+    """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; each rank that sends has two
+    under way."""
     lora_sync: Literal["merged", "adapters"] = "merged"
     """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
     `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
