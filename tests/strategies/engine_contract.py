@@ -305,10 +305,16 @@ def after_each_weight_update_log_probs_are_those_of_the_new_weights(t):
 
 
 def responses_on_their_way_go_on_under_new_weights_and_each_token_is_right_under_its_own(t):
+    # On a busy machine all of them may begin after the updates, or end before.
+    assert any(_meet_updates(t, name) for name in "abcd"), "no response met an update"
+
+
+def _meet_updates(t, name):
+    """Whether a response of these has tokens of several versions; all are right."""
     first = t.engine.version
     # The longest prompts are in the prefix cache of the old weights, which mustn't be read under new ones.
     prompts = [[9, 8], list(range(7, 60)), list(range(7, 60)), [5] * 100]
-    requests = [t.request(f"r{i}", prompts[i % 4], max_new_tokens=80, temperature=0.9) for i in range(8)]
+    requests = [t.request(f"{name}{i}", prompts[i % 4], max_new_tokens=80, temperature=0.9) for i in range(8)]
     t.engine.submit(requests)
     done = {}
     for seed in range(3):
@@ -321,7 +327,7 @@ def responses_on_their_way_go_on_under_new_weights_and_each_token_is_right_under
         assert list(completion.versions) == sorted(completion.versions)
         assert set(completion.versions) <= set(range(first, first + 4))
         t.check(request, completion)
-    assert any(len(set(c.versions)) > 1 for c in done.values())
+    return any(len(set(c.versions)) > 1 for c in done.values())
 
 
 def many_requests_at_once_of_all_lengths_come_back_complete(t):
