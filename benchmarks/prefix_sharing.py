@@ -27,7 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"fsdp2_train": {}, "megatron_train": {"use
 
 
 def make_batch(args: argparse.Namespace, vocabulary: int) -> Any:
-    """Rows of random tokens: examples that all share, a prompt per group, responses of 1 to 2 x `--response` - 1."""
+    """Rows of random tokens: examples that all share, a prompt per group, responses of 1 to 2 x `--response` - 1, or
+    with `--even` of one length."""
     import torch
 
     from roll.types.batch import TokenBatch
@@ -41,7 +42,7 @@ def make_batch(args: argparse.Namespace, vocabulary: int) -> Any:
     for group in range(args.groups):
         prompt = torch.cat([examples, draw(args.prompt)])
         for member in range(args.each):
-            response = draw(1 + (member * 5 + group) % (2 * args.response - 1))
+            response = draw(args.response if args.even else 1 + (member * 5 + group) % (2 * args.response - 1))
             rows.append(torch.cat([prompt, response]))
             acting.append(torch.arange(len(rows[-1])) >= len(prompt))
             groups.append(str(group))
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--few-shot", type=int, default=53, help="tokens that all prompts begin with")
     parser.add_argument("--prompt", type=int, default=22, help="tokens of a prompt after these")
     parser.add_argument("--response", type=int, default=4, help="tokens of a response in the middle")
+    parser.add_argument("--even", action="store_true", help="all responses are as long")
     parser.add_argument("--rows", type=int, default=4, help="per_device_train_batch_size")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing")
     parser.add_argument("--rounds", type=int, default=5)

@@ -88,6 +88,9 @@ def test_a_step_with_shared_beginnings_and_with_whole_rows(bench, tiny_model, st
     # Examples of 6 tokens, two prompts of 4, responses of 1, 3, 2 and 1.
     assert "| shared beginnings | 1 | 21 |" in printed
     assert float(printed.rsplit(":", 1)[1]) < 1e-5
+    if strategy == "fsdp2_train":  # responses of two tokens each
+        printed = bench("prefix_sharing", "--model", tiny_model, "--even", *small)
+        assert "| shared beginnings | 1 | 22 |" in printed
 
 
 def test_responses_with_repeated_and_with_shared_heads(bench, tiny_model):

@@ -73,7 +73,7 @@ class FakeSglang:
 
     @property
     def state(self):
-        readers = sum(len(rank.loader._readers) for stage in self.stages for rank in stage)
+        readers = sum(len(rank.loader._readers) for rank in self.ranks)
         flags = self.lost, self.session, self.busy, self.cached, readers
         return frozenset(self.sleeping), len(self.running), len(self.rid_to_state), flags
 
@@ -240,7 +240,6 @@ def install(monkeypatch):
     names = ("BeginWeightUpdate", "UpdateWeightsFromTensor", "EndWeightUpdate", "UpdateWeightVersion", "Generate")
     names += ("ReleaseMemoryOccupation", "ResumeMemoryOccupation")
     requests = SimpleNamespace(**{f"{name}ReqInput": SimpleNamespace for name in names})
-    requests.GenerateReqInput = SimpleNamespace
     modules = {
         "sglang": SimpleNamespace(Engine=start, __version__="0.5.23"),
         "sglang.srt.managers": SimpleNamespace(io_struct=requests),

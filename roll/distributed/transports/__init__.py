@@ -188,8 +188,7 @@ def send(route: Route, weights: Weights, rank: int = 0, *, copy: WeightCopy | No
         return replace(sent, summary=replace(sent.summary, gathered=account.gathered, copied=account.copied))
     finally:
         if route.transport != "in_process":
-            for _ in stream:
-                pass
+            _go_through(stream)
 
 
 def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy | None, *, ships: bool) -> Sent:
@@ -213,16 +212,19 @@ def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy
         stream = moved.watch(whole if resent else copy.encoded(whole, route.base, route.snapshot))
     else:
         stream = _watched(stream, stats, later)
-    handles = module.send(route, stream) if ships else _passed(stream)
+    handles: list[Handle] = []
+    if ships:
+        handles = module.send(route, stream)
+    else:
+        _go_through(stream)
     kept = later.finish() if later is not None else handles if route.keep else []
     return Sent(handles, replace(stats.summary(), moved=moved.summary().bytes), kept)
 
 
-def _passed(stream: NamedWeights) -> list[Handle]:
-    """Go through a stream that other ranks send."""
-    for _, tensor in stream:
-        del tensor
-    return []
+def _go_through(stream: NamedWeights) -> None:
+    """Take part in gathering what is left of a stream."""
+    for _ in stream:
+        pass
 
 
 def _watched(stream: NamedWeights, stats: TransferStats, later: BucketWriter | None) -> NamedWeights:

@@ -127,8 +127,9 @@ class BucketLeases:
 
 
 def _whose(route: Route, index: int) -> str:
-    """Return who sends a bucket, for messages; one that begins with a large tensor comes from the first sender."""
-    return sender_name(replace(route, sender=route.senders[index % len(route.senders)]))
+    """Return who sends a bucket, for messages: whose turn it is or, if it begins with a large tensor, the first."""
+    turn, first = route.senders[index % len(route.senders)], route.senders[0]
+    return sender_name(replace(route, sender=turn)) + (f" or {first}" if turn != first else "")
 
 
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
