@@ -30,7 +30,7 @@ INSTALL_REQUIRES = [
     "rich>=14,<16",
     "aiohttp>=3.12,<4",
     "tensorboard>=2.20,<3",
-    "math-verify>=0.9,<0.10",
+    "mpmath>=1.3,<2",
     "langdetect>=1.0.9,<2",
     "regex>=2024.5.15",
     # Below 1.0, and what contains programs: pinned, and raised only with a run of tests/sandbox in all set-ups.

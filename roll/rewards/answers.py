@@ -11,22 +11,35 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.rewards.quantities import PLAIN_NUMBER, plain_characters, read_quantity
+from roll.rewards.maths.comparison import read
+from roll.rewards.maths.tokens import PLAIN_NUMBER, has_prose, plain_characters, tokenise
+from roll.rewards.maths.units import read_unit
 
 ThinkMode = Literal["auto", "required", "ignore"]
 
 MAX_ANSWER_CHARS = 1000  # A longer answer is no answer
+_MAX_FORMULA_CHARS = 200
 _TAIL_CHARS = 4000  # How much of the end of a response is searched for an answer that isn't boxed
 _BOXES = ("\\boxed", "\\fbox", "\\framebox")
 _CUE = re.compile(
-    r"\banswer\b[^\S\n]*(?:\*\*|__)?[^\S\n]*(?:(?:is|are|equals)\b[^\S\n]*:?|[:=])[^\S\n]*", re.IGNORECASE
+    r"\b(?:answer|solution)s?\b[^\S\n]*(?:\*\*|__)?[^\S\n]*(?:(?:is|are|equals)\b[^\S\n]*:?|[:=])[^\S\n]*",
+    re.IGNORECASE,
 )
 _MATH_SPAN = re.compile(
     r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|(?<!\\)\$([^$\n]{1,1000})\$|\\\((.{1,1000}?)\\\)", re.DOTALL
 )
-_LAST_NUMBER = re.compile(rf"(?:(?<![\w)])-)?[$€£]?(?:{PLAIN_NUMBER})(?:/(?:{PLAIN_NUMBER}))?(?:\s?\\?%)?")
+_NUMBER = rf"(?:{PLAIN_NUMBER})(?:/(?:{PLAIN_NUMBER}))?(?:\s?\\?%)?"
+_LAST_NUMBER = re.compile(
+    rf"(?:(?<![\w)])-)?[$€£]?(?<![\^_A-Za-z])(?<![\^_]{{)(?:(?:\d+\s*)?\\frac\{{\d+\}}\{{\d+\}}|\d+ \d+/\d+|{_NUMBER})"
+)
+_BEFORE_VALUE = re.compile(r"=|≈|\\approx|:|####|\b(?:is|are|get|gives|equals|makes|have|obtain)\b")
 _LEADING_NUMBER = re.compile(rf"[-+]?[$€£]?-?(?:{PLAIN_NUMBER})(?:\s?/\s?\d+)?(?:\s?\\?%)?(?=[\s.,;:!?)]|$)")
 _OPERATOR_AFTER = re.compile(r"\s*(?:[-+*/^=<>(\\]|,?\s*\d|,?\s*(?:and|or)\b)")
+_JOINT = re.compile(
+    r"[\s$.]*(?:(?:\\text\s*\{)?\s*(?:,?\s*(?:and|or)\b|[,;&]|\\q?quad)\s*\}?[\s$]*){1,3}(?:\\\(|\\\[|\s|\$)*"
+)
+"""What stands between two boxes or formulas that are one answer together; a full stop may close the first."""
+_VALUE_ALONE = re.compile(rf"\s*[-+]?[$€£]?-?(?:{_NUMBER})(?:\s?[A-Za-z%°/^{{}}\d]*){{0,3}}\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,25 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+def all_boxed(text: str) -> str | None:
+    r"""Return `last_boxed` with the boxes before it that are one answer with it: `\boxed{1} and \boxed{2}`."""
+    last = last_boxed(text)
+    start = max(text.rfind(command) for command in _BOXES)
+    boxes = [last] if last else []
+    while last and len(boxes) < 20:
+        before = text[max(0, start - MAX_ANSWER_CHARS - 100) : start]
+        earlier = max(before.rfind(command) for command in _BOXES)
+        inner = last_boxed(before) if earlier >= 0 else None
+        if not inner or "{" not in before[earlier:]:
+            break
+        end = before.find(inner, earlier) + len(inner)
+        if before[end : end + 1] != "}" or not _JOINT.fullmatch(re.sub(r"\\\)|\\\]", "", before[end + 1 :])):
+            break
+        boxes.append(inner)
+        start -= len(before) - earlier
+    return " , ".join(reversed(boxes)) if len(boxes) > 1 else last
+
+
 def box_is_too_long(text: str) -> bool:
     """Whether the last box goes on for longer than an answer may be."""
     start, command = max((text.rfind(command), command) for command in _BOXES)
@@ -85,7 +117,7 @@ def find_answer(response: str, *, think: ThinkMode = "auto", require_boxed: bool
     visible = after_thinking(response, think)
     if visible is None:
         return None
-    boxed = last_boxed(visible)
+    boxed = all_boxed(visible)
     if boxed is None:
         return None
     if boxed.strip():
@@ -103,32 +135,65 @@ def _plain_answer(tail: str) -> str | None:
         stated = tail[cue.end() :].lstrip(" *_\n")
         line = stated.split("\n", 1)[0]
         display = _MATH_SPAN.match(stated)
-        plain = _math_inside(display) if display else _from_statement(line)
+        plain = _joined_maths(stated, display) if display else _from_statement(line)
         if plain and (len(plain.split()) <= 4 or re.search(r"[\d\\]", plain)):
             return plain  # otherwise a remark such as "the answer is not obvious"
+    end = tail.rstrip(" \n.*_`")
+    if end.endswith(("\\]", "$$")):
+        for span in _MATH_SPAN.finditer(end):
+            if span.end() == len(end):
+                return _math_inside(span)
     lines = [line.strip() for line in tail.splitlines() if line.strip(" *_`")]
     return _from_last_line(lines[-1]) if lines else None
 
 
 def _math_inside(match: re.Match[str]) -> str:
-    return next(group for group in match.groups() if group is not None).strip()
+    """Return a formula; of several aligned lines, the last."""
+    inside = next(group for group in match.groups() if group is not None).strip()
+    aligned = re.fullmatch(r"\\begin\{(align(?:ed)?\*?|gather(?:ed)?\*?|split)\}(.*)\\end\{\1\}", inside, re.DOTALL)
+    if aligned is None:
+        return inside
+    rows = [row for row in aligned[2].split("\\\\") if row.strip(" &\n")]
+    return rows[-1].replace("&", " ").strip() if rows else inside
+
+
+def _joined_maths(text: str, first: re.Match[str]) -> str:
+    """Return a formula together with those that are one answer with it: `$2$ and $3$`."""
+    parts, end = [_math_inside(first)], first.end()
+    for span in _MATH_SPAN.finditer(text, end):
+        if len(parts) == 20 or not re.fullmatch(r"\s*(?:,?\s*(?:and|or)\b|,)\s*", text[end : span.start()]):
+            break
+        parts.append(_math_inside(span))
+        end = span.end()
+    return " , ".join(parts)
 
 
 def _undecorated(text: str) -> str:
     return text.strip().strip("*_`\"' ").rstrip(".,;:!?").strip("*_`\"' ")
 
 
+def _with_unit(number: str, rest: str) -> str:
+    """Return a number with the unit behind it, or with a word that multiplies it; other words are left out."""
+    phrase = re.split(r"[,;:!?()]|\.(?:\s|$)", rest, maxsplit=1)[0].strip(" *_.")
+    for words in range(min(len(phrase.split()), 4), 0, -1):
+        part = " ".join(phrase.split()[:words])
+        unit = read_unit(part)
+        if unit is not None and not unit.nouns and (unit.dimensions or unit.factor != 1 or unit.percent):
+            return f"{number} {part}"
+    return number
+
+
 def _from_statement(line: str) -> str | None:
     """The answer at the start of what follows "answer is"."""
     span = _MATH_SPAN.search(line)
     if span is not None and not re.search(r"\d", line[: span.start()]):
-        return _math_inside(span)
+        return _joined_maths(line, span)
     number = _LEADING_NUMBER.match(line)
     if number is not None and not _OPERATOR_AFTER.match(line, number.end()):
-        return number.group()
+        return _with_unit(number.group(), line[number.end() :])
     sentence = re.split(r"[.!?](?:\s|$)", line, maxsplit=1)[0]
     right = sentence.rpartition("=")[2]
-    if read_quantity(right) is not None:
+    if "=" in sentence and _VALUE_ALONE.fullmatch(right):
         return right.strip()  # "3 + 4 = 7" states 7
     return _undecorated(sentence)[:MAX_ANSWER_CHARS] or None
 
@@ -140,8 +205,18 @@ def _from_last_line(line: str) -> str | None:
         return _math_inside(spans[-1])
     if line.startswith("\\") and len(line) <= MAX_ANSWER_CHARS:
         return _undecorated(line)
-    numbers = _LAST_NUMBER.findall(line)
-    if numbers:
-        return str(numbers[-1])
+    stated = _undecorated(_BEFORE_VALUE.split(line)[-1]).strip("# ")
+    if (
+        stated
+        and len(stated) <= _MAX_FORMULA_CHARS
+        and not has_prose(tokenise(stated))
+        and read(stated).node is not None
+    ):
+        return stated
+    number = None
+    for number in _LAST_NUMBER.finditer(line):  # noqa: B007 - the last one counts
+        pass
+    if number is not None:
+        return _with_unit(number.group(), line[number.end() :])
     words = _undecorated(line)
     return words if len(words) <= 50 else None

@@ -8,13 +8,22 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from roll.rewards.base import Reward, ground_truth
-from roll.rewards.quantities import MAX_DIGITS, PLAIN_NUMBER, plain_characters
+from roll.rewards.maths.comparison import read
+from roll.rewards.maths.evaluation import TooHard, Undefined, exact
+from roll.rewards.maths.nodes import Node
+from roll.rewards.maths.tokens import PLAIN_NUMBER, plain_characters
 from roll.types.episode import Task
 
-_NUMBER = re.compile(rf"(?:(?<![\w)])-\s?)?[$€£]?(?P<digits>{PLAIN_NUMBER})")
+_NUMBER = re.compile(rf"(?:(?<![\w)])-\s?)?[$€£]?(?<![\^_])(?<![\^_]{{)(?P<digits>{PLAIN_NUMBER})")
 _MARKED = re.compile(rf"\s*\**(?P<sign>-?)\s*[$€£]?(?P<sign2>-?)(?P<digits>{PLAIN_NUMBER})(?P<rest>[^\d\n]*)(?:\n|$)")
+_CALCULATION = re.compile(
+    r"[*+=<>(!]|\d\s*[-/]|\\(?:times|cdot|div)|\d\s*\\frac|\d\s+\d|[\d)}]\s*\^|,\s|\band\b|\bor\b"
+)
+"""What stands in a line that isn't a number with its unit alone."""
 _OPERATOR = re.compile(r"[-+*/^=<>\\]")
 _TAIL_CHARS = 4000
+_MAX_LINE_CHARS = 400
+MAX_DIGITS = 200  # Longer numbers are not read: nobody states one, and converting them takes quadratic time
 
 
 def gsm8k(
@@ -41,10 +50,28 @@ def gsm8k(
 def marked_number(text: str) -> Fraction | None:
     """The number after the last `####`; None when there is none, or when its line goes on as a calculation."""
     _, mark, rest = text.rpartition("####")
-    match = _MARKED.match(plain_characters(rest[:_TAIL_CHARS])) if mark else None
+    line = plain_characters(rest[:_TAIL_CHARS]).strip(" *").split("\n", 1)[0].strip(" *")
+    if not mark:
+        return None
+    if len(line) <= _MAX_LINE_CHARS and re.search(r"\d", line) and not _CALCULATION.search(line):
+        node = read(line).node
+        value = _stated(node) if node is not None else None
+        if value is not None:
+            return value
+    match = _MARKED.match(line)
     if match is None or _OPERATOR.search(match["rest"].lstrip("*")):
         return None
     return _value(match["digits"], (match["sign"] == "-") != (match["sign2"] == "-"))
+
+
+def _stated(node: Node) -> Fraction | None:
+    """The number of an answer, whatever unit stands behind it; a percentage is the number before the sign."""
+    while node.op in ("quantity", "degrees", "percent"):
+        node = node.args[0]
+    try:
+        return exact(node)
+    except (TooHard, Undefined):
+        return None
 
 
 def last_number(text: str) -> Fraction | None:

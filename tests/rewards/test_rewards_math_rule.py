@@ -7,7 +7,7 @@ import time
 import pytest
 
 from roll.rewards.math_rule import math_rule
-from roll.rewards.quantities import read_quantity, same_quantity
+from roll.rewards.maths.comparison import same
 from roll.types.episode import Task
 
 
@@ -118,6 +118,7 @@ WRONG = [
     (r"\boxed{1/0}", "0"),
     (r"\boxed{x}", "y"),
     ("The answer is -72", "72"),
+    (r"\boxed{(x+y+z+w)^{300}}", "72"),
 ]
 
 
@@ -142,7 +143,6 @@ UNANSWERED = [
     r"\boxed{100000000!}",
     r"\boxed{((9!)!)!}",
     r"\boxed{(9999+1)!}",
-    r"\boxed{(x+y+z+w)^{300}}",
     r"\boxed{2^{100000000}}",
 ]
 
@@ -206,7 +206,4 @@ def test_require_boxed_ignores_plain_answers() -> None:
     ],
 )
 def test_a_tiny_number_is_not_nothing(answer: str, gold: str, right: bool) -> None:
-    mine, theirs = read_quantity(answer), read_quantity(gold)
-    assert mine is not None
-    assert theirs is not None
-    assert same_quantity(mine, theirs) is right
+    assert same(answer, gold).equal is right
