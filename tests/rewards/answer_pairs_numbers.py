@@ -19,7 +19,7 @@ def compared(kind: str, *rows: tuple[Spelling, ...]) -> Iterator[AnswerPair]:
 
 
 def integers() -> Iterator[AnswerPair]:
-    for value in (42, 306, 17):
+    for value in (42, 306):
         tens, ones = divmod(value, 10)
         yield from compared(
             "integers",
@@ -45,7 +45,7 @@ def integers() -> Iterator[AnswerPair]:
 
 
 def separators() -> Iterator[AnswerPair]:
-    for value in (1234, 56789, 1250000, 20025):
+    for value in (1234, 20025, 1250000):
         groups = f"{value:,}"
         shifted = value // 1000  # all but the last group
         yield from compared(
@@ -77,7 +77,7 @@ def separators() -> Iterator[AnswerPair]:
 
 
 def fractions() -> Iterator[AnswerPair]:
-    for top, bottom in ((3, 4), (22, 7), (5, 6), (1, 12)):
+    for top, bottom in ((3, 4), (22, 7), (1, 12)):
         value = Fraction(top, bottom)
         yield from compared(
             "fractions",
@@ -104,7 +104,7 @@ def fractions() -> Iterator[AnswerPair]:
 
 
 def mixed_numbers() -> Iterator[AnswerPair]:
-    for whole, top, bottom in ((1, 1, 2), (3, 1, 7), (2, 3, 4), (5, 2, 3)):
+    for whole, top, bottom in ((1, 1, 2), (3, 1, 7), (5, 2, 3)):
         value = whole + Fraction(top, bottom)
         improper = f"{value.numerator}/{value.denominator}"
         frac = rf"\frac{{{top}}}{{{bottom}}}"
@@ -159,7 +159,7 @@ def decimals() -> Iterator[AnswerPair]:
 
 
 def repeating_decimals() -> Iterator[AnswerPair]:
-    for start, cycle in (("", "3"), ("", "6"), ("", "27"), ("1", "6"), ("58", "3"), ("", "09")):
+    for start, cycle in (("", "3"), ("", "27"), ("58", "3"), ("", "09")):
         scale, nines = 10 ** len(start), 10 ** len(cycle) - 1
         value = Fraction(int(start or 0), scale) + Fraction(int(cycle), scale * nines)
         ended = Fraction(int(start + cycle), 10 ** len(start + cycle))
@@ -211,7 +211,7 @@ def percents() -> Iterator[AnswerPair]:
 
 
 def powers() -> Iterator[AnswerPair]:
-    for base, exponent in ((2, 3), (10, 3), (5, 2), (3, 4)):
+    for base, exponent in ((2, 3), (10, 3), (5, 2)):
         value = base**exponent
         yield from compared(
             "powers",
@@ -241,7 +241,7 @@ def powers() -> Iterator[AnswerPair]:
 
 
 def brackets() -> Iterator[AnswerPair]:
-    for a, b in ((5, 2), (2, 3), (7, 4), (10, 6)):
+    for a, b in ((5, 2), (2, 3)):
         yield from compared(
             "numbers in brackets",
             ((a * b, str(a * b)), (a * b, f"{a}({b})"), (a * b, f"({a})({b})"), (a + b, f"({a}) + ({b})")),
@@ -261,7 +261,7 @@ def brackets() -> Iterator[AnswerPair]:
 
 
 def scientific() -> Iterator[AnswerPair]:
-    for digits, exponent in (("1.5", 3), ("6.02", 23), ("4", -3), ("2.5", 6)):
+    for digits, exponent in (("1.5", 3), ("6.02", 23), ("4", -3)):
         value = Fraction(digits) * Fraction(10) ** exponent
         plain = str(int(value)) if exponent > 0 else f"{float(value):.10f}".rstrip("0")
         yield from compared(
