@@ -5,7 +5,11 @@ from __future__ import annotations
 from answer_pairs_form import AnswerPair, Case, written
 
 ROOTS: list[Case] = [
-    (r"\sqrt{2}", ("√2", r"\sqrt2", r"2^{1/2}", "sqrt(2)", r"\sqrt[2]{2}"), ("2", "4", r"\sqrt[3]{2}", r"\sqrt{20}", r"-\sqrt{2}")),
+    (
+        r"\sqrt{2}",
+        ("√2", r"\sqrt2", r"2^{1/2}", "sqrt(2)", r"\sqrt[2]{2}"),
+        ("2", "4", r"\sqrt[3]{2}", r"\sqrt{20}", r"-\sqrt{2}"),
+    ),
     ("3", (r"\sqrt{9}", r"\sqrt[3]{27}", "√9", r"81^{1/4}"), (r"\sqrt{3}", r"\sqrt[3]{9}", r"\pm 3", r"\sqrt{27}")),
     (r"\sqrt[3]{5}", (r"5^{\frac{1}{3}}", r"\sqrt[3]5", "∛5"), (r"\sqrt{5}", r"3\sqrt{5}", r"\frac{5}{3}", r"5^3")),
     (r"\sqrt{\frac{1}{4}}", (r"\frac{1}{2}", "0.5"), (r"\frac{1}{4}", r"\frac{1}{16}")),
@@ -14,16 +18,36 @@ ROOTS: list[Case] = [
 ]
 
 SURDS: list[Case] = [
-    (r"2\sqrt{3}", (r"\sqrt{12}", r"\sqrt{3} \cdot 2", "2√3", r"\frac{6}{\sqrt{3}}"), (r"3\sqrt{2}", r"\sqrt{6}", r"\sqrt{23}", "2")),
-    (r"\frac{\sqrt{2}}{2}", (r"\frac{1}{\sqrt{2}}", r"\sqrt{\frac{1}{2}}", r"\sqrt{2}/2"), (r"\frac{2}{\sqrt{2}}", r"\frac{1}{2}", r"\sqrt{2}")),
-    (r"1+\sqrt{5}", (r"\sqrt{5}+1", "1 + √5", r"\frac{4}{\sqrt{5}-1}"), (r"\sqrt{6}", r"1-\sqrt{5}", r"\frac{1+\sqrt{5}}{2}")),
+    (
+        r"2\sqrt{3}",
+        (r"\sqrt{12}", r"\sqrt{3} \cdot 2", "2√3", r"\frac{6}{\sqrt{3}}"),
+        (r"3\sqrt{2}", r"\sqrt{6}", r"\sqrt{23}", "2"),
+    ),
+    (
+        r"\frac{\sqrt{2}}{2}",
+        (r"\frac{1}{\sqrt{2}}", r"\sqrt{\frac{1}{2}}", r"\sqrt{2}/2"),
+        (r"\frac{2}{\sqrt{2}}", r"\frac{1}{2}", r"\sqrt{2}"),
+    ),
+    (
+        r"1+\sqrt{5}",
+        (r"\sqrt{5}+1", "1 + √5", r"\frac{4}{\sqrt{5}-1}"),
+        (r"\sqrt{6}", r"1-\sqrt{5}", r"\frac{1+\sqrt{5}}{2}"),
+    ),
     # (sqrt 2 + sqrt 3)^2 = 5 + 2 sqrt 6
-    (r"\sqrt{5+2\sqrt{6}}", (r"\sqrt{2}+\sqrt{3}", r"\sqrt{3}+\sqrt{2}"), (r"\sqrt{5}", r"5+2\sqrt{6}", r"\sqrt{5-2\sqrt{6}}")),
+    (
+        r"\sqrt{5+2\sqrt{6}}",
+        (r"\sqrt{2}+\sqrt{3}", r"\sqrt{3}+\sqrt{2}"),
+        (r"\sqrt{5}", r"5+2\sqrt{6}", r"\sqrt{5-2\sqrt{6}}"),
+    ),
     (r"5\sqrt{2}", (r"\sqrt{50}", r"\sqrt{2}+4\sqrt{2}"), ("5", r"\sqrt{10}", r"\sqrt{52}")),
 ]
 
 SLOPES: list[Case] = [
-    (r"y=-\frac{3}{4}x+2", ("y=-3/4x+2", "y = -(3/4)x + 2", r"y=-\dfrac{3x}{4}+2"), (r"y=-\frac{3}{4x}+2", r"y=-\frac{4}{3}x+2")),
+    (
+        r"y=-\frac{3}{4}x+2",
+        ("y=-3/4x+2", "y = -(3/4)x + 2", r"y=-\dfrac{3x}{4}+2"),
+        (r"y=-\frac{3}{4x}+2", r"y=-\frac{4}{3}x+2"),
+    ),
     (r"\frac{x}{2}", ("1/2x", "x/2", "0.5x", r"\frac12 x"), (r"\frac{1}{2x}", "1/(2x)", r"\frac{2}{x}")),
     (r"\frac{1}{2x}", ("1/(2x)", r"\frac{1}{2} \cdot \frac{1}{x}"), ("1/2x", r"\frac{x}{2}")),
     (r"\frac{2\pi}{3}", (r"2/3\pi", r"\frac{2}{3}\pi", "2π/3"), (r"\frac{2}{3\pi}", r"2/(3\pi)", r"\frac{3\pi}{2}")),
@@ -34,7 +58,11 @@ SLOPES: list[Case] = [
 LETTERS: list[Case] = [
     (r"\pi R^2", (r"\pi \cdot R^2", r"R^2\pi"), (r"\pi r^2", r"\pi R", r"2\pi R")),
     ("F=ma", ("F = am", r"F = m \cdot a"), ("f=MA", "F=Ma", "F=mA")),
-    (r"\frac{GMm}{r^2}", (r"\frac{G m M}{r^2}", r"G\frac{Mm}{r^2}"), (r"\frac{Gm^2}{r^2}", r"\frac{GMm}{R^2}", r"\frac{GM^2}{r^2}")),
+    (
+        r"\frac{GMm}{r^2}",
+        (r"\frac{G m M}{r^2}", r"G\frac{Mm}{r^2}"),
+        (r"\frac{Gm^2}{r^2}", r"\frac{GMm}{R^2}", r"\frac{GM^2}{r^2}"),
+    ),
     ("A+a", ("a+A",), ("2a", "2A")),
     (r"\frac{R-r}{2}", (r"\frac{1}{2}(R-r)", r"\frac{R}{2}-\frac{r}{2}"), ("0", r"\frac{r-R}{2}")),
     ("x^2+C", ("x^2+c", "x^2 + C"), ("X^2+C", "2x+C")),
@@ -50,7 +78,11 @@ COMPLEX: list[Case] = [
     ("2i", (r"(1+i)^2", "i + i", r"\sqrt{-4}", "2 i"), ("2", "-2i", "i^2")),
     ("3+4i", ("4i+3", "3 + 4 i", r"3+4\mathrm{i}"), ("3-4i", "4+3i", "7")),
     ("-i", (r"\frac{1}{i}", "i^3", "-1i"), ("i", "1", "i^5")),
-    (r"\frac{1-i}{2}", (r"\frac{1}{1+i}", r"\frac{1}{2}-\frac{1}{2}i", r"\frac12 - \frac{i}{2}"), (r"\frac{1+i}{2}", r"\frac{1}{1-i}")),
+    (
+        r"\frac{1-i}{2}",
+        (r"\frac{1}{1+i}", r"\frac{1}{2}-\frac{1}{2}i", r"\frac12 - \frac{i}{2}"),
+        (r"\frac{1+i}{2}", r"\frac{1}{1-i}"),
+    ),
     ("5", ("|3+4i|", "(2+i)(2-i)"), ("3+4i", "(2+i)^2")),
     (r"1+i\sqrt{3}", (r"1+\sqrt{3}i", r"2e^{i\pi/3}"), (r"1-i\sqrt{3}", r"\sqrt{3}+i")),
 ]
@@ -66,8 +98,16 @@ EQUATIONS: list[Case] = [
 
 POLYNOMIALS: list[Case] = [
     ("x^2+2x+1", ("(x+1)^2", "1+2x+x^2", "(x+1)(x+1)", "x(x+2)+1"), ("x^2+2x-1", "(x-1)^2", "x^2+1", "x^2+2x")),
-    ("(x-2)(x+3)", ("(x+3)(x-2)", "x^2+x-6", r"\left(x-2\right)\left(x+3\right)"), ("(x+2)(x-3)", "x^2-x-6", "x^2+x+6")),
-    (r"\frac{x+1}{x-1}", (r"\frac{-x-1}{1-x}", "(x+1)/(x-1)", r"1+\frac{2}{x-1}"), ("x+1/x-1", r"\frac{x-1}{x+1}", r"\frac{x+1}{1-x}")),
+    (
+        "(x-2)(x+3)",
+        ("(x+3)(x-2)", "x^2+x-6", r"\left(x-2\right)\left(x+3\right)"),
+        ("(x+2)(x-3)", "x^2-x-6", "x^2+x+6"),
+    ),
+    (
+        r"\frac{x+1}{x-1}",
+        (r"\frac{-x-1}{1-x}", "(x+1)/(x-1)", r"1+\frac{2}{x-1}"),
+        ("x+1/x-1", r"\frac{x-1}{x+1}", r"\frac{x+1}{1-x}"),
+    ),
     ("6xy", ("6yx", r"2x \cdot 3y", "6 x y"), ("6x+y", "6x^2y", "6x", "6")),
     ("a^3-b^3", ("(a-b)(a^2+ab+b^2)", "-b^3+a^3"), ("(a-b)^3", "b^3-a^3", "a^3+b^3")),
 ]

@@ -8,9 +8,17 @@ from __future__ import annotations
 from answer_pairs_form import AnswerPair, Case, written
 
 DEGREES: list[Case] = [
-    (r"90^\circ", ("90", "90°", r"\frac{\pi}{2}", r"90^{\circ}", r"90 \text{ degrees}"), (r"\pi", r"9^\circ", r"\frac{\pi}{90}")),
+    (
+        r"90^\circ",
+        ("90", "90°", r"\frac{\pi}{2}", r"90^{\circ}", r"90 \text{ degrees}"),
+        (r"\pi", r"9^\circ", r"\frac{\pi}{90}"),
+    ),
     (r"\frac{\pi}{2}", (r"90^\circ", r"\frac{\pi}{2} \text{ radians}"), ("90", r"2^\circ", r"180^\circ")),
-    (r"\frac{1}{2}", (r"\sin 30^\circ", r"\cos 60^\circ", "sin 30°"), (r"\sin 60^\circ", r"\cos 30^\circ", r"30^\circ")),
+    (
+        r"\frac{1}{2}",
+        (r"\sin 30^\circ", r"\cos 60^\circ", "sin 30°"),
+        (r"\sin 60^\circ", r"\cos 30^\circ", r"30^\circ"),
+    ),
     ("1", (r"\tan 45^\circ", r"\tan{45^\circ}"), (r"\cos 90^\circ", r"45^\circ")),
     (r"\frac{\sqrt{3}}{2}", (r"\sin 60^\circ", r"\cos 30^{\circ}"), (r"\sin 30^\circ", r"\tan 60^\circ")),
     ("0", (r"\cos 90^\circ", r"\sin 180^\circ"), (r"\sin 90^\circ",)),
@@ -39,7 +47,11 @@ DERIVATIVES: list[Case] = [
     ("x'", ("x^{\\prime}",), ("x", "x''", r"\dot{y}")),
     (r"\frac{dy}{dx}", (r"\dfrac{dy}{dx}", r"\frac{d y}{d x}"), (r"\frac{dx}{dy}", r"\frac{y}{x}")),
     (r"\frac{dy}{dx}=2x", (r"\frac{dy}{dx} = 2x", r"\dfrac{dy}{dx}=2x"), (r"\frac{dx}{dy}=2x", r"\frac{dy}{dx}=2y")),
-    (r"\frac{\partial f}{\partial x}", (r"\dfrac{\partial f}{\partial x}", r"\frac{ \partial f }{ \partial x }"), (r"\frac{\partial f}{\partial y}", r"\frac{\partial x}{\partial f}")),
+    (
+        r"\frac{\partial f}{\partial x}",
+        (r"\dfrac{\partial f}{\partial x}", r"\frac{ \partial f }{ \partial x }"),
+        (r"\frac{\partial f}{\partial y}", r"\frac{\partial x}{\partial f}"),
+    ),
     ("y''+y=0", ("y'' + y = 0", r"y^{\prime\prime}+y=0"), ("y'+y=0", "y+y=0")),
     (r"\dot{x}", (r"\dot x",), ("x", r"\ddot{x}")),
     ("A'B'", ("A' B'",), ("AB", "A'B")),
