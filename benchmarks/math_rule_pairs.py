@@ -19,9 +19,8 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT / "tests" / "rewards"))
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "rewards"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from answer_pairs import answer_pairs
 from answer_pairs_form import AnswerPair

@@ -137,15 +137,27 @@ MATRICES: list[Case] = [
 ]
 
 SEVERAL: list[Case] = [
-    ("2, 3", ("3, 2", "2 and 3", r"2 \text{ and } 3", r"\{2,3\}", r"2 \text{ or } 3"), ("2", "5", "2, 3, 4", "23", "2.3")),
+    (
+        "2, 3",
+        ("3, 2", "2 and 3", r"2 \text{ and } 3", r"\{2,3\}", r"2 \text{ or } 3"),
+        ("2", "5", "2, 3, 4", "23", "2.3"),
+    ),
     ("x=2, x=3", ("2, 3", "x=3, x=2", r"x=2 \text{ or } x=3", "x = 2 or x = 3"), ("x=2", "x=2, x=-3", "x=23")),
     (r"\pm 2", ("2, -2", r"-2 \text{ or } 2", r"\{-2,2\}", "±2", r"x = \pm 2"), ("2", r"\pm 4")),
-    (r"1 \pm \sqrt{2}", (r"1+\sqrt{2}, 1-\sqrt{2}", r"1-\sqrt{2} \text{ and } 1+\sqrt{2}", r"x = 1 \pm \sqrt{2}"), (r"1+\sqrt{2}", r"-1 \pm \sqrt{2}")),
+    (
+        r"1 \pm \sqrt{2}",
+        (r"1+\sqrt{2}, 1-\sqrt{2}", r"1-\sqrt{2} \text{ and } 1+\sqrt{2}", r"x = 1 \pm \sqrt{2}"),
+        (r"1+\sqrt{2}", r"-1 \pm \sqrt{2}"),
+    ),
     ("x=1, y=2", ("y=2, x=1", r"x=1 \text{ and } y=2", r"x = 1, \; y = 2"), ("x=2, y=1", "x=1")),
-    (r"\frac{1}{2}, 4", ("4, 0.5", "1/2 and 4", r"\frac{1}{2} \text{ and } 4"), (r"\frac{1}{4}, 2", "2", r"\frac{1}{2}")),
+    (
+        r"\frac{1}{2}, 4",
+        ("4, 0.5", "1/2 and 4", r"\frac{1}{2} \text{ and } 4"),
+        (r"\frac{1}{4}, 2", "2", r"\frac{1}{2}"),
+    ),
     ("A, B, C, D", ("B, D, A, C",), ("A, B, C", "ABCD")),
     ("1, 4, 9", ("1, 4, and 9", r"1, 4, \text{ and } 9", "9, 4, 1"), ("1, 4", "149", "14")),
-]  # fmt: skip
+]
 
 KINDS = {"sets": SETS, "tuples": TUPLES, "vectors": VECTORS, "matrices": MATRICES, "several answers": SEVERAL}
 

@@ -404,7 +404,16 @@ def number_words() -> Iterator[AnswerPair]:
 def pairs() -> list[AnswerPair]:
     """Return the pairs of this file."""
     kinds = (
-        integers, separators, fractions, mixed_numbers, decimals, repeating_decimals, percents, powers, brackets, scientific,
+        integers,
+        separators,
+        fractions,
+        mixed_numbers,
+        decimals,
+        repeating_decimals,
+        percents,
+        powers,
+        brackets,
+        scientific,
         number_words,
-    )  # fmt: skip
+    )
     return [pair for kind in kinds for pair in kind()]

@@ -41,12 +41,41 @@ RATIOS: list[Case] = [
 ]
 
 MODULI: list[Case] = [
-    (r"x \equiv 3 \pmod{7}", (r"x\equiv 3\pmod 7", r"x \equiv 3 \mod 7", "x ≡ 3 (mod 7)", r"x \equiv 3 \bmod 7", r"3 \pmod{7}", r"x \equiv 3 \ (\text{mod } 7)"), (r"x \equiv 3 \pmod{5}", r"x \equiv 5 \pmod{7}", r"x \equiv -3 \pmod{7}", r"x \equiv 7 \pmod{3}", r"x \not\equiv 3 \pmod{7}")),
-    (r"2 \pmod{5}", (r"2 \pmod 5", r"2\ (\text{mod}\ 5)", r"2 \mod 5", r"2 \mod{5}", "2 mod 5"), (r"2 \pmod{6}", r"5 \pmod{2}", "25")),
-    (r"n \equiv 1, 4 \pmod{6}", (r"n \equiv 1,4 \pmod 6", r"n \equiv 4, 1 \pmod{6}"), (r"n \equiv 1, 4 \pmod{5}", r"n \equiv 1 \pmod{6}")),
-    (r"a^2 \equiv 1 \pmod{p}", (r"a^2\equiv 1 \pmod p", r"a^{2} \equiv 1 \pmod{p}"), (r"a^2 \equiv 1 \pmod{q}", r"a \equiv 1 \pmod{p}")),
+    (
+        r"x \equiv 3 \pmod{7}",
+        (
+            r"x\equiv 3\pmod 7",
+            r"x \equiv 3 \mod 7",
+            "x ≡ 3 (mod 7)",
+            r"x \equiv 3 \bmod 7",
+            r"3 \pmod{7}",
+            r"x \equiv 3 \ (\text{mod } 7)",
+        ),
+        (
+            r"x \equiv 3 \pmod{5}",
+            r"x \equiv 5 \pmod{7}",
+            r"x \equiv -3 \pmod{7}",
+            r"x \equiv 7 \pmod{3}",
+            r"x \not\equiv 3 \pmod{7}",
+        ),
+    ),
+    (
+        r"2 \pmod{5}",
+        (r"2 \pmod 5", r"2\ (\text{mod}\ 5)", r"2 \mod 5", r"2 \mod{5}", "2 mod 5"),
+        (r"2 \pmod{6}", r"5 \pmod{2}", "25"),
+    ),
+    (
+        r"n \equiv 1, 4 \pmod{6}",
+        (r"n \equiv 1,4 \pmod 6", r"n \equiv 4, 1 \pmod{6}"),
+        (r"n \equiv 1, 4 \pmod{5}", r"n \equiv 1 \pmod{6}"),
+    ),
+    (
+        r"a^2 \equiv 1 \pmod{p}",
+        (r"a^2\equiv 1 \pmod p", r"a^{2} \equiv 1 \pmod{p}"),
+        (r"a^2 \equiv 1 \pmod{q}", r"a \equiv 1 \pmod{p}"),
+    ),
     (r"0 \pmod{11}", (r"0 \pmod {11}", r"0 \mod 11"), (r"0 \pmod{1}", r"1 \pmod{11}", "11")),
-]  # fmt: skip
+]
 
 BASES: list[Case] = [
     ("10_2", ("10_{2}", "(10)_2", r"10_{\text{two}}", "10₂"), ("10_3", "11_2", "10_{20}", "102")),

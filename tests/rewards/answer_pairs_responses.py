@@ -1,6 +1,6 @@
-r"""Whole responses, a gold answer, and whether the response is right: where the answer stands, and what stands around it.
+r"""Whole responses, a gold answer, and whether the response is right: where the answer stands, what stands around it.
 
-Several boxes: the last one counts, but boxes that only a comma or a word such as "and" or "or" separates are several answers.
+Several boxes: the last one counts, but boxes with only a comma or a word like "and" between them are several answers.
 """
 
 from __future__ import annotations
