@@ -3,7 +3,7 @@
 python benchmarks/math_rule_speed.py --data deepmath.jsonl --against ../before
 
 Each row's own answer, boxed, and the next row's are scored against the row's `ground_truth`. The time is that of the
-process and of all that it starts (the guardian of `roll/rewards/bounded_maths.py` and its workers), start not counted.
+process and of all processes that it starts, which are waited for; their start is not counted.
 """
 
 from __future__ import annotations
