@@ -7,7 +7,11 @@ from answer_pairs_form import AnswerPair, Case, written
 SETS: list[Case] = [
     (r"\{1,2\}", (r"\{2,1\}", r"\left\{1, 2\right\}", "1, 2", r"\lbrace 1,2 \rbrace"), ("(1,2)", "[1,2]", r"\{12\}")),
     (r"\varnothing", (r"\emptyset", r"\{\}", "∅", r"\{ \}"), (r"\{0\}", r"\{\emptyset\}", "0")),
-    (r"\{x \mid x > 3\}", (r"\{x : x > 3\}", r"(3,\infty)", r"\{ x \mid x>3 \}"), (r"\{x \mid x \geq 3\}", r"\{3\}")),
+    (
+        r"\{x \mid x > 3\}",
+        (r"\{x : x > 3\}", r"(3,\infty)", r"\{x \in \mathbb{R} \mid x > 3\}"),
+        (r"\{x \mid x \geq 3\}", r"\{3\}"),
+    ),
     (r"\mathbb{R}", (r"(-\infty,\infty)", "ℝ", r"(-\infty, +\infty)"), (r"\mathbb{Q}", r"(0,\infty)")),
     (
         r"\mathbb{R} \setminus \{0\}",
