@@ -19,7 +19,7 @@ def compared(kind: str, *rows: tuple[Spelling, ...]) -> Iterator[AnswerPair]:
 
 
 def integers() -> Iterator[AnswerPair]:
-    for value in (42, 306, 17):
+    for value in (42, 306):
         tens, ones = divmod(value, 10)
         yield from compared(
             "integers",
@@ -45,7 +45,7 @@ def integers() -> Iterator[AnswerPair]:
 
 
 def separators() -> Iterator[AnswerPair]:
-    for value in (1234, 56789, 1250000, 20025):
+    for value in (1234, 20025, 1250000):
         groups = f"{value:,}"
         shifted = value // 1000  # all but the last group
         yield from compared(
@@ -77,7 +77,7 @@ def separators() -> Iterator[AnswerPair]:
 
 
 def fractions() -> Iterator[AnswerPair]:
-    for top, bottom in ((3, 4), (22, 7), (5, 6), (1, 12)):
+    for top, bottom in ((3, 4), (22, 7), (1, 12)):
         value = Fraction(top, bottom)
         yield from compared(
             "fractions",
@@ -96,15 +96,36 @@ def fractions() -> Iterator[AnswerPair]:
     yield from compared(
         "fractions",
         ((-half, r"-\frac{1}{2}"), (-half, r"\frac{-1}{2}"), (-half, r"\frac{1}{-2}"), (half, r"\frac{-1}{-2}")),
-        ((half, r"\frac12"), (half, r"\tfrac{1}{2}"), (half, "1/2"), (half, "½"), (2, "2/1"), (Fraction(1, 12), "1/12")),
-        ((Fraction(1, 20), r"\frac{1}{20}"), (Fraction(1, 20), "1/20"), (half, r"\frac{10}{20}"), (half, r"\frac{1}{2}")),
-        ((Fraction(2, 3), r"\frac{2}{3}"), (Fraction(2, 3), r"{2 \over 3}"), (Fraction(2, 3), "2⁄3"), (Fraction(3, 2), "3/2")),
-        ((Fraction(3, 8), r"\frac{\frac{3}{4}}{2}"), (Fraction(3, 8), "3/8"), (Fraction(3, 2), r"\frac{3}{\frac{4}{2}}")),
+        (
+            (half, r"\frac12"),
+            (half, r"\tfrac{1}{2}"),
+            (half, "1/2"),
+            (half, "½"),
+            (2, "2/1"),
+            (Fraction(1, 12), "1/12"),
+        ),
+        (
+            (Fraction(1, 20), r"\frac{1}{20}"),
+            (Fraction(1, 20), "1/20"),
+            (half, r"\frac{10}{20}"),
+            (half, r"\frac{1}{2}"),
+        ),
+        (
+            (Fraction(2, 3), r"\frac{2}{3}"),
+            (Fraction(2, 3), r"{2 \over 3}"),
+            (Fraction(2, 3), "2⁄3"),
+            (Fraction(3, 2), "3/2"),
+        ),
+        (
+            (Fraction(3, 8), r"\frac{\frac{3}{4}}{2}"),
+            (Fraction(3, 8), "3/8"),
+            (Fraction(3, 2), r"\frac{3}{\frac{4}{2}}"),
+        ),
     )
 
 
 def mixed_numbers() -> Iterator[AnswerPair]:
-    for whole, top, bottom in ((1, 1, 2), (3, 1, 7), (2, 3, 4), (5, 2, 3)):
+    for whole, top, bottom in ((1, 1, 2), (3, 1, 7), (5, 2, 3)):
         value = whole + Fraction(top, bottom)
         improper = f"{value.numerator}/{value.denominator}"
         frac = rf"\frac{{{top}}}{{{bottom}}}"
@@ -119,13 +140,27 @@ def mixed_numbers() -> Iterator[AnswerPair]:
                 (whole, str(whole)),
                 (Fraction(whole * top, bottom), rf"{whole} \cdot {frac}"),
             ),
-            ((value, improper), (value, f"{whole} {top}/{bottom}"), (whole + Fraction(bottom, top), f"{whole} {bottom}/{top}")),
+            (
+                (value, improper),
+                (value, f"{whole} {top}/{bottom}"),
+                (whole + Fraction(bottom, top), f"{whole} {bottom}/{top}"),
+            ),
         )
     yield from compared(
         "mixed numbers",
-        ((Fraction(-3, 2), r"-1\frac{1}{2}"), (Fraction(-3, 2), "-1 1/2"), (Fraction(-3, 2), "-3/2"), (Fraction(-1, 2), "-1/2")),
+        (
+            (Fraction(-3, 2), r"-1\frac{1}{2}"),
+            (Fraction(-3, 2), "-1 1/2"),
+            (Fraction(-3, 2), "-3/2"),
+            (Fraction(-1, 2), "-1/2"),
+        ),
         ((Fraction(-3, 2), "-1 1/2"), (Fraction(-3, 2), "-1.5"), (Fraction(-1, 2), r"-1 + \frac{1}{2}")),
-        ((Fraction(7, 4), "1.75"), (Fraction(7, 4), "1 3/4"), (Fraction(7, 4), r"1\,\tfrac{3}{4}"), (Fraction(13, 4), "13/4")),
+        (
+            (Fraction(7, 4), "1.75"),
+            (Fraction(7, 4), "1 3/4"),
+            (Fraction(7, 4), r"1\,\tfrac{3}{4}"),
+            (Fraction(13, 4), "13/4"),
+        ),
         ((Fraction(3, 2), "1.5"), (Fraction(3, 2), "1½"), (Fraction(11, 2), "11/2")),
         ((Fraction(3, 2), "1 1/2"), (Fraction(3, 2), "1.5"), (Fraction(1, 2), "1/2")),
         ((Fraction(22, 7), r"\frac{22}{7}"), (Fraction(22, 7), "3 1/7"), (Fraction(31, 7), "31/7")),
@@ -154,12 +189,17 @@ def decimals() -> Iterator[AnswerPair]:
         ((5, "5"), (5, "5.0"), (5, "5.000"), (Fraction("5.05"), "5.05"), (Fraction("0.5"), ".5"), (50, "5.0e1")),
         ((Fraction("0.1"), "0.1"), (Fraction("0.1"), "1/10"), (Fraction("0.01"), "0.01"), (Fraction("1/11"), "1/11")),
         ((third, r"\frac{1}{3}"), (Fraction("0.33"), "0.33"), (Fraction("0.3333"), "0.3333")),
-        ((Fraction("-1.25"), "-1.25"), (Fraction("-1.25"), "-5/4"), (Fraction("-1.25"), "−1.250"), (Fraction("1.25"), "1.25")),
+        (
+            (Fraction("-1.25"), "-1.25"),
+            (Fraction("-1.25"), "-5/4"),
+            (Fraction("-1.25"), "−1.250"),
+            (Fraction("1.25"), "1.25"),
+        ),
     )
 
 
 def repeating_decimals() -> Iterator[AnswerPair]:
-    for start, cycle in (("", "3"), ("", "6"), ("", "27"), ("1", "6"), ("58", "3"), ("", "09")):
+    for start, cycle in (("", "3"), ("", "27"), ("58", "3"), ("", "09")):
         scale, nines = 10 ** len(start), 10 ** len(cycle) - 1
         value = Fraction(int(start or 0), scale) + Fraction(int(cycle), scale * nines)
         ended = Fraction(int(start + cycle), 10 ** len(start + cycle))
@@ -175,8 +215,17 @@ def repeating_decimals() -> Iterator[AnswerPair]:
     yield from compared(
         "repeating decimals",
         ((sixth, "1/6"), (sixth, r"0.1\dot{6}"), (sixth, r"0.1\bar{6}"), (Fraction(16, 99), r"0.\overline{16}")),
-        ((Fraction(4, 3), r"\frac{4}{3}"), (Fraction(4, 3), r"1.\overline{3}"), (Fraction(4, 3), r"1.\dot{3}"), (Fraction(13, 99), r"0.\dot{1}\dot{3}")),
-        ((Fraction(12, 99), r"0.\overline{12}"), (Fraction(4, 33), r"0.\dot{1}\dot{2}"), (Fraction(11, 90), r"0.1\overline{2}")),
+        (
+            (Fraction(4, 3), r"\frac{4}{3}"),
+            (Fraction(4, 3), r"1.\overline{3}"),
+            (Fraction(4, 3), r"1.\dot{3}"),
+            (Fraction(13, 99), r"0.\dot{1}\dot{3}"),
+        ),
+        (
+            (Fraction(12, 99), r"0.\overline{12}"),
+            (Fraction(4, 33), r"0.\dot{1}\dot{2}"),
+            (Fraction(11, 90), r"0.1\overline{2}"),
+        ),
         ((Fraction(1, 9), r"0.\overline{1}"), (Fraction(1, 9), r"0.\bar{1}"), (Fraction(1, 90), r"0.0\overline{1}")),
         ((1, "1"), (1, r"0.\overline{9}")),
     )
@@ -204,14 +253,19 @@ def percents() -> Iterator[AnswerPair]:
         yield AnswerPair("percent", f"{float(share):g}", text, False)  # no percent sign on either side
     yield from compared(
         "percent",
-        ((Fraction(1, 3), r"\frac{100}{3}\%"), (Fraction(1, 3), r"33\frac{1}{3}\%"), (Fraction(1, 3), "33 1/3 %"), (Fraction("0.33"), r"33\%")),
+        (
+            (Fraction(1, 3), r"\frac{100}{3}\%"),
+            (Fraction(1, 3), r"33\frac{1}{3}\%"),
+            (Fraction(1, 3), "33 1/3 %"),
+            (Fraction("0.33"), r"33\%"),
+        ),
         ((Fraction("-0.05"), r"-5\%"), (Fraction("-0.05"), "-5 percent"), (Fraction("0.05"), r"5\%")),
         ((Fraction("0.05"), r"5\%"), (Fraction("0.05"), "0.05"), (Fraction("0.5"), "0.5"), (Fraction("0.5"), r"50\%")),
     )
 
 
 def powers() -> Iterator[AnswerPair]:
-    for base, exponent in ((2, 3), (10, 3), (5, 2), (3, 4)):
+    for base, exponent in ((2, 3), (10, 3), (5, 2)):
         value = base**exponent
         yield from compared(
             "powers",
@@ -232,16 +286,29 @@ def powers() -> Iterator[AnswerPair]:
         ((-4, "-4"), (-4, "-2^2"), (4, "(-2)^2")),
         ((4, "4"), (4, "(-2)^2"), (-4, "-2^2"), (4, r"\left(-2\right)^{2}"), (4, "2²")),
         ((Fraction(3, 2), r"\frac{3}{2}"), (Fraction(9, 4), r"\left(\frac{3}{2}\right)^2")),
-        ((Fraction(1, 8), r"\frac{1}{8}"), (Fraction(1, 8), "2^{-3}"), (Fraction(1, 8), r"\frac{1}{2^3}"), (8, "2^3"), (-8, "-2^3")),
+        (
+            (Fraction(1, 8), r"\frac{1}{8}"),
+            (Fraction(1, 8), "2^{-3}"),
+            (Fraction(1, 8), r"\frac{1}{2^3}"),
+            (8, "2^3"),
+            (-8, "-2^3"),
+        ),
         ((1, "1"), (1, "7^0"), (0, "0^7")),
         ((512, "2^9"), (512, "2^{3^2}"), (64, "(2^3)^2"), (512, "8^3"), (18, "2 9")),
-        ((2**20, "2^{20}"), (2**20, "1048576"), (2**20, "4^{10}"), (2**2 * 0, r"2^2 \cdot 0"), (40, "2 \\cdot 20"), (220, "220")),
+        (
+            (2**20, "2^{20}"),
+            (2**20, "1048576"),
+            (2**20, "4^{10}"),
+            (2**2 * 0, r"2^2 \cdot 0"),
+            (40, "2 \\cdot 20"),
+            (220, "220"),
+        ),
     )
     yield AnswerPair("powers", r"\frac{3}{2}", r"\frac{3}{2}^2", False)  # 9/4, or 9/2 by another reading
 
 
 def brackets() -> Iterator[AnswerPair]:
-    for a, b in ((5, 2), (2, 3), (7, 4), (10, 6)):
+    for a, b in ((5, 2), (2, 3)):
         yield from compared(
             "numbers in brackets",
             ((a * b, str(a * b)), (a * b, f"{a}({b})"), (a * b, f"({a})({b})"), (a + b, f"({a}) + ({b})")),
@@ -261,7 +328,7 @@ def brackets() -> Iterator[AnswerPair]:
 
 
 def scientific() -> Iterator[AnswerPair]:
-    for digits, exponent in (("1.5", 3), ("6.02", 23), ("4", -3), ("2.5", 6)):
+    for digits, exponent in (("1.5", 3), ("6.02", 23), ("4", -3)):
         value = Fraction(digits) * Fraction(10) ** exponent
         plain = str(int(value)) if exponent > 0 else f"{float(value):.10f}".rstrip("0")
         yield from compared(
@@ -272,22 +339,43 @@ def scientific() -> Iterator[AnswerPair]:
                 (value, rf"{digits} \cdot 10^{{{exponent}}}"),
                 (value, f"{digits}e{exponent}"),
                 (value * 10, rf"{digits} \times 10^{{{exponent + 1}}}"),
-                (value / 10**exponent * Fraction(1, 10**abs(exponent)) / 10, rf"{digits} \times 10^{{{-abs(exponent) - 1}}}"),
+                (
+                    value / 10**exponent * Fraction(1, 10 ** abs(exponent)) / 10,
+                    rf"{digits} \times 10^{{{-abs(exponent) - 1}}}",
+                ),
                 (Fraction(digits) * 10, rf"{digits} \times 10"),
             ),
-            ((value, rf"{digits} \times 10^{{{exponent}}}"), (value, f"{digits}E{exponent}"), (Fraction(digits), digits)),
+            (
+                (value, rf"{digits} \times 10^{{{exponent}}}"),
+                (value, f"{digits}E{exponent}"),
+                (Fraction(digits), digits),
+            ),
         )
     yield from compared(
         "scientific notation",
         ((1000, "10^3"), (1000, r"1 \times 10^3"), (1000, "1e3"), (30, r"10 \cdot 3"), (10, "10")),
         ((300000000, r"3 \times 10^8"), (300000000, "3×10⁸"), (300000000, "3*10^8"), (2400, r"3 \times 10 \times 80")),
-        ((Fraction("0.0015"), r"1.5 \times 10^{-3}"), (Fraction("0.0015"), r"15 \times 10^{-4}"), (Fraction("0.015"), r"1.5 \times 10^{-2}")),
-        ((Fraction("6.63e-34"), r"6.63 \times 10^{-34}"), (Fraction("6.63e-34"), "6.63e-34"), (0, "0"), (Fraction("6.62e-34"), r"6.62 \times 10^{-34}")),
+        (
+            (Fraction("0.0015"), r"1.5 \times 10^{-3}"),
+            (Fraction("0.0015"), r"15 \times 10^{-4}"),
+            (Fraction("0.015"), r"1.5 \times 10^{-2}"),
+        ),
+        (
+            (Fraction("6.63e-34"), r"6.63 \times 10^{-34}"),
+            (Fraction("6.63e-34"), "6.63e-34"),
+            (0, "0"),
+            (Fraction("6.62e-34"), r"6.62 \times 10^{-34}"),
+        ),
     )
 
 
 def number_words() -> Iterator[AnswerPair]:
-    for text, word, value in (("5", "million", 10**6), ("2.5", "billion", 10**9), ("3", "thousand", 1000), ("7", "hundred", 100)):
+    for text, word, value in (
+        ("5", "million", 10**6),
+        ("2.5", "billion", 10**9),
+        ("3", "thousand", 1000),
+        ("7", "hundred", 100),
+    ):
         total = Fraction(text) * value
         yield from compared(
             "number words",
@@ -316,7 +404,16 @@ def number_words() -> Iterator[AnswerPair]:
 def pairs() -> list[AnswerPair]:
     """Return the pairs of this file."""
     kinds = (
-        integers, separators, fractions, mixed_numbers, decimals, repeating_decimals, percents, powers, brackets, scientific,
+        integers,
+        separators,
+        fractions,
+        mixed_numbers,
+        decimals,
+        repeating_decimals,
+        percents,
+        powers,
+        brackets,
+        scientific,
         number_words,
-    )  # fmt: skip
+    )
     return [pair for kind in kinds for pair in kind()]

@@ -1,6 +1,6 @@
-r"""Whole responses, a gold answer, and whether the response is right: where the answer stands, and what stands around it.
+r"""Whole responses, a gold answer, and whether the response is right: where the answer stands, what stands around it.
 
-Several boxes: the last one counts, but boxes that only a comma or a word such as "and" or "or" separates are several answers.
+Several boxes: the last one counts, but boxes with only a comma or a word like "and" between them are several answers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ CUES: list[ResponsePair] = [
     ("The answer is $2^{10}$.", "2", False),
     ("I thought it was 3, but the answer is -3.", "-3", True),
     ("I thought it was 3, but the answer is -3.", "3", False),
+    ("The answer is 12:30.", "12:30", True),
+    ("The answer is 12:30.", "12", False),
+    ("The answer is $x=4$ or $x=5$.", "4, 5", True),
+    ("The answer is $x=4$ or $x=5$.", "5", False),
 ]
 
 BOXES: list[ResponsePair] = [
@@ -48,6 +52,12 @@ BOXES: list[ResponsePair] = [
     (r"\boxed{\text{The area is } 50}", "5", False),
     (r"Their sum is \boxed{x = \frac{-1 + \sqrt{5}}{2}}", r"\frac{\sqrt{5}-1}{2}", True),
     (r"Their sum is \boxed{x = \frac{-1 + \sqrt{5}}{2}}", r"\frac{\sqrt{5}}{2}", False),
+    (r"\boxed{5} million", "5000000", True),
+    (r"\boxed{5} million", "5", False),
+    (r"\boxed{50}\%", "0.5", True),
+    (r"\boxed{50}\%", "0.005", False),
+    (r"\boxed{\text{5 apples}}", "5", True),
+    (r"\boxed{\text{5 apples}}", "6", False),
     (r"\boxed{28} percent", r"28\%", True),
     (r"\boxed{28} percent", r"2.8\%", False),
     (r"\[ \boxed{[-4, 0]} \]", "[-4,0]", True),
@@ -67,6 +77,18 @@ ENDINGS: list[ResponsePair] = [
     ("Therefore\n\n\\[\n\\frac{2}{3}\n\\]\n", "2", False),
     ("Therefore\n$$\n\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}\n$$", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
     ("Therefore\n$$\n\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}\n$$", r"\begin{pmatrix}2\\1\end{pmatrix}", False),
+    ("Therefore:\n\\begin{align*}\nx &= 3 + 4 \\\\\n&= 7\n\\end{align*}", "7", True),
+    ("Therefore:\n\\begin{align*}\nx &= 3 + 4 \\\\\n&= 7\n\\end{align*}", "4", False),
+    ("The diagonal is 2√3", r"2\sqrt{3}", True),
+    ("The diagonal is 2√3", "3", False),
+    ("The ratio is 2:3", "2:3", True),
+    ("The ratio is 2:3", "3", False),
+    ("#### 2:30", "2:30", True),
+    ("#### 2:30", "30", False),
+    ("It takes 3 hours and 20 minutes.", "20", False),
+    ("It takes 3 hours and 20 minutes.", "3", False),
+    ("This is 3 × 10^5", "300000", True),
+    ("This is 3 × 10^5", "5", False),
     ("The area is 50 m²", "50", True),
     ("The area is 50 m²", "2", False),
     ("The area is 50 m².", r"50 \text{ m}^2", True),

@@ -61,10 +61,11 @@ def test_of_all_pairs_97_in_a_hundred_are_right():
 
 
 @pytest.mark.parametrize("kind", BY_KIND)
-def test_no_unequal_answer_is_paid_when_gold_and_answer_are_swapped(kind: str):
-    swapped = [AnswerPair(kind, pair.answer, pair.gold, pair.equal) for pair in BY_KIND[kind] if not pair.equal]
-    paid = [pair for pair in swapped if not is_right(pair)]
-    assert not paid, f"paid:{listed(paid)}"
+def test_the_same_holds_when_gold_and_answer_are_swapped(kind: str):
+    swapped = [AnswerPair(kind, pair.answer, pair.gold, pair.equal) for pair in BY_KIND[kind]]
+    wrong = [pair for pair in swapped if not is_right(pair)]
+    assert not [pair for pair in wrong if not pair.equal], f"paid:{listed([pair for pair in wrong if not pair.equal])}"
+    assert len(wrong) <= 0.1 * len(swapped), f"{len(wrong)} of {len(swapped)}:{listed(wrong)}"
 
 
 @pytest.mark.parametrize("kind", RESPONSES)
