@@ -26,19 +26,24 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _MATH_SPAN = re.compile(
-    r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|(?<!\\)\$([^$\n]{1,1000})\$|\\\((.{1,1000}?)\\\)", re.DOTALL
+    r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|(?<!\\)\$([^$\n]{1,1000})\$|(\\begin\{(?:align|gather|equation|multline)(?:ed)?\*?\}.{1,1000}?\\end\{[a-z]+\*?\})|\\\((.{1,1000}?)\\\)",
+    re.DOTALL,
 )
 _NUMBER = rf"(?:{PLAIN_NUMBER})(?:/(?:{PLAIN_NUMBER}))?(?:\s?\\?%)?"
 _LAST_NUMBER = re.compile(
     rf"(?:(?<![\w)])-)?[$€£]?(?<![\^_A-Za-z])(?<![\^_]{{)(?:(?:\d+\s*)?\\frac\{{\d+\}}\{{\d+\}}|\d+ \d+/\d+|{_NUMBER})"
 )
-_BEFORE_VALUE = re.compile(r"=|≈|\\approx|:|####|\b(?:is|are|get|gives|equals|makes|have|obtain)\b")
-_LEADING_NUMBER = re.compile(rf"[-+]?[$€£]?-?(?:{PLAIN_NUMBER})(?:\s?/\s?\d+)?(?:\s?\\?%)?(?=[\s.,;:!?)]|$)")
+_BEFORE_VALUE = re.compile(r"=|≈|\\approx|:(?!\d)|####|\b(?:is|are|get|gives|equals|makes|have|obtain)\b")
+_LEADING_NUMBER = re.compile(rf"[-+]?[$€£]?-?(?:{PLAIN_NUMBER})(?:\s?/\s?\d+)?(?:\s?\\?%)?(?=[\s.,;!?)]|:(?!\d)|$)")
 _OPERATOR_AFTER = re.compile(r"\s*(?:[-+*/^=<>(\\]|,?\s*\d|,?\s*(?:and|or)\b)")
 _JOINT = re.compile(
     r"[\s$.]*(?:(?:\\text\s*\{)?\s*(?:,?\s*(?:and|or)\b|[,;&]|\\q?quad)\s*\}?[\s$]*){1,3}(?:\\\(|\\\[|\s|\$)*"
 )
 """What stands between two boxes or formulas that are one answer together; a full stop may close the first."""
+_BEHIND_BOX = re.compile(
+    r"\}[\s$]*(?:\\text\s*\{)?\s*(\\?%|(?:hundred|thousand|million|billion|trillion|dozen|percent)\b)", re.IGNORECASE
+)
+_QUANTITY_BEFORE = re.compile(r"(\d+(?:\.\d+)?\s+([A-Za-z]+))\s+(?:and\s+)?$")
 _VALUE_ALONE = re.compile(rf"\s*[-+]?[$€£]?-?(?:{_NUMBER})(?:\s?[A-Za-z%°/^{{}}\d]*){{0,3}}\s*")
 
 
@@ -121,9 +126,18 @@ def find_answer(response: str, *, think: ThinkMode = "auto", require_boxed: bool
     if boxed is None:
         return None
     if boxed.strip():
-        return Answer(boxed.strip(), True) if len(boxed) <= MAX_ANSWER_CHARS else None
+        return Answer(boxed.strip() + _after_box(visible), True) if len(boxed) <= MAX_ANSWER_CHARS else None
     plain = None if require_boxed else _plain_answer(visible[-_TAIL_CHARS:])
     return Answer(plain, False) if plain else None
+
+
+def _after_box(text: str) -> str:
+    r"""Return what stands behind the last box and is part of its number: `\\boxed{5} million`, `\\boxed{50}\\%`."""
+    start = max(text.rfind(command) for command in _BOXES)
+    inner = last_boxed(text) or ""
+    behind = text[text.find(inner, start) + len(inner) :][:60]
+    match = _BEHIND_BOX.match(behind)
+    return f" {match[1]}" if match else ""
 
 
 def _plain_answer(tail: str) -> str | None:
@@ -139,7 +153,7 @@ def _plain_answer(tail: str) -> str | None:
         if plain and (len(plain.split()) <= 4 or re.search(r"[\d\\]", plain)):
             return plain  # otherwise a remark such as "the answer is not obvious"
     end = tail.rstrip(" \n.*_`")
-    if end.endswith(("\\]", "$$")):
+    if end.endswith(("\\]", "$$", "}")):
         for span in _MATH_SPAN.finditer(end):
             if span.end() == len(end):
                 return _math_inside(span)
@@ -150,11 +164,13 @@ def _plain_answer(tail: str) -> str | None:
 def _math_inside(match: re.Match[str]) -> str:
     """Return a formula; of several aligned lines, the last."""
     inside = next(group for group in match.groups() if group is not None).strip()
-    aligned = re.fullmatch(r"\\begin\{(align(?:ed)?\*?|gather(?:ed)?\*?|split)\}(.*)\\end\{\1\}", inside, re.DOTALL)
+    aligned = re.fullmatch(
+        r"\\begin\{((?:align|gather|equation|multline)(?:ed)?\*?|split)\}(.*)\\end\{\1\}", inside, re.DOTALL
+    )
     if aligned is None:
         return inside
     rows = [row for row in aligned[2].split("\\\\") if row.strip(" &\n")]
-    return rows[-1].replace("&", " ").strip() if rows else inside
+    return rows[-1].replace("&", " ").strip(" =\n") if rows else inside
 
 
 def _joined_maths(text: str, first: re.Match[str]) -> str:
@@ -181,6 +197,13 @@ def _with_unit(number: str, rest: str) -> str:
         if unit is not None and not unit.nouns and (unit.dimensions or unit.factor != 1 or unit.percent):
             return f"{number} {part}"
     return number
+
+
+def _with_quantity_before(quantity: str, before: str) -> str:
+    """Return `3 hours 20 minutes` for `20 minutes` behind `3 hours and`."""
+    match = _QUANTITY_BEFORE.search(before[-60:])
+    unit = read_unit(match[2]) if match else None
+    return f"{match[1]} {quantity}" if match and unit is not None and unit.dimensions and " " in quantity else quantity
 
 
 def _from_statement(line: str) -> str | None:
@@ -217,6 +240,6 @@ def _from_last_line(line: str) -> str | None:
     for number in _LAST_NUMBER.finditer(line):  # noqa: B007 - the last one counts
         pass
     if number is not None:
-        return _with_unit(number.group(), line[number.end() :])
+        return _with_quantity_before(_with_unit(number.group(), line[number.end() :]), line[: number.start()])
     words = _undecorated(line)
     return words if len(words) <= 50 else None

@@ -1,7 +1,8 @@
-"""Reading and comparing answers: against Python's own arithmetic, within bounds, and what is said of what can't be read."""
+"""Reading and comparing answers: against Python's own arithmetic, within bounds, and what is said of the unreadable."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -32,7 +33,9 @@ def leaf() -> st.SearchStrategy[Written]:
         lambda pair: (rf"\frac{{{pair[0]}}}{{{pair[1]}}}", Fraction(*pair))
     )
     decimal = st.integers(0, 9999).map(lambda n: (f"{n // 100}.{n % 100:02d}", Fraction(n, 100)))
-    mixed = st.tuples(st.integers(1, 9), st.integers(1, 8)).map(lambda p: (f"{p[0]} {p[1]}/9", p[0] + Fraction(p[1], 9)))
+    mixed = st.tuples(st.integers(1, 9), st.integers(1, 8)).map(
+        lambda p: (f"{p[0]} {p[1]}/9", p[0] + Fraction(p[1], 9))
+    )
     return st.one_of(whole, fraction, decimal, mixed.map(lambda m: (f"({m[0]})", m[1])))
 
 
@@ -100,7 +103,20 @@ def test_functions_have_pythons_value_and_what_is_ambiguous_is_not_read(text: st
 
 @pytest.mark.parametrize(
     "answer",
-    [r"\foo", "1 +", "2 3", "x is even", r"\int_0^1 x dx", "1, 2, ...", "(1, 2", "{1", "3)", "5 x 3 y 2", r"\frac{dy}{dx}", "@"],
+    [
+        r"\foo",
+        "1 +",
+        "2 3",
+        "x is even",
+        r"\int_0^1 x dx",
+        "1, 2, ...",
+        "(1, 2",
+        "{1",
+        "3)",
+        "5 x 3 y 2",
+        r"\frac{dy}{dx}",
+        "@",
+    ],
 )
 def test_what_is_not_read_whole_is_not_read(answer: str) -> None:
     assert read(answer).node is None
@@ -154,22 +170,21 @@ def test_a_ground_truth_that_is_too_large_is_compared_as_text() -> None:
     assert math_rule(r"\boxed{9^{9^9}}", task("9^{9^{9}}")).value == 1.0
 
 
-PIECES = [r"\frac", "{", "}", "(", ")", "[", "]", "|", "^", "_", "!", r"\sqrt", r"\sin", "9", "0", "-", "+", "/", "x", "n", "i",
-          r"\pi", r"\infty", r"\pm", ",", "and", "=", "<", r"\in", r"\cup", r"\{", r"\}", r"\text{", "cm", "%", "$", ".", " ", ":",
-          r"\pmod", r"\binom", r"\begin{pmatrix}", r"\end{pmatrix}", "&", r"\\", r"\overline", r"\circ", "12", "345", "f(", "'"]  # fmt: skip
+PIECES = (
+    r"\frac { } ( ) [ ] | ^ _ ! \sqrt \sin 9 0 - + / x n i \pi \infty \pm , and = < \in \cup \{ \} \text{ cm % $ . : "
+    r"\pmod \binom \begin{pmatrix} \end{pmatrix} & \\ \overline \circ 12 345 f( '"
+)
 
 
 def test_no_answer_raises_or_takes_long() -> None:
     rng = random.Random(0)
     slowest = 0.0
     for _ in range(1000):
-        answer = "".join(rng.choice(PIECES) for _ in range(rng.randint(1, 80)))
-        gold = "".join(rng.choice(PIECES) for _ in range(rng.randint(1, 8)))
+        answer = "".join(rng.choice([" ", *PIECES.split()]) for _ in range(rng.randint(1, 80)))
+        gold = "".join(rng.choice([" ", *PIECES.split()]) for _ in range(rng.randint(1, 8)))
         started = time.process_time()
-        try:
+        with contextlib.suppress(TooHard):
             same(answer, gold)
-        except TooHard:
-            pass
         slowest = max(slowest, time.process_time() - started)
     assert slowest < 2.0  # 0.03 s at the most on one core
 
@@ -212,7 +227,9 @@ def test_a_division_by_zero_has_no_value() -> None:
         ("#### 2^3", "2", 0, 0),
     ],
 )
-def test_gsm8k_reads_the_number_of_its_line_with_any_unit(response: str, truth: str, correct: int, answered: int) -> None:
+def test_gsm8k_reads_the_number_of_its_line_with_any_unit(
+    response: str, truth: str, correct: int, answered: int
+) -> None:
     parts = gsm8k(response, task(truth)).parts
     assert (parts["correct"], parts["answered"]) == (correct, answered)
 

@@ -70,7 +70,7 @@ class Brackets(Cursor):
     def _set(self) -> Node:
         if self._take("}}"):
             return Node("set")
-        inner = self.answers() if not self._condition_ahead() else self._side()
+        inner = self.answers() if not self._condition_ahead() else self._relation()
         if self._peek().kind != "text" and self._take("|", "mid", ":"):
             self._bars = 0
             condition = self.answers()

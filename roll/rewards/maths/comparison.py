@@ -77,7 +77,8 @@ def read(answer: str) -> Reading:
         return Reading(text, None, "it is a date")
     if _is_words(tokens):
         value = spelled_number(text)
-        return Reading(text, None if value is None else number(value), "it is words")
+        node = number(value) if value is not None else _quietly(tokens)[0] if re.search(r"\d", text) else None
+        return Reading(text, node, "it is words")
     return Reading(text, *_quietly(tokens))
 
 

@@ -25,8 +25,8 @@ class Cursor(ABC):
         """Return one answer, or the list of several."""
 
     @abstractmethod
-    def _side(self) -> Node:
-        """Return one side of a relation."""
+    def _relation(self) -> Node:
+        """Return an expression, or several with relations between them."""
 
     @abstractmethod
     def _sum(self) -> Node:

@@ -30,7 +30,7 @@ from roll.rewards.maths.operands import Operands
 from roll.rewards.maths.tokens import Token
 from roll.rewards.maths.units import is_bare_unit, read_unit
 
-_RELATIONS = frozenset(["=", "<", ">", "leq", "geq", "neq", "approx", "in", "equiv", "simeq", "cong", "notin", "subset",
+_RELATIONS = frozenset(["=", "<", ">", "leq", "geq", "neq", "approx", "in", "equiv", "simeq", "cong", "subset",
                         "subseteq", "propto", "parallel", "perp", "ll", "gg", "sim"])  # fmt: skip
 
 _NO_UNITS = frozenset(["and", "or", "to", "is", "if", "mod", "u"])
@@ -61,6 +61,10 @@ class Parser(Operands):
             if self.at_end():
                 break
             items.append(self._ratio())
+        if any(token.text in ("wedge", "vee") for token in self._tokens) and any(
+            item.op != "relation" for item in items
+        ):
+            raise Unreadable("a logical sign")
         return items[0] if len(items) == 1 else Node("list", with_modulus(items), joined or ",")
 
     def _separator(self) -> str:

@@ -73,8 +73,8 @@ def is_hard(node: Node) -> bool:
 def same_number(answer: Fraction, gold: Fraction, decimal: bool, powers: bool = False) -> bool:
     """Return whether two numbers are equal; six decimals are enough when one is written as a decimal.
 
-    But 0 is no number that is written with a power of ten. Where six decimals leave nothing of the gold one (`6.63e-34`),
-    six digits have to agree, and three at least in any case.
+    But 0 is no number that is written with a power of ten. Where six decimals leave nothing of the gold one
+    (`6.63e-34`), six digits have to agree, and three in any case.
     """
     if not decimal or answer == gold:
         return answer == gold

@@ -62,6 +62,8 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 
 
 _UNITS = _table()
+_SYMBOL = re.compile("[kMGTmnpcµ]?(?:W|Wh|V|A|Hz|Pa|J|N|eV|B|K|F|mol|cal|L)")
+"""Of a unit that isn't in the table, whose letters have their case: `mW` isn't `MW`."""
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _SPEEDS = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h"), "fps": ("ft", "s")}
 BARE_UNITS = frozenset(name for name in _UNITS if name.isalpha()) | _SPEEDS.keys() | _MULTIPLIERS.keys()
@@ -103,6 +105,8 @@ def is_bare_unit(word: str, space: bool) -> bool:
     lower = word.lower()
     if lower in BARE_UNITS or lower in ("am", "pm", "percent", "per", "square", "cubic", "sq", "cu"):
         return True
+    if _SYMBOL.fullmatch(word):
+        return space
     syllable = re.fullmatch("[^aeiou][aeiou][^aeiou]", lower) is not None
     return space and (len(word) > 3 or syllable) and re.search("[aeiouy]", lower) is not None and word[1:].islower()
 
@@ -172,7 +176,7 @@ class _UnitReader:
         elif len(word) == 1 and word != "a":
             return False
         elif word not in _FILLERS:
-            self._nouns.add(_singular(word))
+            self._nouns.add(piece if _SYMBOL.fullmatch(piece) else _singular(word))
         return True
 
     def _multiply(self, name: str, exponent: int) -> None:
