@@ -18,6 +18,8 @@ SETS: list[Case] = [
         (r"(-\infty,0) \cup (0,\infty)", r"\mathbb{R}\setminus\{0\}"),
         (r"\mathbb{R}", r"\mathbb{R} \setminus \{1\}"),
     ),
+    (r"A \times B", (r"A\times B", "A × B"), (r"B \times A",)),
+    (r"\{\{1\}\}", (r"\{ \{1\} \}",), (r"\{1\}",)),
     (r"A \cup B", (r"A\cup B", "A ∪ B"), (r"A \cap B", r"A \setminus B")),
     (r"\{\frac{1}{2}, 3\}", (r"\{0.5, 3\}", r"\{3, 1/2\}"), (r"\{\frac{1}{2}\}", r"\{\frac{1}{3}, 2\}")),
     (r"\{(1,2),(3,4)\}", (r"\{(3,4),(1,2)\}",), (r"\{(2,1),(3,4)\}", r"\{1,2,3,4\}")),
@@ -85,6 +87,12 @@ VECTORS: list[Case] = [
         (r"\langle 0.5, 0 \rangle", r"\langle 1/2, 0 \rangle"),
         (r"\langle 0, \frac{1}{2} \rangle",),
     ),
+    (
+        r"\mathbf{a}\times\mathbf{b}",
+        (r"\mathbf{a} \times \mathbf{b}",),
+        (r"\mathbf{b}\times\mathbf{a}", r"\mathbf{a}\cdot\mathbf{b}"),
+    ),
+    (r"\vec{u}\cdot\vec{v}", (r"\vec{u} \cdot \vec{v}",), (r"\vec{u}\times\vec{v}",)),
     (r"\vec{a}+\vec{b}", (r"\vec{a} + \vec{b}", r"\vec a + \vec b"), (r"\vec{a}-\vec{b}", r"\vec{a}+\vec{c}")),
 ]
 

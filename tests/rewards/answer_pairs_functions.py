@@ -65,6 +65,7 @@ MARKS: list[Case] = [
     ("A^T", ("A^{T}",), ("A", "A^{-1}")),
     ("|x|", (r"\left|x\right|", r"\lvert x \rvert"), ("x", "-x")),
     (r"\lfloor x \rfloor", (r"\left\lfloor x \right\rfloor",), (r"\lceil x \rceil", "x")),
+    ("f^{(2)}(x)", ("f^{(2)} (x)",), ("f(x)", "f^2(x)")),
     (r"p \land q", (r"p\land q",), (r"p \lor q",)),
     ("n!", ("n(n-1)!",), ("n", "n!!")),
     (r"\binom{5}{2}", ("10", r"\frac{5!}{2! \cdot 3!}", r"\binom{5}{3}"), (r"\frac{5}{2}", "20")),

@@ -398,6 +398,8 @@ def number_words() -> Iterator[AnswerPair]:
         ((2 * 10**12, "2 trillion"), (2 * 10**12, r"2 \times 10^{12}"), (2 * 10**9, "2 billion")),
         ((12, "12"), (12, "twelve"), (20, "twenty")),
         ((7, "seven"), (7, "7"), (70, "seventy")),
+        ((5, "5"), (Fraction(5, 10), "5 tenths"), (Fraction(5, 100), r"5 \text{ hundredths}")),
+        ((Fraction(3, 10), "0.3"), (Fraction(3, 10), "3 tenths"), (Fraction(3, 100), "3 hundredths")),
     )
 
 

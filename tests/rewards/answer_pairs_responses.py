@@ -81,6 +81,8 @@ ENDINGS: list[ResponsePair] = [
     ("Therefore:\n\\begin{align*}\nx &= 3 + 4 \\\\\n&= 7\n\\end{align*}", "4", False),
     ("The diagonal is 2√3", r"2\sqrt{3}", True),
     ("The diagonal is 2√3", "3", False),
+    ("We find 2√3", r"2\sqrt{3}", True),
+    ("We find 2√3", "3", False),
     ("The ratio is 2:3", "2:3", True),
     ("The ratio is 2:3", "3", False),
     ("#### 2:30", "2:30", True),

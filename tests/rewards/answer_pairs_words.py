@@ -34,6 +34,7 @@ UNITS: list[Case] = [
     ("6", ("6 cm",), (r"6 \text{ cm} \times 4 \text{ cm}", r"6 \text{ cm}, 4 \text{ cm}")),
     (r"3 \text{ kg}", ("3 kilograms",), ("3 g", r"3 \text{ pounds}")),
     (r"5 \text{ mW}", ("5", "5 mW"), (r"5 \text{ MW}", "5 W")),
+    ("4 mm", ("4", "4 millimeters"), ("4 Mm",)),
 ]
 
 MONEY: list[Case] = [
