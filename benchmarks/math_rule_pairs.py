@@ -4,7 +4,8 @@ python benchmarks/math_rule_pairs.py --verl verl-0.9.1-py3-none-any.whl
 
 Prints for each kind of `tests/rewards/answer_pairs.py` the share of pairs judged right, and in brackets how many
 unequal answers were paid. verl's scorers are read from its wheel, or from a folder that holds `verl`; without `--verl`
-their columns are left out. `prime_math` needs pylatexenc. Every scorer gets the answer in the form it looks for.
+their columns are left out, and math-verify's where it isn't installed (`pip install math-verify==0.9.0`). `prime_math`
+needs pylatexenc. Every scorer gets the answer in the form it looks for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import io
 import logging
 import sys
@@ -102,7 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     pairs = swapped(answer_pairs()) if args.swapped else answer_pairs()
-    scorers: dict[str, Scorer] = {"math_rule": ours, "math-verify": by_math_verify}
+    scorers: dict[str, Scorer] = {"math_rule": ours}
+    if importlib.util.find_spec("math_verify"):
+        scorers["math-verify"] = by_math_verify
     if args.verl is not None:
         scorers |= verl_scorers(args.verl.resolve())
     totals = dict.fromkeys(scorers, (0, 0))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll.rewards.maths.comparison import read
-from roll.rewards.maths.tokens import PLAIN_NUMBER, has_prose, plain_characters, tokenise
+from roll.rewards.maths.tokens import PLAIN_NUMBER, plain_characters
 from roll.rewards.maths.units import read_unit
 
 ThinkMode = Literal["auto", "required", "ignore"]
@@ -44,6 +44,8 @@ _BEHIND_BOX = re.compile(
     r"\}[\s$]*(?:\\text\s*\{)?\s*(\\?%|(?:hundred|thousand|million|billion|trillion|dozen|percent)\b)", re.IGNORECASE
 )
 _QUANTITY_BEFORE = re.compile(r"(\d+(?:\.\d+)?\s+([A-Za-z]+))\s+(?:and\s+)?$")
+_BETWEEN = re.compile(r"\s*(?:,?\s*(?:and|or)\b|,)\s*")
+_CHOICE = re.compile(r"\(([A-Z])\)(?=[\s.,:;]|$)")
 _VALUE_ALONE = re.compile(rf"\s*[-+]?[$€£]?-?(?:{_NUMBER})(?:\s?[A-Za-z%°/^{{}}\d]*){{0,3}}\s*")
 
 
@@ -177,7 +179,7 @@ def _joined_maths(text: str, first: re.Match[str]) -> str:
     """Return a formula together with those that are one answer with it: `$2$ and $3$`."""
     parts, end = [_math_inside(first)], first.end()
     for span in _MATH_SPAN.finditer(text, end):
-        if len(parts) == 20 or not re.fullmatch(r"\s*(?:,?\s*(?:and|or)\b|,)\s*", text[end : span.start()]):
+        if len(parts) == 20 or not _BETWEEN.fullmatch(text[end : span.start()]):
             break
         parts.append(_math_inside(span))
         end = span.end()
@@ -211,6 +213,9 @@ def _from_statement(line: str) -> str | None:
     span = _MATH_SPAN.search(line)
     if span is not None and not re.search(r"\d", line[: span.start()]):
         return _joined_maths(line, span)
+    choice = _CHOICE.match(line)
+    if choice is not None:
+        return choice.group()
     number = _LEADING_NUMBER.match(line)
     if number is not None and not _OPERATOR_AFTER.match(line, number.end()):
         return _with_unit(number.group(), line[number.end() :])
@@ -225,21 +230,33 @@ def _from_last_line(line: str) -> str | None:
     """The last formula, else the last number, else a line short enough to be an answer in words."""
     spans = list(_MATH_SPAN.finditer(line))
     if spans:
-        return _math_inside(spans[-1])
+        first = len(spans) - 1
+        while (
+            first
+            and len(spans) - first < 20
+            and _BETWEEN.fullmatch(line[spans[first - 1].end() : spans[first].start()])
+        ):
+            first -= 1
+        return _joined_maths(line, spans[first])
     if line.startswith("\\") and len(line) <= MAX_ANSWER_CHARS:
         return _undecorated(line)
     stated = _undecorated(_BEFORE_VALUE.split(line)[-1]).strip("# ")
-    if (
-        stated
-        and len(stated) <= _MAX_FORMULA_CHARS
-        and not has_prose(tokenise(stated))
-        and read(stated).node is not None
-    ):
+    if _is_value(stated):
         return stated
+    words = _undecorated(line).split(" ")
+    for count in range(min(len(words), 8), 1, -1):
+        ending = " ".join(words[-count:])
+        starts = ending[:1] in "-+(\\" or ending[:1].isdigit()
+        if starts and not re.search("[=<>≈]", ending) and _is_value(ending):
+            return ending
     number = None
     for number in _LAST_NUMBER.finditer(line):  # noqa: B007 - the last one counts
         pass
     if number is not None:
         return _with_quantity_before(_with_unit(number.group(), line[number.end() :]), line[: number.start()])
-    words = _undecorated(line)
-    return words if len(words) <= 50 else None
+    statement = _undecorated(line)
+    return statement if len(statement) <= 50 else None
+
+
+def _is_value(text: str) -> bool:
+    return bool(text) and len(text) <= _MAX_FORMULA_CHARS and read(text).node is not None

@@ -204,11 +204,7 @@ class Comparison:
         if answer.op == "set" or gold.op == "set":
             if answer.op == gold.op or "list" in (answer.op, gold.op):
                 return self.answers(answer, gold)
-            (members, other) = (answer, gold) if answer.op == "set" else (gold, answer)
-            region = self._regions(answer, gold)
-            if region is not None:
-                return region
-            return len(members.args) == 1 and other.op not in STRUCTURES and self.one(members.args[0], other)
+            return bool(self._regions(answer, gold))
         regions = self._regions(answer, gold)
         if regions is not None:
             return regions

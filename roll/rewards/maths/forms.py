@@ -18,9 +18,11 @@ _TURNED = {">": "<", "geq": "leq", "approx": "="}
 
 def walk(node: Node) -> Iterator[Node]:
     """Give a node and everything below it."""
-    yield node
-    for child in node.args:
-        yield from walk(child)
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(node.args)
 
 
 def lone_letter(node: Node) -> bool:

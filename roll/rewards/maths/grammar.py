@@ -20,6 +20,7 @@ from roll.rewards.maths.nodes import (
     is_set,
     negative,
     number,
+    product,
     quantity,
     symbol,
     together,
@@ -189,7 +190,7 @@ class Parser(Operands):
                 self._at += 2
                 return "°"
             return "" if first else self._power_of_unit()
-        if self._is("$", "€", "£", "¥", "₹", "¢", "%") or self._is("/") or (self._is("*", ".") and not first):
+        if self._is("$", "€", "£", "¥", "₹", "¢", "%") or self._is("/") or (self._is("*", "times", ".") and not first):
             return self._next().text
         return ""
 
@@ -220,7 +221,11 @@ class Parser(Operands):
         if self._take("+"):
             return self._signed(inner)
         if self._take("-"):
-            return negative(self._signed(inner))
+            minus = 1
+            while self._is("-", "+"):
+                minus += self._next().text == "-"
+            node = self._signed(inner)
+            return negative(node) if minus % 2 else node
         if self._is("pm", "mp"):
             sign = symbol("±")
             return Node("mul", (sign if self._next().text == "pm" else negative(sign), self._signed(inner)))
@@ -234,9 +239,9 @@ class Parser(Operands):
         node = mixed or self._power()
         divided_by: Node | None = None
         while True:
-            if self._is("*") or self._times_ahead():
-                self._at += 1
-                node, divided_by = Node("mul", (node, self._signed(self._power))), None
+            if self._is("*", "times") or self._times_ahead():
+                sign = self._next().text
+                node, divided_by = product(node, self._signed(self._power), sign), None
             elif self._is("/"):
                 at = self._at
                 self._at += 1

@@ -38,6 +38,27 @@ def negative(node: Node) -> Node:
     return Node("mul", (number(-1), node))
 
 
+def product(first: Node, second: Node, sign: str) -> Node:
+    r"""Return `first \\times second`: of vectors and of capitals, as of sets, the order counts."""
+    if is_vector(first) and is_vector(second):
+        if sign == "times":
+            return Node("apply", (first, second), "times")
+        return Node("apply", tuple(sorted((first, second), key=repr)), "dot")
+    capitals = [
+        node.op == "symbol" and len(str(node.value)) == 1 and str(node.value).isupper() for node in (first, second)
+    ]
+    return (
+        Node("apply", (first, second), "times") if sign == "times" and all(capitals) else Node("mul", (first, second))
+    )
+
+
+def is_vector(node: Node) -> bool:
+    """Whether a letter is marked as a vector, times a number perhaps."""
+    if node.op == "mul":
+        return is_vector(node.args[-1])
+    return node.op == "symbol" and str(node.value).startswith("vec ")
+
+
 def value_of(node: Node) -> Fraction:
     """Return a leaf's number."""
     return node.value[0]

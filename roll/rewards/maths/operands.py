@@ -45,9 +45,18 @@ class Operands(Brackets):
             if self._is("{") and self._peek(1).text in ("circ", "degree") and self._peek(2).text == "}":
                 self._at += 3
                 return self._after_degrees(node)
+            order = [self._peek(ahead).text for ahead in range(5)]
+            if node.op == "symbol" and order[:2] == ["{", "("] and order[3:] == [")", "}"]:
+                self._at += 5
+                return self._postfix(symbol(f"{node.value}({order[2]})"))  # a derivative of that order
             exponent = self._exponent()
-            if node.op == "symbol" and exponent.op == "symbol" and exponent.value == "'":
-                node = symbol(f"{node.value}'")
+            if (
+                node.op == "symbol"
+                and exponent == negative(number(1))
+                and self._is("(")
+                and str(node.value) in _APPLIED
+            ):
+                node = symbol(f"{node.value}^-1")  # the inverse function
             else:
                 node = Node("pow", (node, exponent))
             node = self._postfix(node)
@@ -69,8 +78,6 @@ class Operands(Brackets):
     def _exponent(self) -> Node:
         if self._is("-", "+"):
             return self._signed(self._exponent)
-        if self._take("'", "''", "'''"):
-            return symbol("'")
         mark = self._peek()
         if mark.text == "*" and self._peek(1).kind != "number" and self._skip():
             return symbol("*")  # an adjoint or a dual
@@ -120,7 +127,7 @@ class Operands(Brackets):
         if node.op != "symbol" or not self._is("("):
             return node
         name = str(node.value)
-        bare = name.rstrip("'").partition("_")[0]
+        bare = re.split("[_^'(]", name)[0]
         follows = [token.text for token in self._tokens[self._at : self._at + 4]]
         is_number = len(follows) > 2 and self._peek(1).kind == "number" and follows[2] == ")"
         defined = self._is_definition()
@@ -299,6 +306,8 @@ class Operands(Brackets):
             return number(value)
         if not re.fullmatch(r"[A-Za-z ]*", token.text.strip("() .,")) and self._depth < MAX_NESTING:
             return self._inside_text(token.text)
+        if token.text.strip(" .") in _CONSTANTS:
+            return Node("constant", (), _CONSTANTS[token.text.strip(" .")])
         letter = token.text.strip("() .")
         if len(letter) == 1 and letter.isalpha():
             return symbol(letter)

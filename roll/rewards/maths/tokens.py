@@ -133,7 +133,7 @@ _SAME = {
     "lt": "<",
     "gt": ">",
     "cdot": "*",
-    "times": "*",
+    "times": "times",
     "ast": "*",
     "div": "/",
     "dfrac": "frac",
@@ -336,7 +336,12 @@ def has_prose(tokens: tuple[Token, ...]) -> bool:
 
 
 def _is_prose(word: str) -> bool:
-    return len(word) > 3 or word.lower() == "no" or (len(word) == 3 and re.search("[aeiouyAEIOUY]", word) is not None)
+    return (
+        len(word) > 3
+        or (len(word) == 3 and word.isupper())
+        or word.lower() == "no"
+        or (len(word) == 3 and re.search("[aeiouyAEIOUY]", word) is not None)
+    )
 
 
 def written(answer: str) -> str:

@@ -10,6 +10,16 @@ words = str.split
 """Long lists of words read better as one text."""
 
 _MULTIPLIERS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_PARTS = {
+    "half": 2,
+    "halve": 2,
+    "third": 3,
+    "quarter": 4,
+    "fifth": 5,
+    "tenth": 10,
+    "hundredth": 100,
+    "thousandth": 1000,
+}
 
 
 def _table() -> dict[str, tuple[str, Fraction]]:
@@ -64,6 +74,8 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 _UNITS = _table()
 _SYMBOL = re.compile("[kMGTmnpcµ]?(?:W|Wh|V|A|Hz|Pa|J|N|eV|B|K|F|mol|cal|L)")
 """Of a unit that isn't in the table, whose letters have their case: `mW` isn't `MW`."""
+_LARGE = frozenset(["Mm", "Mg", "Ms", "Ml", "ML"])
+"""A million times what they are in small letters, or something else."""
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _SPEEDS = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h"), "fps": ("ft", "s")}
 BARE_UNITS = frozenset(name for name in _UNITS if name.isalpha()) | _SPEEDS.keys() | _MULTIPLIERS.keys()
@@ -152,7 +164,8 @@ class _UnitReader:
 
     def word(self, piece: str) -> bool:
         """Take a word or a sign; False if no unit has it."""
-        word = piece if len(piece) == 1 and piece.isupper() and piece not in _CASED else piece.lower()
+        has_case = (len(piece) == 1 and piece.isupper() and piece not in _CASED) or piece in _LARGE
+        word = piece if has_case else piece.lower()
         last, self._last = self._last, ""
         if word in ("/", "per", "*"):
             self._sign = 1 if word == "*" else -1
@@ -165,6 +178,8 @@ class _UnitReader:
             self._percent = True
         elif word.removesuffix("s") in _MULTIPLIERS:
             self._factor *= _MULTIPLIERS[word.removesuffix("s")]
+        elif word.removesuffix("s") in _PARTS:
+            self._factor /= _PARTS[word.removesuffix("s")]
         elif word in _SPEEDS:
             self._multiply(_SPEEDS[word][0], 1)
             self._multiply(_SPEEDS[word][1], -1)
