@@ -100,7 +100,7 @@ class _DataCheck:
 
     def rlvr(self, config: RLVRConfig) -> None:
         """Check the data of a configuration with its rewards."""
-        from roll.pipelines.rlvr import default_tag
+        from roll.pipelines.rlvr import default_tag, prompt_encoder
 
         tokenizer = self._tokenizer(config)
         self.limit = config.prompt_length
@@ -114,7 +114,7 @@ class _DataCheck:
                     self.said.append(("note", f"{name}: no files; procedural tasks are checked when they are made"))
                     self._tags(config, name, data, Findings(name))
                     continue
-                encoder = _encoder(tokenizer, config.global_template or data.template, config.tag_to_template)
+                encoder = None if tokenizer is None else prompt_encoder(config, data, tokenizer)
                 found = self._prompts(
                     name, data, encoder, config.prompt_length, default_tag(config, data), known, config
                 )
@@ -143,7 +143,9 @@ class _DataCheck:
             if tokenizer is not None:
                 template = data.template or train.template or "native"
                 train_on = config.train_on if isinstance(config, SFTConfig) else "last"
-                encoder = ConversationEncoder(tokenizer, template=template, train_on=train_on)
+                encoder = ConversationEncoder(
+                    tokenizer, template=template, train_on=train_on, variables=config.chat_template_kwargs
+                )
             found = Findings(name)
             self.found.append(found)
             check_conversations(

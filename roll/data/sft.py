@@ -118,21 +118,29 @@ def encode_rows(
 ) -> TaughtRows:
     """Tokenise all rows, see `encoded_rows`; the result doesn't depend on `num_workers`."""
     encoded = encode_all(conversations, encoder, _encode, num_workers)
-    return encoded_rows(conversations, encoded, sequence_length=sequence_length, truncation=truncation)
+    pairs = [(item, row) for item, rows in zip(conversations, encoded, strict=True) for row in rows]
+    items, rows = [item for item, _ in pairs], [row for _, row in pairs]
+    return encoded_rows(items, rows, sequence_length=sequence_length, truncation=truncation)
 
 
-def _encode(encoder: ConversationEncoder, conversation: Conversation) -> TaughtRow:
+def _encode(encoder: ConversationEncoder, conversation: Conversation) -> list[TaughtRow]:
+    """Return a row, or several where the template writes earlier turns in another way than they are sampled."""
     try:
-        marked = encoder.encode(conversation.messages)
+        marked = [each for each in encoder.encode_turns(conversation.messages) if any(each.trained)]
     except TemplateError as error:
         raise DataError(f"{conversation.where}: {error}") from error
-    if not any(marked.trained):
+    if not marked:
         raise DataError(
             f"{conversation.where}: the template leaves no token of the assistant to learn; mend the row or template"
         )
-    return TaughtRow(
-        conversation.id, np.array(marked.token_ids, dtype=np.int32), np.array(marked.trained, dtype=np.bool_)
-    )
+    return [
+        TaughtRow(
+            conversation.id if len(marked) == 1 else f"{conversation.id}/{number}",
+            np.array(each.token_ids, dtype=np.int32),
+            np.array(each.trained, dtype=np.bool_),
+        )
+        for number, each in enumerate(marked)
+    ]
 
 
 def batch_of(rows: Sequence[tuple[str, TaughtRow]]) -> TokenBatch:

@@ -11,26 +11,16 @@ refused.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from roll.types.episode import Task
+from roll.utils.chat_templates import VariableError, check_variables
+from roll.utils.chat_templates import render_chat as render_chat
 
 _SLOT = "{prompt}"
-
-TEMPLATE_DATE = datetime(2024, 7, 26)
-"""Today, for chat templates: what Llama's fall back to."""
-_ANY_DATE = "%d %b %Y"
-_OUR_DATE = (
-    "{% macro strftime_now(format) -%}{{ roll_dates[format] if format in roll_dates else roll_dates['"
-    + _ANY_DATE
-    + "'] }}{%- endmacro +%}"
-)
-"""In front of a template; `+` keeps the line end that it may begin with."""
 
 TEMPLATES: dict[str, str] = {
     "plain": _SLOT,
@@ -75,16 +65,23 @@ class PromptEncoder:
         template: str = "native",
         tag_to_template: Mapping[str, str] | None = None,
         with_tools: Callable[[Task], str | None] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        domain_variables: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Check all templates against the tokenizer (a Hugging Face one); raises `TemplateError`.
 
         `template` is `native` (the tokenizer's own), a name in `TEMPLATES`, or the text of a template. `with_tools`
-        gives the text of a prompt that tells of tools; None for a task without any.
+        gives the text of a prompt that tells of tools; None for a task without any. `variables` are those of the chat
+        template (`chat_template_kwargs`), `domain_variables` all that tasks of these domains have.
         """
         self._with_tools = with_tools
         self._tokenizer = tokenizer
         self._template = resolve_template(template, tokenizer)
         self._by_tag = {tag: resolve_template(text, tokenizer) for tag, text in (tag_to_template or {}).items()}
+        self._variables, self._by_domain = dict(variables or {}), dict(domain_variables or {})
+        for each in (self._variables, *self._by_domain.values()):
+            for text in {self._template, *self._by_tag.values()}:
+                check_template_variables(each, text, tokenizer)
         empty = list(tokenizer("", add_special_tokens=True)["input_ids"])
         bos = tokenizer.bos_token_id
         self._bos: tuple[int, ...] = (bos,) if bos is not None and empty[:1] == [bos] else ()
@@ -139,7 +136,10 @@ class PromptEncoder:
             messages = [{"role": "user", "content": prompt}]
         if response is not None:
             messages = [*messages, {"role": "assistant", "content": response}]
-        return render_chat(self._tokenizer, messages, template=template, opens_answer=response is None)
+        variables = self._by_domain.get(task.domain, self._variables)
+        return render_chat(
+            self._tokenizer, messages, template=template, opens_answer=response is None, variables=variables
+        )
 
 
 def refuse_two_starts(ids: tuple[int, ...], tokenizer: Any, what: str) -> None:
@@ -148,38 +148,6 @@ def refuse_two_starts(ids: tuple[int, ...], tokenizer: Any, what: str) -> None:
     if bos is not None and ids[:2] == (bos, bos):
         token = tokenizer.bos_token
         raise TemplateError(f"{what} starts with {token!r} twice; remove it from the template or from the data")
-
-
-def render_chat(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    template: str = "",
-    opens_answer: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Render a conversation with a Jinja template, or with the tokenizer's own; raises jinja2's errors.
-
-    `tools` are in OpenAI's form.
-
-    Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
-    """
-    template = template or tokenizer.get_chat_template()
-    dates = {}
-    if "strftime_now" in template:
-        # transformers gives templates a function of that name, and newer ones (5.23) take no function as a variable.
-        formats = [quoted[1:-1] for quoted in re.findall(r"""strftime_now\(\s*("[^"]*"|'[^']*')""", template)]
-        dates = {"roll_dates": {each: TEMPLATE_DATE.strftime(each) for each in (*formats, _ANY_DATE)}}
-        template = _OUR_DATE + template
-    text: str = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=opens_answer,
-        **({"tools": [dict(tool) for tool in tools]} if tools else {}),
-        **dates,
-    )
-    return text
 
 
 def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None:
@@ -217,9 +185,30 @@ def _in_order(text: str, messages: Sequence[Mapping[str, str]]) -> bool:
     return True
 
 
+def check_template_variables(variables: Mapping[str, Any], template: str, tokenizer: Any) -> None:
+    """Raise `TemplateError` for `chat_template_kwargs` that a resolved template ("": the tokenizer's) doesn't read."""
+    if not variables:
+        return
+    if is_plain(template):
+        raise TemplateError(
+            f"chat_template_kwargs are variables of chat templates, and template {template!r:.80} is a text; remove "
+            "them, or set template to native or Jinja"
+        )
+    try:
+        check_variables(variables, template or tokenizer.get_chat_template(), list(tokenizer.special_tokens_map))
+    except VariableError as error:
+        raise TemplateError(f"chat_template_kwargs: {error}") from error
+
+
 def is_plain(template: str) -> bool:
     """Return whether a resolved template is a text with `{prompt}` and no Jinja."""
     return _SLOT in template and "{%" not in template and "{{" not in template
+
+
+def chat_templates_of(templates: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """Return the chat templates among a configuration's templates, "" for the tokenizer's own, with their variables."""
+    named = [("" if words == "native" else TEMPLATES.get(words, words), variables) for words, variables in templates]
+    return tuple((text, variables) for text, variables in named if not is_plain(text))
 
 
 def resolve_template(template: str, tokenizer: Any) -> str:

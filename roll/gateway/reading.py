@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ class Reading:
     tool_parser: str = ""
     thinking_tags: tuple[str, str] | None = None
     opened: str = ""
+    opened_with: Callable[[Mapping[str, Any]], str] | None = None
+    """Gives the same with the template variables of a call; None: they don't matter."""
 
     def changes(self, call: ChatCall, params: SamplingParams) -> dict[str, Any]:
         """Return the sampling parameters that a call changes without changing the distribution."""
@@ -42,7 +44,10 @@ class Reading:
     def choice(self, call: ChatCall, completion: Completion) -> Choice:
         """Return what a client is told of a response."""
         text, stop_string = _cut(self.decode(completion.token_ids), call.stop)
-        reasoning, content = split_thinking(self.opened + text, self.thinking_tags)
+        opened = self.opened
+        if call.template_variables and self.opened_with is not None:
+            opened = self.opened_with(call.template_variables)
+        reasoning, content = split_thinking(opened + text, self.thinking_tags)
         calls: tuple[ToolCall, ...] = ()
         if call.tools and self.tool_parser:
             had = sum(len(message.tool_calls) for message in call.messages)

@@ -60,7 +60,9 @@ def sft_data(config: SFTConfig, tokenizer: Any) -> OfflineData[TaughtRow]:
         template = data.template or config.actor_train.data_args.template or "native"
         return encode_rows(
             read_conversations(data),
-            ConversationEncoder(tokenizer, template=template, train_on=config.train_on),
+            ConversationEncoder(
+                tokenizer, template=template, train_on=config.train_on, variables=config.chat_template_kwargs
+            ),
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
             num_workers=data.preprocessing_num_workers,

@@ -5,7 +5,7 @@ Tokens are carried, never re-made: a later turn adds only the tokens that the en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll.envs.base import Message, Observation
@@ -30,6 +30,7 @@ class Agent:
         first_prompt: renders the first observation; None: like any messages.
         chat: whether prompts use the tokenizer's chat template; replies then do too. None: if it has one.
         keep_stop_string: whether the action's text includes the stop string that ended it.
+        variables: of the chat template (`chat_template_kwargs`).
     """
 
     def __init__(
@@ -39,11 +40,17 @@ class Agent:
         *,
         chat: bool | None = None,
         keep_stop_string: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._first_prompt = first_prompt
         self._chat = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
-        self._rendering = ChatTemplate(tokenizer) if self._chat else PlainText(tokenizer)
+        self._variables = dict(variables or {})
+        self._rendering = (
+            ChatTemplate(tokenizer, self._variables)
+            if self._chat
+            else PlainText(tokenizer).with_variables(self._variables)
+        )
         self._keep_stop_string = keep_stop_string
 
     @property
@@ -84,7 +91,7 @@ class Agent:
         """Raise `TemplateError` if the chat template writes earlier messages otherwise than they were: tokens can't be
         carried then."""
         if self._chat:
-            check_template(self._tokenizer, thinking_tags)
+            check_template(self._tokenizer, thinking_tags, self._variables)
 
     def forced_think_prefix(self, thinking_tags: tuple[str, str] | None) -> str:
         """Return the opening tag, if the chat template writes it at the end of every prompt; else nothing.
@@ -100,6 +107,11 @@ class Agent:
                     "text: what is thought would be taken for the answer; expected tags of plain text, or null"
                 )
         return thinking_tags[0] if self._rendering.opens_with(thinking_tags) else ""
+
+    def opening_tag(self, thinking_tags: tuple[str, str] | None, variables: Mapping[str, Any]) -> str:
+        """Return `forced_think_prefix` of prompts with further variables of the chat template."""
+        opens = thinking_tags is not None and self._rendering.with_variables(variables).opens_with(thinking_tags)
+        return thinking_tags[0] if thinking_tags is not None and opens else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""

@@ -10,20 +10,22 @@ that don't. A template that knows nothing of tools, of calls or of their results
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 
-from roll.data.templates import TemplateError, missing_from, render_chat
+from roll.data.templates import TemplateError, check_template_variables, missing_from, render_chat
 from roll.envs.base import Message
 from roll.rollout.tokenizing import decode, encode
 from roll.rollout.tool_text import call_as_text, results_as_user, specs_text, template_message, with_specs
 from roll.types.chat import ToolCall, ToolSpec
 
 _KEPT_SPECS = 64  # sets of tools whose text is kept
+_KEPT_VARIABLES = 16  # sets of variables of requests
 _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
@@ -41,6 +43,15 @@ class PlainText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+
+    def with_variables(self, variables: Mapping[str, Any]) -> PlainText:
+        """Return the same with further variables of the chat template (`chat_template_kwargs`).
+
+        Raises `TemplateError` for one that the template doesn't read.
+        """
+        if variables:
+            raise TemplateError("chat_template_kwargs need a chat template, and the tokenizer has none")
+        return self
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
@@ -111,6 +122,24 @@ class PlainText:
 class ChatTemplate(PlainText):
     """The same by a chat template. A reply costs the same however long the conversation is."""
 
+    def __init__(self, tokenizer: Any, variables: Mapping[str, Any] | None = None) -> None:
+        """Raise `TemplateError` for `variables` (`chat_template_kwargs`) that the template doesn't read."""
+        super().__init__(tokenizer)
+        self._variables = dict(variables or {})
+        check_template_variables(self._variables, "", tokenizer)
+        self._others: dict[str, ChatTemplate] = {}
+
+    def with_variables(self, variables: Mapping[str, Any]) -> PlainText:
+        merged = {**self._variables, **variables}
+        if merged == self._variables:
+            return self
+        key = json.dumps(merged, sort_keys=True, default=str)
+        if key not in self._others:
+            if len(self._others) >= _KEPT_VARIABLES:
+                self._others.clear()
+            self._others[key] = ChatTemplate(self._tokenizer, merged)
+        return self._others[key]
+
     def encode_whole(self, text: str) -> tuple[int, ...]:
         """The template itself writes the token that begins a text."""
         return self.encode(text)
@@ -155,7 +184,7 @@ class ChatTemplate(PlainText):
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
         history, specs = [template_message(message) for message in messages], [tool.for_template() for tool in tools]
         try:
-            return render_chat(self._tokenizer, history, opens_answer=opens, tools=specs)
+            return render_chat(self._tokenizer, history, opens_answer=opens, tools=specs, variables=self._variables)
         except (JinjaError, TypeError) as error:  # TypeError: what filters do with values that they don't take
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
@@ -305,7 +334,9 @@ def _check_shown(text: str, messages: Sequence[Message]) -> None:
         )
 
 
-def check_template(tokenizer: Any, thinking_tags: tuple[str, str] | None = None) -> None:
+def check_template(
+    tokenizer: Any, thinking_tags: tuple[str, str] | None = None, variables: Mapping[str, Any] | None = None
+) -> None:
     """Raise `TemplateError` if tokens can't be carried under the tokenizer's chat template.
 
     Compares the template's text of conversations, at every length, with the text that is made by adding to the one
@@ -314,7 +345,7 @@ def check_template(tokenizer: Any, thinking_tags: tuple[str, str] | None = None)
     """
     if not getattr(tokenizer, "chat_template", None):
         raise TemplateError("the tokenizer has no chat template")
-    template = ChatTemplate(tokenizer)
+    template = ChatTemplate(tokenizer, variables)
     plain = ("red", "green and blue", "white", "black")
     _check(template, plain, "earlier messages")
     for opening, closing in dict.fromkeys([_THINK, thinking_tags or _THINK]):

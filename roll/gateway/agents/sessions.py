@@ -23,8 +23,8 @@ _TOOLS_AS_TEXT = "hermes"
 class AgentSession(EpisodeSession):
     """One that says when its episode is given up, so that nobody waits for an agent that can't go on."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.given_up = asyncio.Event()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
@@ -60,13 +60,16 @@ def session_maker(
         else "",
         thinking_tags=thinking_tags,
         opened=agent.forced_think_prefix(thinking_tags),
+        opened_with=lambda variables: agent.opening_tag(thinking_tags, variables),
     )
     settings = SessionSettings(
         max_calls=env.max_calls, max_tokens=env.max_tokens, any_name="model" in env.ignore_fields, models=dict(models)
     )
 
+    def graph(variables: Mapping[str, Any]) -> MessageGraph:
+        return MessageGraph(agent.chat.with_variables(variables), env.history, thinking_tags=thinking_tags or _THINK)
+
     def make(episode: Episode) -> AgentSession:
-        graph = MessageGraph(agent.chat, env.history, thinking_tags=thinking_tags or _THINK)
-        return AgentSession(episode, graph, reading, settings)
+        return AgentSession(episode, graph({}), reading, settings, new_graph=graph)
 
     return make

@@ -28,6 +28,7 @@ FIELDS = table(
     Field("n", "acts", "so many responses to one prompt, each a branch of its own"),
     Field("max_tokens", "acts", "at most the run's own limit"),
     Field("max_completion_tokens", "acts", "the same under its newer name"),
+    Field("chat_template_kwargs", "acts", "variables that the chat template reads, over the run's own"),
     Field("stop", "acts", "at most 16 texts; the response ends before the first of them"),
     Field("seed", "acts", "mixed into the episode's own key"),
     Field("temperature", "acts", TEMPERED),
@@ -57,7 +58,6 @@ FIELDS = table(
     Field("reasoning_effort", "refused", "the policy thinks as it does"),
     Field("verbosity", "refused", "the policy writes as it does", ("medium",)),
     Field("web_search_options", "refused", "there is no search"),
-    Field("chat_template_kwargs", "refused", "the chat template is the run's own", ({},)),
 )  # fmt: skip
 
 _ROLES: dict[Any, Role] = {
@@ -96,6 +96,7 @@ class ChatCompletions(WireFormat):
             seed=f.integer(kept, "seed", -(1 << 63), (1 << 63) - 1),
             parallel_tool_calls=f.boolean(kept, "parallel_tool_calls", True),
             top_logprobs=_top_logprobs(kept),
+            template_variables=f.mapping(kept.get("chat_template_kwargs", {}), "chat_template_kwargs"),
         )
         usage = f.boolean(f.mapping(options, "stream_options"), "include_usage")
         return Asked(call=call, stream=f.boolean(kept, "stream"), include_usage=usage)
