@@ -11,6 +11,7 @@ from roll.data.offline import EncodedRows
 from roll.data.preference import PreferenceRow, encode_preferences, read_preferences
 from roll.data.templates import is_plain, resolve_template
 from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data
+from roll.pipelines.teaching import smallest_embedding
 from roll.strategies.base import OutputName
 from roll.types.metrics import Metrics
 from roll.workers.preference import UnitLoss
@@ -34,6 +35,12 @@ class PreferencePipeline(OfflinePipeline[PreferenceRow]):
         return metrics.result()
 
 
+def scored_ends(tokenizer: Any, template: str) -> set[int]:
+    """Return the tokens that are taken off the end of a response before it is scored."""
+    plain = is_plain(resolve_template(template, tokenizer))
+    return {tokenizer.pad_token_id, *([tokenizer.eos_token_id] if plain else [])}
+
+
 def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -> OfflineData[PreferenceRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line.
 
@@ -41,18 +48,18 @@ def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -
     Templates that aren't a chat's don't say how a response ends, so there it has no end-of-sequence token.
     """
 
+    embedding = smallest_embedding(config)
+
     def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
         assert isinstance(data, PreferenceDataArgs)
         template = data.template or config.actor_train.data_args.template or "native"
-        plain = is_plain(resolve_template(template, tokenizer))
-        ends = {tokenizer.pad_token_id, *([tokenizer.eos_token_id] if plain else [])}
         return encode_preferences(
             read_preferences(data, pairs=config.pairs),
-            ConversationEncoder(tokenizer, template=template),
+            ConversationEncoder(tokenizer, template=template, embedding=embedding),
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
             num_workers=data.preprocessing_num_workers,
-            without_end=ends if scores else (),
+            without_end=scored_ends(tokenizer, template) if scores else (),
         )
 
     return offline_data(config, read)

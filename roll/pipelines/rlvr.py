@@ -18,6 +18,7 @@ from roll.data.streaming import StreamedPrompts, Streamer
 from roll.data.templates import PromptEncoder, TemplateError
 from roll.envs.base import Observation
 from roll.pipelines.reward_router import RewardRouter
+from roll.pipelines.teaching import smallest_embedding
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter, response_filter
 from roll.rollout.agent import Agent
@@ -203,7 +204,13 @@ def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any, toolbox: 
                 raise TemplateError(f"task {task.id!r}: {error}") from error
             return chat.text(row_messages(task), specs[task.domain]) if called else None
 
-    return PromptEncoder(tokenizer, template=template, tag_to_template=config.tag_to_template, with_tools=with_tools)
+    return PromptEncoder(
+        tokenizer,
+        template=template,
+        tag_to_template=config.tag_to_template,
+        with_tools=with_tools,
+        embedding=smallest_embedding(config),
+    )
 
 
 def _truncation(config: RLVRConfig, data: DataArgs) -> Truncation:
