@@ -17,11 +17,14 @@ What is taught is what the model itself has to write after that prompt: from the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from roll.data.rendered_keys import RenderedKeys, beside_text, unwritten
 from roll.data.templates import (
+    EmbeddingRows,
     PromptEncoder,
     TemplateError,
     check_template_variables,
@@ -74,13 +77,17 @@ class ConversationEncoder:
         template: str = "native",
         train_on: TrainOn = "last",
         variables: Mapping[str, Any] | None = None,
+        embedding: EmbeddingRows | None = None,
     ) -> None:
         """Check the template, in the words of `roll.data.templates`, and its `variables` (`chat_template_kwargs`)
-        against a Hugging Face tokenizer, which must be a fast one for chat templates; raises `TemplateError`."""
-        self._tokenizer = tokenizer
+        against a Hugging Face tokenizer, which must be a fast one for chat templates; raises `TemplateError`.
+        `embedding` is that of the model which meets the tokens."""
+        self._tokenizer, self._embedding = tokenizer, embedding
         self._template = resolve_template(template, tokenizer)
         self._variables = dict(variables or {})
         self._all = train_on == "all"
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._keys = RenderedKeys()
         self._prompts: PromptEncoder | None = None
         check_template_variables(self._variables, self._template, tokenizer)
         if is_plain(self._template):
@@ -115,31 +122,51 @@ class ConversationEncoder:
         added = {missing_end(self._tokenizer, self._ends, role) for role in ("user", "tool")}
         return frozenset(token for token in added if token is not None)
 
-    def encode(self, messages: Messages) -> MarkedTokens:
-        """Encode a conversation that ends with the assistant, as the tokens that its last taught turn is in; raises
-        `TemplateError` when the template can't say which tokens are the assistant's."""
-        return self.encode_turns(messages)[-1]
+    def offering(self, tools: Sequence[Mapping[str, Any]]) -> ConversationEncoder:
+        """Return an encoder of conversations in which these tools (in OpenAI's form) are offered."""
+        if not tools:
+            return self
+        other = copy.copy(self)
+        other._tools = tools
+        return other
 
-    def encode_turns(self, messages: Messages) -> tuple[MarkedTokens, ...]:
-        """Encode a conversation as `encode` does: a sequence for the turns that share the whole conversation's tokens,
-        and one for each turn that the template writes in another way once more messages follow."""
+    def encode(self, messages: Messages, flags: Mapping[int, bool] | None = None) -> MarkedTokens:
+        """Encode a conversation as `encode_turns` does, and return the sequence of its last turn."""
+        return self.encode_turns(messages, flags)[-1]
+
+    def encode_turns(self, messages: Messages, flags: Mapping[int, bool] | None = None) -> tuple[MarkedTokens, ...]:
+        """Encode a conversation that ends with the assistant: a sequence for the turns that share the whole
+        conversation's tokens, and one for each turn that the template writes in another way once more messages follow.
+
+        `flags` say which messages are taught, by position; those without a flag are as `train_on` says. Raises
+        `TemplateError` when the template can't say which tokens are the assistant's, or leaves out what a message says.
+        """
         assert messages and messages[-1]["role"] == "assistant"
         if self._prompts is not None:
-            return (self._encode_plain(self._prompts, messages),)
+            sequences = (self._encode_plain(self._prompts, messages, flags or {}),)
+        else:
+            sequences = tuple(self._encode_chat(messages, flags or {}))
+        if self._embedding is not None:
+            for marked in sequences:
+                self._embedding.refuse_beyond(marked.token_ids, self._tokenizer, "the conversation")
+        return sequences
+
+    def _encode_chat(self, messages: Messages, flags: Mapping[int, bool]) -> Iterable[MarkedTokens]:
         others = [i for i, message in enumerate(messages) if message["role"] != "assistant"]
         messages = [self._thoughts.placed(message) for message in messages]
         text = self._render(messages)
+        if (unseen := unwritten(self._keys, messages, self._tools, text, self._with_tools)) is not None:
+            raise TemplateError(unseen)
         if (lost := missing_from(text, [messages[i] for i in others])) is not None:
             raise TemplateError(_left_out(messages, others[lost]))
-        turns = [self._turn(messages, i, text) for i in self._taught(messages)]
-        return tuple(self._encoded(messages, turns))
-
-    def _taught(self, messages: Messages) -> list[int]:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        return answers if self._all else answers[-1:]
+        taught = [i for i in answers if flags.get(i, self._all or i == answers[-1])]
+        return self._encoded(messages, [self._turn(messages, i, text) for i in taught], text)
 
-    def _encode_plain(self, prompts: PromptEncoder, messages: Messages) -> MarkedTokens:
+    def _encode_plain(self, prompts: PromptEncoder, messages: Messages, flags: Mapping[int, bool]) -> MarkedTokens:
         """Tokenise prompt and response separately, as at inference."""
+        if (lost := beside_text(messages, self._tools)) is not None:
+            raise TemplateError(lost)
         if len(messages) != 2:
             raise TemplateError(
                 f"a conversation of {len(messages)} messages doesn't fit a template with {{prompt}}, which holds a "
@@ -150,7 +177,8 @@ class ConversationEncoder:
         text = messages[-1]["content"]
         response = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         response = (*response, self._tokenizer.eos_token_id)
-        return MarkedTokens(prompt + response, (False,) * len(prompt) + (True,) * len(response))
+        taught = flags.get(1, True)
+        return MarkedTokens(prompt + response, (False,) * len(prompt) + (taught,) * len(response))
 
     # --- a turn as characters ---------------------------------------------------------------
 
@@ -233,9 +261,9 @@ class ConversationEncoder:
 
     # --- turns as tokens --------------------------------------------------------------------
 
-    def _encoded(self, messages: Messages, turns: Sequence[_Turn]) -> Iterable[MarkedTokens]:
-        """Yield the turns that stand in the text of the last one, which come last, after each of the others."""
-        base = turns[-1].text if turns[-1].index == len(messages) - 1 else self._render(messages)
+    def _encoded(self, messages: Messages, turns: Sequence[_Turn], text: str) -> Iterable[MarkedTokens]:
+        """Yield each turn that doesn't stand in the text of the whole conversation, and then that with the others."""
+        base = turns[-1].text if turns and turns[-1].index == len(messages) - 1 else text
         ids, ranges = self._tokens(base)
         cuts = {last for _, last in ranges}
         shared = [
@@ -244,7 +272,7 @@ class ConversationEncoder:
         for turn in turns:
             if turn not in shared:
                 yield self._marked(*self._cut_tokens(turn), [turn], messages, turn.text)
-        if shared:
+        if shared or not turns:
             yield self._marked(ids, ranges, shared, messages, base)
 
     def _marked(
@@ -290,14 +318,24 @@ class ConversationEncoder:
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return tuple(encoding["input_ids"]), _char_ranges(encoding["offset_mapping"])
 
+    def _with_tools(self, messages: Messages, tools: Sequence[Mapping[str, Any]]) -> str:
+        other = copy.copy(self)
+        other._tools = tools
+        return other._render(messages)
+
     def _render(self, messages: Messages, *, opens_answer: bool = False) -> str:
         import jinja2
 
         try:
             return render_chat(
-                self._tokenizer, messages, template=self._template, opens_answer=opens_answer, variables=self._variables
+                self._tokenizer,
+                messages,
+                template=self._template,
+                opens_answer=opens_answer,
+                tools=self._tools,
+                variables=self._variables,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:  # TypeError: what filters do with values they don't take
             roles = ", ".join(message["role"] for message in messages)
             raise TemplateError(f"the chat template refuses messages of {roles}: {error}") from error
 

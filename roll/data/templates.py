@@ -14,8 +14,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+from roll.data.messages import parse_tools, refuse_beyond_chat
+from roll.data.rendered_keys import RenderedKeys, beside_text, unwritten
 from roll.types.episode import Task
 from roll.utils.chat_templates import VariableError, check_variables
 from roll.utils.chat_templates import render_chat as render_chat
@@ -67,15 +69,18 @@ class PromptEncoder:
         with_tools: Callable[[Task], str | None] | None = None,
         variables: Mapping[str, Any] | None = None,
         domain_variables: Mapping[str, Mapping[str, Any]] | None = None,
+        embedding: EmbeddingRows | None = None,
     ) -> None:
         """Check all templates against the tokenizer (a Hugging Face one); raises `TemplateError`.
 
         `template` is `native` (the tokenizer's own), a name in `TEMPLATES`, or the text of a template. `with_tools`
         gives the text of a prompt that tells of tools; None for a task without any. `variables` are those of the chat
-        template (`chat_template_kwargs`), `domain_variables` all that tasks of these domains have.
+        template (`chat_template_kwargs`), `domain_variables` all that tasks of these domains have. `embedding` is the
+        model's.
         """
-        self._with_tools = with_tools
+        self._with_tools, self._embedding = with_tools, embedding
         self._tokenizer = tokenizer
+        self._keys: dict[str, RenderedKeys] = {}
         self._template = resolve_template(template, tokenizer)
         self._by_tag = {tag: resolve_template(text, tokenizer) for tag, text in (tag_to_template or {}).items()}
         self._variables, self._by_domain = dict(variables or {}), dict(domain_variables or {})
@@ -121,25 +126,79 @@ class PromptEncoder:
         if not ids:
             raise TemplateError(f"task {task.id!r}: the prompt has no tokens")
         refuse_two_starts(ids, self._tokenizer, f"task {task.id!r}: the prompt")
+        if self._embedding is not None:
+            self._embedding.refuse_beyond(ids, self._tokenizer, f"task {task.id!r}: the prompt")
         return ids
 
     def render(self, task: Task, response: str | None = None) -> str:
-        """Return the text that is tokenised. A response is the conversation's last message, or follows a plain text."""
+        """Return the text that is tokenised. A response is the conversation's last message, or follows a plain text.
+
+        Raises `TemplateError` for a prompt of which the template would leave something out.
+        """
+        tools = parse_tools(task.payload.get("tools"), f"task {task.id!r}")
         told = self._with_tools(task) if self._with_tools is not None and response is None else None
         if told is not None:
+            try:
+                refuse_beyond_chat(task.payload.get("messages") or (), tools, f"task {task.id!r}")
+            except ValueError as error:
+                raise TemplateError(f"{error} (its domain has tools of its own: rewards.<domain>.tools)") from error
             return told
         template = self._by_tag.get(task.tag, self._template)
         messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
         if is_plain(template):
+            if response is None and (lost := beside_text(messages or (), tools)) is not None:
+                raise TemplateError(f"task {task.id!r}: {lost}")
             return template.replace(_SLOT, _as_prompt(task, prompt, messages), 1) + (response or "")
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         if response is not None:
             messages = [*messages, {"role": "assistant", "content": response}]
+        opens = response is None
         variables = self._by_domain.get(task.domain, self._variables)
-        return render_chat(
-            self._tokenizer, messages, template=template, opens_answer=response is None, variables=variables
+        text = render_chat(
+            self._tokenizer, messages, template=template, opens_answer=opens, tools=tools, variables=variables
         )
+        if opens:
+            self._refuse_unwritten(task, messages, tools, text, template)
+        return text
+
+    def _refuse_unwritten(
+        self,
+        task: Task,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        text: str,
+        template: str,
+    ) -> None:
+        variables = self._by_domain.get(task.domain, self._variables)
+
+        def render(some: Sequence[Mapping[str, Any]], offered: Sequence[Mapping[str, Any]]) -> str:
+            return render_chat(
+                self._tokenizer, some, template=template, opens_answer=True, tools=offered, variables=variables
+            )
+
+        keys = self._keys.setdefault(template, RenderedKeys())
+        if (lost := unwritten(keys, messages, tools, text, render)) is not None:
+            raise TemplateError(f"task {task.id!r}: {lost}")
+
+
+class EmbeddingRows(NamedTuple):
+    """How many tokens a model has an embedding of; a tokenizer that tokens were added to may have more."""
+
+    rows: int
+    model: str
+    """Its folder."""
+
+    def refuse_beyond(self, ids: Sequence[int], tokenizer: Any, what: str) -> None:
+        """Raise `TemplateError` for a token that the model has no embedding of."""
+        if ids and (token := max(ids)) >= self.rows:
+            text = tokenizer.convert_ids_to_tokens(token)
+            raise TemplateError(
+                f"{what} has the token {text!r} with number {token}, and {self.model} has an embedding of {self.rows} "
+                "tokens (vocab_size in its config.json), numbered from 0. Resize it once (transformers' "
+                "model.resize_token_embeddings(len(tokenizer)), then save_pretrained), take the tokenizer that was "
+                "made for the model, or keep the token out of the rows and the template"
+            )
 
 
 def refuse_two_starts(ids: tuple[int, ...], tokenizer: Any, what: str) -> None:

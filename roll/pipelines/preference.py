@@ -10,6 +10,7 @@ from roll.data.chat_masks import ConversationEncoder
 from roll.data.offline import EncodedRows
 from roll.data.preference import PreferenceRow, encode_preferences, read_preferences
 from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data
+from roll.pipelines.teaching import smallest_embedding
 from roll.strategies.base import OutputName
 from roll.types.metrics import Metrics
 from roll.workers.preference import UnitLoss
@@ -33,6 +34,11 @@ class PreferencePipeline(OfflinePipeline[PreferenceRow]):
         return metrics.result()
 
 
+def scored_ends(tokenizer: Any, encoder: ConversationEncoder) -> set[int]:
+    """Return the tokens that are taken off the end of a response before it is scored."""
+    return {tokenizer.pad_token_id, *encoder.appended_ends}
+
+
 def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -> OfflineData[PreferenceRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line.
 
@@ -40,18 +46,21 @@ def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -
     Where the template doesn't say how a response ends, it has none of the tokens that are put behind it elsewhere.
     """
 
+    embedding = smallest_embedding(config)
+
     def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
         assert isinstance(data, PreferenceDataArgs)
         template = data.template or config.actor_train.data_args.template or "native"
-        encoder = ConversationEncoder(tokenizer, template=template, variables=config.chat_template_kwargs)
-        ends = {tokenizer.pad_token_id, *encoder.appended_ends}
+        encoder = ConversationEncoder(
+            tokenizer, template=template, variables=config.chat_template_kwargs, embedding=embedding
+        )
         return encode_preferences(
             read_preferences(data, pairs=config.pairs),
             encoder,
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
             num_workers=data.preprocessing_num_workers,
-            without_end=ends if scores else (),
+            without_end=scored_ends(tokenizer, encoder) if scores else (),
         )
 
     return offline_data(config, read)

@@ -18,6 +18,7 @@ from roll.data.streaming import StreamedPrompts, Streamer
 from roll.data.templates import PromptEncoder, TemplateError
 from roll.envs.base import Observation
 from roll.pipelines.reward_router import RewardRouter
+from roll.pipelines.teaching import smallest_embedding
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter, response_filter
 from roll.rollout.agent import Agent
@@ -218,6 +219,7 @@ def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any, toolbox: 
         with_tools=with_tools,
         variables=config.chat_template_kwargs,
         domain_variables={domain: config.template_variables(domain) for domain in config.rewards},
+        embedding=smallest_embedding(config),
     )
 
 

@@ -6,6 +6,7 @@ messages (`enable_thinking`, `reasoning_effort`): `chat_template_kwargs`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -51,23 +52,48 @@ def render_chat(
 
     Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
     """
-    template = template or tokenizer.get_chat_template()
+    template = template or tokenizer.get_chat_template(tools=[dict(tool) for tool in tools] or None)
     dates = {}
     if "strftime_now" in template:
         # transformers gives templates a function of that name, and newer ones (5.23) take no function as a variable.
         formats = [quoted[1:-1] for quoted in re.findall(r"""strftime_now\(\s*("[^"]*"|'[^']*')""", template)]
         dates = {"roll_dates": {each: TEMPLATE_DATE.strftime(each) for each in (*formats, _ANY_DATE)}}
         template = _OUR_DATE + template
-    text: str = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=opens_answer,
-        **({"tools": [dict(tool) for tool in tools]} if tools else {}),
-        **dates,
-        **(variables or {}),
-    )
-    return text
+
+    def rendered(some: Sequence[Mapping[str, Any]]) -> str:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in some],
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=opens_answer,
+            **({"tools": [dict(tool) for tool in tools]} if tools else {}),
+            **dates,
+            **(variables or {}),
+        )
+        return text
+
+    try:
+        return rendered(messages)
+    except TypeError:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
+        return rendered(with_text_arguments(messages))  # DeepSeek's take the arguments of calls as JSON text alone
+
+
+def with_text_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages with the arguments of all tool calls as JSON text."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call["function"].get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
 
 
 def check_variables(

@@ -124,7 +124,7 @@ def test_thoughts_in_content_stay_there_where_the_template_knows_nothing_of_them
 
 
 def test_a_thought_in_a_key_that_the_template_leaves_out_is_refused() -> None:
-    with pytest.raises(TemplateError, match=r"leaves out message 2 \(role assistant\).*'two, two'"):
+    with pytest.raises(TemplateError, match=r"leaves out 'reasoning_content' of message 2 .*'two, two'"):
         ConversationEncoder(tokenizer(CHATML)).encode([QUESTION, KEY])
 
 

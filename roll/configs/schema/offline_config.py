@@ -12,6 +12,9 @@ from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.run_config import VALIDATES, RunConfig
 from roll.configs.schema.worker_config import TrainConfig
 
+SINGLE_COLUMNS = ("completion", "output", "response", "messages", "conversations")
+"""Where a single response may stand that no key names; the last two end with it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineDataArgs:
