@@ -70,6 +70,7 @@ def check(options: argparse.Namespace) -> int:
 
 def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     """Print every key with its value, or check the machine as well and print the plan."""
+    from roll.configs.checks.chat_templates import template_notes
     from roll.configs.checks.endpoints import endpoint_notes
     from roll.configs.parsing.loader import load_config, to_yaml
 
@@ -77,7 +78,7 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
         return Exit.DONE
     config = load(file, overrides)
-    for note in endpoint_notes(config):
+    for note in (*endpoint_notes(config), *template_notes(config)):
         say(f"note: {note}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
     if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":

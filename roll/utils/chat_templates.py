@@ -119,10 +119,9 @@ def template_variables(template: str) -> set[str] | None:
     return None if names is None else set(names)
 
 
-@lru_cache(maxsize=64)
-def _undeclared(template: str) -> frozenset[str] | None:
-    import jinja2
-    from jinja2 import meta, nodes
+def template_environment() -> Any:
+    """Return a sandbox of jinja2 that takes what chat templates are written in."""
+    from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -136,9 +135,16 @@ def _undeclared(template: str) -> frozenset[str] | None:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = ImmutableSandboxedEnvironment(extensions=[Generation, loopcontrols])
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+
+
+@lru_cache(maxsize=64)
+def _undeclared(template: str) -> frozenset[str] | None:
+    import jinja2
+    from jinja2 import meta, nodes
+
     try:
-        tree = environment.parse(template)
+        tree = template_environment().parse(template)
         names = meta.find_undeclared_variables(tree)
     except (jinja2.TemplateError, RecursionError):
         return None
