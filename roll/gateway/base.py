@@ -54,6 +54,8 @@ class ChatCall:
     """None: no log-probs are asked for; 0: those of the sampled tokens."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Of the chat template, over the run's (`chat_template_kwargs`)."""
+    continues: bool = False
+    """Whether the last message, which is the assistant's, is the beginning of the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

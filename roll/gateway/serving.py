@@ -89,7 +89,11 @@ class ServedModel(Session):
         except TemplateError as error:
             raise RefusedCall(400, str(error), "chat_template_kwargs") from None
         try:
-            prompt = chat.prompt(call.messages, call.tools)
+            chat.check_history(call.messages, call.tools)
+            if call.continues:
+                prompt = chat.encode_whole(chat.begun_text(call.messages, call.tools))
+            else:
+                prompt = chat.prompt(call.messages, call.tools)
         except TemplateError as error:
             raise RefusedCall(400, f"messages: {error}", "messages") from None
         if not prompt:

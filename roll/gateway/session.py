@@ -51,8 +51,9 @@ class Place(Protocol):
 class Graph(Protocol):
     """The conversations of an episode (`MessageGraph`)."""
 
-    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Any:
-        """Return where a conversation stands. Raises `TemplateError`."""
+    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, continues: bool = False) -> Any:
+        """Return where a conversation stands; with `continues` its last message begins the response. Raises
+        `TemplateError`."""
 
     def grow(self, placement: Any, token_ids: Sequence[int], message: Message, *, number: int | None = None) -> int:
         """Note a response to what was placed, the message that the client is given of it, and its turn's number."""
@@ -252,7 +253,7 @@ class EpisodeSession(Session):
         except TemplateError as error:
             raise RefusedCall(400, str(error), "chat_template_kwargs") from None
         try:
-            place = graph.place(call.messages, call.tools)
+            place = graph.place(call.messages, call.tools, continues=call.continues)
         except TemplateError as error:
             raise RefusedCall(400, str(error), "messages") from None
         if not place.context_ids:

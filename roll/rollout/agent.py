@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll.envs.base import Message, Observation
-from roll.rollout.chat import ChatTemplate, PlainText, check_calls, check_template
+from roll.rollout.chat import ChatTemplate, PlainText
+from roll.rollout.chat_checks import check_calls, check_template, thought_tags
+from roll.rollout.marks import Marks
 from roll.rollout.tokenizing import decode
 from roll.types.chat import ToolSpec
 from roll.types.episode import Task
@@ -52,6 +54,7 @@ class Agent:
             else PlainText(tokenizer).with_variables(self._variables)
         )
         self._keep_stop_string = keep_stop_string
+        self.marks = Marks(tokenizer, self._rendering.end_tokens)
 
     @property
     def chat(self) -> PlainText:
@@ -93,6 +96,10 @@ class Agent:
         if self._chat:
             check_template(self._tokenizer, thinking_tags, self._variables)
 
+    def thought_tags(self, thinking_tags: tuple[str, str] | None) -> tuple[str, str] | None:
+        """Return the tags around thoughts: where none are given, those of a thought that the template itself opens."""
+        return thought_tags(self._rendering, thinking_tags)
+
     def forced_think_prefix(self, thinking_tags: tuple[str, str] | None) -> str:
         """Return the opening tag, if the chat template writes it at the end of every prompt; else nothing.
 
@@ -119,7 +126,13 @@ class Agent:
 
     def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
         """Return the text of a response, without special tokens."""
-        text = decode(self._tokenizer, token_ids, skip_special_tokens=True)
+        return self._up_to_stop(decode(self._tokenizer, token_ids, skip_special_tokens=True), stop_strings)
+
+    def decode_marked(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
+        """Return the text of a response with its special tokens, but those that end it: marks of calls may be some."""
+        return self._up_to_stop(self.marks.decode(token_ids), stop_strings)
+
+    def _up_to_stop(self, text: str, stop_strings: Sequence[str]) -> str:
         if self._keep_stop_string:
             return text
         ends = [at for at in (text.find(stop) for stop in stop_strings) if at >= 0]

@@ -52,7 +52,9 @@ def render_chat(
 
     Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
     """
-    template = template or tokenizer.get_chat_template(tools=[dict(tool) for tool in tools] or None)
+    calls = any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
+    # Of several templates by name, `tool_use` is for conversations with tools; others have one for all.
+    template = template or tokenizer.get_chat_template(tools=[{}] if tools or calls else None)
     dates = {}
     if "strftime_now" in template:
         # transformers gives templates a function of that name, and newer ones (5.23) take no function as a variable.

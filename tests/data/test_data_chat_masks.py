@@ -115,7 +115,7 @@ TEMPLATES = {
     "llama3": (LLAMA, ["Yes<|eot_id|>", "No\nway<|eot_id|>"]),
     # The prompt ends with [/INST], and the model writes the blank itself.
     "no generation prompt": (INST, [" Yes</s>", " No\nway</s>"]),
-    # Prompts end after the user's line: the model writes the header too. Behind the last turn comes the end of sequence.
+    # Prompts end after the user's line: the model writes the header too, and in the end the end of sequence.
     "no special tokens": (HEADERS, ["ASSISTANT: Yes\n", "ASSISTANT: No\nway\n</s>"]),
     # The prompt has opened a thought, which an answer without one closes at once.
     "opens a thought": (OPENS_THOUGHT, ["\n</think>\n\nYes<|im_end|>", "\n</think>\n\nNo\nway<|im_end|>"]),

@@ -42,7 +42,8 @@ DROPS_ALL_OPENS = (
 """DeepSeek-R1's kind: no message that is shown has a thought."""
 KEEPS_ALL_OPENS = DROPS_ALL_OPENS.replace(".split('</think>')[-1]", "")
 KEY_OF_ITS_OWN = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.thinking and loop.last %}[INST]analysis:{{ m.thinking }}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.thinking and loop.last %}"
+    "[INST]analysis:{{ m.thinking }}"
     "<|eot_id|>{% endif %}[INST]final:{{ m.content }}{{ '</s>' if loop.last else '<|eot_id|>' }}{% else %}"
     "[INST]{{ m.role }}:{{ m.content }}<|eot_id|>{% endif %}{% endfor %}{% if add_generation_prompt %}[INST]{% endif %}"
 )

@@ -28,7 +28,8 @@ PHI = GEMMA.replace(
 PAIR = GEMMA.replace("<end>\n", "<stop><end>")
 """Cohere's kind: two tokens close a turn."""
 GPT_OSS = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}<bot>{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}<call>"
+    "{% for m in messages %}{% if m.role == 'assistant' %}<bot>{% if m.tool_calls %}"
+    "{{ m.tool_calls[0].function.name }}<call>"
     "{% else %}{{ m.content }}{{ '<stop>' if loop.last else '<end>' }}{% endif %}{% else %}<user>{{ m.content }}<end>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )
