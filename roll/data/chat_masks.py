@@ -122,6 +122,14 @@ class ConversationEncoder:
         added = {missing_end(self._tokenizer, self._ends, role) for role in ("user", "tool")}
         return frozenset(token for token in added if token is not None)
 
+    def describe_ends(self) -> str:
+        """Return what ends a response, in words, for the log."""
+        shown = ", ".join(repr(self._tokenizer.decode([end])) for end in sorted(self.ends))
+        if not self.ends:
+            return "the template ends no turn, and the tokenizer has no end of sequence: nothing that ends it is taught"
+        behind = " behind the conversation, whose template ends no turn with a token" if self.appended_ends else ""
+        return f"a response is taught to end with {shown}{behind}"
+
     def offering(self, tools: Sequence[Mapping[str, Any]]) -> ConversationEncoder:
         """Return an encoder of conversations in which these tools (in OpenAI's form) are offered."""
         if not tools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from roll.configs.schema.offline_config import OfflineDataArgs
@@ -14,6 +15,8 @@ from roll.pipelines.teaching import smallest_embedding
 from roll.strategies.base import OutputName
 from roll.types.metrics import Metrics
 from roll.workers.preference import UnitLoss
+
+logger = logging.getLogger(__name__)
 
 
 class PreferencePipeline(OfflinePipeline[PreferenceRow]):
@@ -54,6 +57,7 @@ def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -
         encoder = ConversationEncoder(
             tokenizer, template=template, variables=config.chat_template_kwargs, embedding=embedding
         )
+        logger.info("%s", encoder.describe_ends())
         return encode_preferences(
             read_preferences(data, pairs=config.pairs),
             encoder,

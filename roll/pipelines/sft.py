@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from typing import Any
 
@@ -15,6 +16,8 @@ from roll.pipelines.teaching import smallest_embedding, vocabulary_of, with_teac
 from roll.types.batch import TokenBatch
 
 _LARGEST_EXPONENT = 700.0
+
+logger = logging.getLogger(__name__)
 
 
 class SFTPipeline(OfflinePipeline[TaughtRow]):
@@ -60,15 +63,17 @@ def sft_data(config: SFTConfig, tokenizer: Any) -> OfflineData[TaughtRow]:
     def read(data: OfflineDataArgs) -> TaughtRows:
         assert isinstance(data, SFTDataArgs)
         template = data.template or config.actor_train.data_args.template or "native"
+        encoder = ConversationEncoder(
+            tokenizer,
+            template=template,
+            train_on=config.train_on,
+            variables=config.chat_template_kwargs,
+            embedding=embedding,
+        )
+        logger.info("%s", encoder.describe_ends())
         return encode_rows(
             read_conversations(data),
-            ConversationEncoder(
-                tokenizer,
-                template=template,
-                train_on=config.train_on,
-                variables=config.chat_template_kwargs,
-                embedding=embedding,
-            ),
+            encoder,
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
             num_workers=data.preprocessing_num_workers,
