@@ -30,7 +30,15 @@ TOOLS: dict[str, Entry] = {
 TOOL_PARSERS: dict[str, Entry] = {
     "hermes": Entry(path="roll.tools.parsing.hermes:parse"),
     "qwen_coder": Entry(path="roll.tools.parsing.qwen_coder:parse"),
+    "seed_oss": Entry(path="roll.tools.parsing.qwen_coder:parse_seed"),
+    "glm": Entry(path="roll.tools.parsing.glm:parse"),
     "llama": Entry(path="roll.tools.parsing.llama:parse"),
+    "mistral": Entry(path="roll.tools.parsing.mistral:parse"),
+    "gemma": Entry(path="roll.tools.parsing.gemma:parse"),
+    "harmony": Entry(path="roll.tools.parsing.harmony:parse"),
+    "deepseek": Entry(path="roll.tools.parsing.deepseek:parse"),
+    "kimi": Entry(path="roll.tools.parsing.kimi:parse"),
     "json": Entry(path="roll.tools.parsing.plain_json:parse"),
 }
-"""`(text, tools) -> Found`; a new one is a file and a line here. `auto`: whichever of them the chat template writes."""
+"""`(text, tools) -> Found`; a new one is a file and a line here. `auto`: the first that gives back what the chat
+template writes."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from roll.configs.schema.reward_config import ANY_TAG, RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.data_check import LISTED, ConversationsOf, Findings, Progress, check_conversations, check_prompts
+from roll.data.data_check import LISTED, Encode, Findings, LearntOf, Progress, check_conversations, check_prompts
 from roll.rewards.base import RewardRequest, RewardResult
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
@@ -92,7 +93,7 @@ class _DataCheck:
         data = _data_args(name, settings)
         if tokenizer is not None and data.template == "native" and not getattr(tokenizer, "chat_template", None):
             template = "plain"
-        encoder = _encoder(tokenizer, template if data.template == "native" else data.template, {})
+        encoder = _encoder(tokenizer, template if data.template == "native" else data.template, None)
         train = self._prompts(_TRAIN, data, encoder, None, None, set())
         if self._options.validation:
             held_out = replace(data, file_name=(self._options.validation,))
@@ -100,7 +101,7 @@ class _DataCheck:
 
     def rlvr(self, config: RLVRConfig) -> None:
         """Check the data of a configuration with its rewards."""
-        from roll.pipelines.rlvr import default_tag
+        from roll.pipelines.rlvr import default_tag, prompt_encoder
 
         tokenizer = self._tokenizer(config)
         self.limit = config.prompt_length
@@ -114,7 +115,7 @@ class _DataCheck:
                     self.said.append(("note", f"{name}: no files; procedural tasks are checked when they are made"))
                     self._tags(config, name, data, Findings(name))
                     continue
-                encoder = _encoder(tokenizer, config.global_template or data.template, config.tag_to_template)
+                encoder = None if tokenizer is None else prompt_encoder(config, data, tokenizer)
                 found = self._prompts(
                     name, data, encoder, config.prompt_length, default_tag(config, data), known, config
                 )
@@ -131,26 +132,20 @@ class _DataCheck:
 
     def offline(self, config: OfflineConfig) -> None:
         """Check finished rows: of a fine-tuning, or preferences."""
-        from roll.data.chat_masks import ConversationEncoder
-
         tokenizer = self._tokenizer(config)
         self.limit = config.max_sequence_length
         known: set[int] = set()
         train = config.actor_train.data_args
         sections = [(_TRAIN, train), *([(_VAL, config.validation.data_args)] if config.validation else [])]
         for name, data in sections:
-            encoder = None
-            if tokenizer is not None:
-                template = data.template or train.template or "native"
-                train_on = config.train_on if isinstance(config, SFTConfig) else "last"
-                encoder = ConversationEncoder(tokenizer, template=template, train_on=train_on)
+            template = data.template or train.template or "native"
             found = Findings(name)
             self.found.append(found)
             check_conversations(
                 found,
                 data,
-                _conversations_of(config, data),
-                encoder,
+                _learnt_of(config, data),
+                None if tokenizer is None else _encode(config, tokenizer, template),
                 sequence_length=self.limit,
                 known=known,
                 progress=self._progress,
@@ -161,9 +156,6 @@ class _DataCheck:
             if found.untaught:
                 said = f"{found.untaught} rows without a token of the assistant within sequence_length"
                 self.said.append(("PROBLEM", f"{name}: {said}"))
-            for what, count in found.odd.items():
-                if count:
-                    self.said.append(("note", f"{name}: {count} rows: the conversation {what}"))
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -197,6 +189,12 @@ class _DataCheck:
         if found.bad:
             so = "max_bad_rows may let the run go on without them" if lenient else "the first one stops the run"
             self.said.append(("PROBLEM", _listing(f"{found.name}: {found.bad} bad rows; {so}", found.bad_listed)))
+        for what, count in found.odd.items():
+            if count:
+                self.said.append(("note", f"{found.name}: {count} rows: the conversation {what}"))
+        if found.unused:
+            columns = ", ".join(f"{column} ({count:,} rows)" for column, count in found.unused.most_common())
+            self.said.append(("note", f"{found.name}: columns that nothing reads: {columns}"))
         if found.overlap:
             said = f"{found.overlap} validation rows are in the training data too"
             self.said.append(("note", _listing(said, found.overlap_listed)))
@@ -282,21 +280,45 @@ class _DataCheck:
         return load_tokenizer(args)
 
 
-def _conversations_of(config: OfflineConfig, data: OfflineDataArgs) -> ConversationsOf:
+def _learnt_of(config: OfflineConfig, data: OfflineDataArgs) -> LearntOf:
     from roll.data.preference import preference_of
     from roll.data.sft import conversation_of
 
     if isinstance(config, PreferenceConfig) and isinstance(data, PreferenceDataArgs):
-        return lambda source, row: preference_of(source, row, data, pairs=config.pairs).conversations
+        return lambda source, row: preference_of(source, row, data, pairs=config.pairs)
     if isinstance(config, SFTConfig) and isinstance(data, SFTDataArgs):
-        return lambda source, row: [conversation_of(source, row, data).messages]
+        return lambda source, row: conversation_of(source, row, data)
     raise ValueError(f"pipeline {config.pipeline}: its rows can't be checked by themselves")
 
 
-def _encoder(tokenizer: Any, template: str, by_tag: Mapping[str, str]) -> Any:
-    from roll.data.templates import PromptEncoder
+def _encode(config: OfflineConfig, tokenizer: Any, template: str) -> Encode:
+    """Return what makes tokens of a row as the run does."""
+    from roll.data.chat_masks import ConversationEncoder
+    from roll.data.preference import preference_encoding
+    from roll.data.sft import encode_conversation
+    from roll.pipelines.preference import scored_ends
+    from roll.pipelines.teaching import smallest_embedding
 
-    return None if tokenizer is None else PromptEncoder(tokenizer, template=template, tag_to_template=by_tag)
+    train_on = config.train_on if isinstance(config, SFTConfig) else "last"
+    embedding = smallest_embedding(config)
+    encoder = ConversationEncoder(
+        tokenizer, template=template, train_on=train_on, variables=config.chat_template_kwargs, embedding=embedding
+    )
+    if isinstance(config, SFTConfig):
+        return lambda conversation: max(encode_conversation(encoder, conversation), key=lambda row: row.length)
+    ends = scored_ends(tokenizer, encoder) if config.pipeline == "reward_model" else set()
+    return functools.partial(preference_encoding(ends), encoder)
+
+
+def _encoder(tokenizer: Any, template: str, config: RLVRConfig | None) -> Any:
+    from roll.data.templates import PromptEncoder
+    from roll.pipelines.teaching import smallest_embedding
+
+    if tokenizer is None:
+        return None
+    by_tag = {} if config is None else config.tag_to_template
+    embedding = None if config is None else smallest_embedding(config)
+    return PromptEncoder(tokenizer, template=template, tag_to_template=by_tag, embedding=embedding)
 
 
 def _data_args(name: str, settings: Sequence[str]) -> DataArgs:

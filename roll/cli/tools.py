@@ -110,7 +110,7 @@ async def _called(
 
 def _shown(config: RLConfig, specs: Sequence[ToolSpec]) -> str:
     """Return the prompt that tells of the tools, where the tokenizer is at hand; else what its template is given."""
-    from roll.tools.parsing import resolve_parser
+    from roll.rollout.tool_forms import resolve_parser
     from roll.workers.train import resolved_model_args
 
     args = resolved_model_args(config, "actor_train")

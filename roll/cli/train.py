@@ -21,6 +21,7 @@ from roll.cli.signals import ending_at_once
 from roll.configs.parsing.find import find_by_name, find_config
 
 if TYPE_CHECKING:
+    from roll.configs.full_check import Check
     from roll.configs.schema.run_config import RunConfig
     from roll.pipelines.run_result import RunResult
 
@@ -70,14 +71,16 @@ def check(options: argparse.Namespace) -> int:
 
 def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     """Print every key with its value, or check the machine as well and print the plan."""
+    from roll.configs.checks.chat_templates import template_notes
     from roll.configs.checks.endpoints import endpoint_notes
     from roll.configs.parsing.loader import load_config, to_yaml
+    from roll.pipelines.template_check import template_violations
 
     if every_key:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
         return Exit.DONE
-    config = load(file, overrides)
-    for note in endpoint_notes(config):
+    config = load(file, overrides, further=[template_violations])
+    for note in (*endpoint_notes(config), *template_notes(config)):
         say(f"note: {note}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
     if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":
@@ -87,16 +90,19 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     return Exit.DONE
 
 
-def load(file: Path, overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong."""
+def load(file: Path, overrides: Sequence[str], *, further: Sequence[Check] = ()) -> RunConfig:
+    """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong.
+
+    `further` checks are those that a run makes itself at its start, with the libraries that it has loaded by then.
+    """
     from roll.configs.full_check import load_checked
     from roll.configs.rules.validate import warnings_of
     from roll.envs.env_registry import env_violations
     from roll.gateway.agents.checks import agent_violations
     from roll.tracking.replay_check import replay_violations
 
-    further = [env_violations, agent_violations, replay_violations]
-    config = load_checked(file, overrides, further=further, tell=lambda note: say(f"note: {note}"))
+    checks = [env_violations, agent_violations, replay_violations, *further]
+    config = load_checked(file, overrides, further=checks, tell=lambda note: say(f"note: {note}"))
     for warning in warnings_of(config):
         say(f"warning: {warning}")
     return config

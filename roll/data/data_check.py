@@ -7,20 +7,23 @@ import math
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from roll.configs.schema.offline_config import OfflineDataArgs
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.chat_masks import ConversationEncoder, Messages
+from roll.data.chat_masks import Messages
+from roll.data.offline import OfflineRow
 from roll.data.prompts import encode_some
 from roll.data.quarantine import Quarantine
-from roll.data.sources import TaskReader, data_sources, prompt_key
+from roll.data.row_conversations import unused_columns
+from roll.data.sources import TaskReader, data_sources, prompt_key, prompt_texts
 from roll.data.templates import PromptEncoder, TemplateError
 from roll.types.episode import Task
+from roll.utils.pictures import has_place
 from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, DataError, Row, Source
 from roll.utils.seeding import stable_hash
@@ -31,8 +34,29 @@ _CHUNK = 256
 _BINS = 10
 _PROGRESS_SECONDS = 5.0
 
-ConversationsOf: TypeAlias = Callable[[Source, Row], Sequence[Messages]]
-"""A row -> its conversation, or both of its pair; raises `DataError`."""
+
+class Learnt(Protocol):
+    """What is learnt from a row."""
+
+    @property
+    def conversations(self) -> Sequence[Messages]:
+        """Its conversation, or both of its pair."""
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Offered in them."""
+
+    @property
+    def used(self) -> Collection[str]:
+        """Columns that were read."""
+
+
+LearntOf: TypeAlias = Callable[[Source, Row], Learnt]
+"""A row -> what is learnt from it; raises `DataError`."""
+Encode: TypeAlias = Callable[[Any], OfflineRow]
+"""What is learnt from a row -> its tokens, as a run makes them; raises `DataError`."""
+
+PLACE_WITHOUT_PICTURE = "has a place for a picture in its text, such as <image>, and no picture: it is read as text"
 
 
 @dataclass(slots=True)
@@ -67,6 +91,8 @@ class Findings:
     odd: Counter[str] = field(default_factory=Counter)
     """What is odd about conversations, and how often; such rows are trained on."""
     untaught: int = 0
+    unused: Counter[str] = field(default_factory=Counter)
+    """Columns that nothing reads, and in how many rows."""
     failure: str = ""
     """Why reading stopped before the end."""
 
@@ -79,6 +105,10 @@ class Findings:
             column.empty += value is None or value in ("", [])
             if not column.example and value not in (None, "", []):
                 column.example = " ".join(f"{str(value)[:200]}".split())
+
+    def add_unused(self, columns: Iterable[str]) -> None:
+        """Take in the columns of a row that nothing reads."""
+        self.unused.update(columns)
 
     def add_prompt(self, key: int, name: str, known: set[int]) -> None:
         """Note a prompt: a repeat, or one that is in `known` too."""
@@ -160,6 +190,7 @@ def check_prompts(
         while chunk := [task for _, task, _ in itertools.islice(tasks, _CHUNK)]:
             for task in chunk:
                 found.tags[task.tag] += 1
+                found.odd[PLACE_WITHOUT_PICTURE] += any(has_place(text) for text in prompt_texts(task))
                 found.add_prompt(prompt_key(task), task.id, known)
                 key = stable_hash(task.id)
                 if key in ids and len(found.repeated_ids) < LISTED:
@@ -185,14 +216,19 @@ def _measure(found: Findings, tasks: list[Task], encoder: PromptEncoder, limit: 
 def check_conversations(
     found: Findings,
     data: OfflineDataArgs,
-    conversations_of: ConversationsOf,
-    encoder: ConversationEncoder | None,
+    learnt_of: LearntOf,
+    encode: Encode | None,
     *,
     sequence_length: int | None,
     known: set[int],
     progress: Progress,
 ) -> None:
-    """Take in all rows to learn from, each one conversation or a pair: what would stop a run, and what is odd."""
+    """Take in all rows to learn from, each one conversation or a pair: what would stop a run, and what is odd.
+
+    Args:
+        encode: what a run makes of a row; None: lengths stay unknown.
+        known: rows of the other set, for the overlap.
+    """
     bad = _BadRows(found)
     try:
         for source in resolve_sources(data.file_name):
@@ -205,22 +241,29 @@ def check_conversations(
                     continue
                 found.add_row(row)
                 try:
-                    conversations = conversations_of(source, row)
-                    marked = [encoder.encode(messages) for messages in conversations] if encoder is not None else []
+                    learnt = learnt_of(source, row)
+                    encoded = encode(learnt) if encode is not None else None
                 except (DataError, TemplateError) as error:
                     bad.add(row.where, str(error).removeprefix(f"{row.where}: "))
                     continue
-                said = [message for messages in conversations for message in messages]
-                _roles(found, [message["role"] for message in conversations[0]])
-                found.odd["has an empty message"] += any(not message["content"].strip() for message in said)
-                found.add_prompt(stable_hash("prompt", str([dict(message) for message in said])), row.where, known)
-                if marked:
-                    found.add_length(max(len(each.token_ids) for each in marked), row.where, sequence_length)
-                    found.untaught += not all(any(each.trained[:sequence_length]) for each in marked)
+                found.add_unused(unused_columns(row.values, learnt.used))
+                _conversation(found, learnt, row.where, known)
+                if encoded is not None:
+                    found.add_length(encoded.length, row.where, sequence_length)
+                    shown = encoded if sequence_length is None else encoded.cut(sequence_length)
+                    found.untaught += not shown.taught
             if found.rows == before:
                 raise DataError(f"{source.location}: no rows")
     except DataError as error:
         found.failure = str(error)
+
+
+def _conversation(found: Findings, learnt: Learnt, where: str, known: set[int]) -> None:
+    said = [message for messages in learnt.conversations for message in messages]
+    _roles(found, [message["role"] for message in learnt.conversations[0]])
+    found.odd["has an empty message"] += any(not message["content"].strip() and len(message) == 2 for message in said)
+    found.odd[PLACE_WITHOUT_PICTURE] += any(has_place(message["content"]) for message in said)
+    found.add_prompt(stable_hash("prompt", str([dict(message) for message in said]), str(learnt.tools)), where, known)
 
 
 def _roles(found: Findings, roles: list[str]) -> None:

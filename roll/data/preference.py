@@ -21,21 +21,23 @@ from roll.configs.schema.preference_config import (
     RewardDataArgs,
 )
 from roll.data.chat_masks import ConversationEncoder
+from roll.data.messages import learning_flags, without_flags
 from roll.data.offline import EncodedRows, Truncation, encoded_rows, read_all
+from roll.data.row_conversations import (
+    WHOLE_COLUMNS,
+    Messages,
+    RowColumns,
+    conversation_of_column,
+    prompt_of,
+    refuse_unheeded,
+    tools_of,
+)
 from roll.data.sft import TaughtRow
-from roll.data.sources import encodable, parse_conversation
 from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
-from roll.utils.rows import DataError, Row, Source, column_value, has_column
+from roll.utils.rows import DataError, Row, Source
 
-Messages = tuple[Mapping[str, str], ...]
-
-_PROMPT_COLUMNS = ("prompt", "conversations", "messages", "instruction")
-_WHOLE_COLUMNS = ("messages", "conversations")
-"""Where there is no column with the response, these end with it."""
-_SHAREGPT = {"human": "user", "gpt": "assistant"}
-_PICTURES = ("image", "images", "video", "videos")
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 _SIDES = ("chosen", "rejected")
 
@@ -54,6 +56,10 @@ class Preference:
     """Label of a single response."""
     target: float | None = None
     """Margin of a pair, or score of a single response."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Offered in all of it, in OpenAI's form."""
+    used: frozenset[str] = frozenset()
+    """Columns that were read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,13 +106,15 @@ def read_preferences(data: PreferenceDataArgs, *, pairs: bool) -> list[Preferenc
 
 def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: bool) -> Preference:
     """Return what a row prefers; raises `DataError`."""
-    for column in _PICTURES:
-        if has_column(row.values, column) and column_value(row.values, column):
-            raise _no_pictures(row.where, f"the column {column!r}")
-    keys = {"chosen": data.chosen_key, "rejected": data.rejected_key} if pairs else {"response": _response(row, data)}
+    columns = RowColumns(row)
+    keys = (
+        {"chosen": data.chosen_key, "rejected": data.rejected_key} if pairs else {"response": _response(columns, data)}
+    )
     # A column that is the response itself is a whole conversation, and has its own prompt.
-    prompt = None if keys.get("response") in _WHOLE_COLUMNS else _prompt(row, data)
-    found = tuple(_conversation(row, column, role, prompt) for role, column in keys.items())
+    prompt = None if keys.get("response") in WHOLE_COLUMNS else prompt_of(columns, data.prompt)
+    found = tuple(
+        _bare(columns, conversation_of_column(columns, column, role, prompt)) for role, column in keys.items()
+    )
     if len(found) == 2:
         chosen, rejected = found
         if chosen[:-1] != rejected[:-1]:
@@ -117,148 +125,52 @@ def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: 
             raise DataError(f"{row.where}: chosen and rejected are the same, so there is nothing to prefer; drop it")
     desirable = target = None
     if isinstance(data, DPODataArgs) and not pairs:
-        desirable = _label(row, data.label)
+        desirable = _label(columns, data.label)
     if isinstance(data, RewardDataArgs):
         key, number = ("margin", data.margin) if pairs else ("score", data.score)
-        target = None if number is None else _number(row, number, key)
-    return Preference(f"{source.name}:{row.number}", row.where, found, desirable, target)
+        target = None if number is None else _number(columns, number, key)
+    tools = tools_of(columns)
+    refuse_unheeded(columns, found)
+    return Preference(
+        f"{source.name}:{row.number}", row.where, found, desirable, target, tools, frozenset(columns.used)
+    )
 
 
-def _prompt(row: Row, data: PreferenceDataArgs) -> Messages | None:
-    column = data.prompt or _first_there(row, _PROMPT_COLUMNS)
-    if column is None:
-        return None
-    value = _cell(row, column, "prompt")
-    if isinstance(value, str):
-        if column == "instruction" and data.prompt is None:
-            return _alpaca(row)
-        if not value.strip():
-            raise DataError(f"{row.where}: the prompt is empty; mend the row or drop it")
-        return (*_system(row), {"role": "user", "content": encodable(value, row.where)})
-    messages = _with_system(row, _messages(value, row.where, column))
-    if messages[-1]["role"] == "assistant":
-        raise DataError(f"{row.where}: the prompt ends with the assistant's words, so there is nothing to answer")
-    return messages
-
-
-def _first_there(row: Row, columns: Iterable[str]) -> str | None:
-    return next((name for name in columns if has_column(row.values, name)), None)
-
-
-def _response(row: Row, data: PreferenceDataArgs) -> str:
+def _response(columns: RowColumns, data: PreferenceDataArgs) -> str:
     """Name the column with the single response."""
-    column = data.response or _first_there(row, SINGLE_COLUMNS)
+    column = data.response or columns.first(SINGLE_COLUMNS)
     if column is None:
         raise DataError(
-            f"{row.where}: no column with the response ({', '.join(SINGLE_COLUMNS)}); columns: {sorted(row.values)}; "
-            "name it in response"
+            f"{columns.where}: no column with the response ({', '.join(SINGLE_COLUMNS)}); columns: "
+            f"{sorted(columns.row.values)}; name it in response"
         )
     return column
 
 
-def _system(row: Row) -> Messages:
-    """The system message that stands in a column of its own, as LLaMA-Factory writes it."""
-    value = column_value(row.values, "system") if has_column(row.values, "system") else None
-    if value is not None and not isinstance(value, str):
-        raise DataError(f"{row.where}: the column 'system' is {value!r:.80}, expected the text of the system message")
-    if value is None or not value.strip():
-        return ()
-    return ({"role": "system", "content": encodable(value, row.where)},)
+def _bare(columns: RowColumns, messages: Messages) -> Messages:
+    """Return messages without flags; raises `DataError` for one that leaves the response out."""
+    flags = learning_flags(messages, columns.where)
+    if not flags.get(len(messages) - 1, True):
+        raise DataError(f"{columns.where}: a flag leaves the response out, and it is what is compared; drop the row")
+    return tuple(without_flags(message) for message in messages)
 
 
-def _with_system(row: Row, messages: Messages) -> Messages:
-    return messages if messages[0]["role"] == "system" else (*_system(row), *messages)
-
-
-def _alpaca(row: Row) -> Messages:
-    """Alpaca's columns: earlier turns in `history`, the prompt in `instruction`, what it is about in `input`."""
-    messages: list[Mapping[str, str]] = [*_system(row)]
-    history = column_value(row.values, "history") if has_column(row.values, "history") else None
-    for turn in history if isinstance(history, Sequence) else (history,) if history else ():
-        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
-            raise DataError(f"{row.where}: history has {turn!r:.80}, expected pairs of a prompt and its answer")
-        roles = zip(("user", "assistant"), turn, strict=True)
-        messages += [{"role": role, "content": encodable(text, row.where)} for role, text in roles]
-    parts = [_cell(row, name, "prompt") for name in ("instruction", "input") if has_column(row.values, name)]
-    text = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
-    if not text:
-        raise DataError(f"{row.where}: the prompt is empty; mend the row or drop it")
-    return (*messages, {"role": "user", "content": encodable(text, row.where)})
-
-
-def _conversation(row: Row, column: str, role: str, prompt: Messages | None) -> Messages:
-    value = _cell(row, column, role)
-    if isinstance(value, str):
-        if prompt is None:
-            raise DataError(
-                f"{row.where}: {column!r} is a text, and no column has its prompt; name one in prompt, or give lists "
-                "of messages"
-            )
-        said: Messages = ({"role": "assistant", "content": encodable(value, row.where)},)
-    else:
-        said = _messages([value] if isinstance(value, Mapping) else value, row.where, column)
-    if said[-1]["role"] != "assistant":
-        raise DataError(
-            f"{row.where}: {column!r} ends with a message of the {said[-1]['role']}, expected the assistant's"
-        )
-    if not said[-1]["content"].strip():
-        raise DataError(f"{row.where}: the response in {column!r} is empty; mend the row or drop it")
-    if said[0]["role"] != "assistant":
-        said = _with_system(row, said)
-    if prompt is None or said[: len(prompt)] == prompt:
-        if len(said) == 1:
-            raise DataError(f"{row.where}: {column!r} has an answer and nothing that it answers; name a prompt column")
-        return said
-    if said[0]["role"] != "assistant":
-        raise DataError(f"{row.where}: {column!r} begins with another prompt than the one in the prompt column")
-    return (*prompt, *said)
-
-
-def _messages(value: Any, where: str, column: str) -> Messages:
-    """Return messages of either spelling as {role, content}; images are refused."""
-    if not isinstance(value, Sequence):
-        raise DataError(f"{where}: {column!r} is {value!r:.80}, expected a text or a list of messages")
-    plain: list[Any] = []
-    for message in value:
-        if isinstance(message, Mapping):
-            if "from" in message and "role" not in message:
-                role = message["from"]
-                role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
-                message = {"role": role, "content": message.get("value")}
-            content = message.get("content")
-            parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
-            if any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(_PICTURES) for part in parts):
-                raise _no_pictures(where, f"a message in {column!r}")
-        plain.append(message)
-    return tuple(parse_conversation(plain, where))
-
-
-def _no_pictures(where: str, what: str) -> DataError:
-    return DataError(f"{where}: {what} has an image or a video; preferences are learnt from text alone for now")
-
-
-def _cell(row: Row, column: str, role: str) -> Any:
-    if not has_column(row.values, column):
-        raise DataError(f"{row.where}: no column {column!r} (named for {role}); columns: {sorted(row.values)}")
-    return column_value(row.values, column)
-
-
-def _label(row: Row, column: str | None) -> bool:
-    value = _cell(row, column or _first_there(row, LABEL_COLUMNS) or LABEL_COLUMNS[0], "label")
+def _label(columns: RowColumns, column: str | None) -> bool:
+    value = columns.get(column or columns.first(LABEL_COLUMNS) or LABEL_COLUMNS[0], "label")
     label = value if isinstance(value, bool) else _LABELS.get(str(value).strip().lower())
     if label is None:
-        raise DataError(f"{row.where}: the label is {value!r:.80}, expected true or false")
+        raise DataError(f"{columns.where}: the label is {value!r:.80}, expected true or false")
     return label
 
 
-def _number(row: Row, column: str, role: str) -> float:
-    value = _cell(row, column, role)
+def _number(columns: RowColumns, column: str, role: str) -> float:
+    value = columns.get(column, role)
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not abs(number) <= torch.finfo(torch.float32).max:  # it is compared with scores in float32
-        raise DataError(f"{row.where}: the {role} is {value!r:.80}, expected a finite number")
+        raise DataError(f"{columns.where}: the {role} is {value!r:.80}, expected a finite number")
     return number
 
 
@@ -276,17 +188,21 @@ def encode_preferences(
     Both sequences of a pair are kept, cut or left out together. `without_end`: tokens that are taken off the ends
     of sequences.
     """
-    encode = _encoding(without_end)
+    encode = preference_encoding(without_end)
     encoded = encode_all(preferences, encoder, encode, num_workers)
     return encoded_rows(preferences, encoded, sequence_length=sequence_length, truncation=truncation)
 
 
-def _encoding(without_end: Collection[int]) -> Callable[[ConversationEncoder, Preference], PreferenceRow]:
+def preference_encoding(
+    without_end: Collection[int] = (),
+) -> Callable[[ConversationEncoder, Preference], PreferenceRow]:
+    """Return what tokenises one row, see `encode_preferences`."""
+
     def encode(encoder: ConversationEncoder, preference: Preference) -> PreferenceRow:
         sequences = []
         for messages in preference.conversations:
             try:
-                marked = encoder.encode(messages)
+                marked = encoder.offering(preference.tools).encode(messages)
             except TemplateError as error:
                 raise DataError(f"{preference.where}: {error}") from error
             ids, trained = np.array(marked.token_ids, dtype=np.int32), np.array(marked.trained, dtype=np.bool_)

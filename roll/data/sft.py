@@ -6,21 +6,32 @@ files --read_conversations--> Conversation --ConversationEncoder--> TaughtRow --
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from roll.configs.schema.offline_config import SINGLE_COLUMNS
 from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
+from roll.data.messages import learning_flags, without_flags
 from roll.data.offline import EncodedRows, Truncation, encoded_rows, read_all
-from roll.data.sources import encodable, parse_conversation
+from roll.data.row_conversations import (
+    WHOLE_COLUMNS,
+    Messages,
+    RowColumns,
+    conversation_of_column,
+    prompt_of,
+    refuse_unheeded,
+    says_nothing,
+    tools_of,
+)
 from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
-from roll.utils.rows import DataError, Row, Source, column_value, has_column
+from roll.utils.rows import DataError, Row, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,18 @@ class Conversation:
     """`<file>:<row number>`"""
     where: str
     """`file:line`, for messages."""
-    messages: tuple[Mapping[str, str], ...]
+    messages: Messages
+    flags: Mapping[int, bool] = field(default_factory=dict)
+    """Which messages the row says are taught or not, by position; the others are as `train_on` says."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Offered in it, in OpenAI's form."""
+    used: frozenset[str] = frozenset()
+    """Columns that were read."""
+
+    @property
+    def conversations(self) -> tuple[Messages, ...]:
+        """It alone."""
+        return (self.messages,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,41 +93,38 @@ def read_conversations(data: SFTDataArgs) -> list[Conversation]:
 
 def conversation_of(source: Source, row: Row, data: SFTDataArgs) -> Conversation:
     """Return the conversation of a row; raises `DataError`."""
-    return Conversation(f"{source.name}:{row.number}", row.where, _messages(row, data))
-
-
-def _messages(row: Row, data: SFTDataArgs) -> tuple[Mapping[str, str], ...]:
-    if data.messages is not None:
-        messages = parse_conversation(_cell(row, data.messages, "messages"), row.where)
-        if messages[-1]["role"] != "assistant":
-            raise DataError(
-                f"{row.where}: the last message is of the {messages[-1]['role']}, expected the assistant's answer; "
-                "drop what nobody answers"
-            )
-    else:
-        assert data.prompt is not None, "the configuration names the columns"
-        assert data.response is not None, "the configuration names the columns"
-        prompt = _text(row, data.prompt, "prompt")
-        response = _text(row, data.response, "response")
-        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+    columns = RowColumns(row)
+    messages = _messages(columns, data)
     for position, message in enumerate(messages):
-        if message["role"] == "assistant" and not message["content"].strip():
-            which = f"messages[{position}], the assistant's," if data.messages is not None else "the response"
-            raise DataError(f"{row.where}: {which} is empty, so there is nothing to learn; mend the row or drop it")
-    return tuple(messages)
+        if message["role"] == "assistant" and says_nothing(message):
+            raise DataError(
+                f"{row.where}: messages[{position}], the assistant's, is empty, so there is nothing to learn; mend the "
+                "row or drop it"
+            )
+    flags, tools = learning_flags(messages, row.where), tools_of(columns)
+    refuse_unheeded(columns, [messages])
+    return Conversation(
+        f"{source.name}:{row.number}",
+        row.where,
+        tuple(without_flags(message) for message in messages),
+        flags,
+        tools,
+        frozenset(columns.used),
+    )
 
 
-def _cell(row: Row, column: str, role: str) -> Any:
-    if not has_column(row.values, column):
-        raise DataError(f"{row.where}: no column {column!r} (named for {role}); columns: {sorted(row.values)}")
-    return column_value(row.values, column)
-
-
-def _text(row: Row, column: str, role: str) -> str:
-    value = _cell(row, column, role)
-    if not isinstance(value, str) or (role == "prompt" and not value.strip()):
-        raise DataError(f"{row.where}: the {role} is {value!r:.80}, expected a non-empty string")
-    return encodable(value, row.where)
+def _messages(columns: RowColumns, data: SFTDataArgs) -> Messages:
+    if data.messages is not None:
+        return conversation_of_column(columns, data.messages, "messages", None)
+    response = data.response or columns.first(SINGLE_COLUMNS)
+    if response is None:
+        raise DataError(
+            f"{columns.where}: no column with the response ({', '.join(SINGLE_COLUMNS)}); columns: "
+            f"{sorted(columns.row.values)}; name it in response, or a column of conversations in messages"
+        )
+    # A column that is the response itself is a whole conversation, and has its own prompt.
+    whole = response in WHOLE_COLUMNS and data.prompt is None
+    return conversation_of_column(columns, response, "response", None if whole else prompt_of(columns, data.prompt))
 
 
 def encode_rows(
@@ -117,22 +136,33 @@ def encode_rows(
     num_workers: int = 1,
 ) -> TaughtRows:
     """Tokenise all rows, see `encoded_rows`; the result doesn't depend on `num_workers`."""
-    encoded = encode_all(conversations, encoder, _encode, num_workers)
-    return encoded_rows(conversations, encoded, sequence_length=sequence_length, truncation=truncation)
+    encoded = encode_all(conversations, encoder, encode_conversation, num_workers)
+    pairs = [(item, row) for item, rows in zip(conversations, encoded, strict=True) for row in rows]
+    items, rows = [item for item, _ in pairs], [row for _, row in pairs]
+    return encoded_rows(items, rows, sequence_length=sequence_length, truncation=truncation)
 
 
-def _encode(encoder: ConversationEncoder, conversation: Conversation) -> TaughtRow:
+def encode_conversation(encoder: ConversationEncoder, conversation: Conversation) -> list[TaughtRow]:
+    """Tokenise one row; raises `DataError`. It becomes several where the template writes earlier turns in another way
+    than they are sampled."""
     try:
-        marked = encoder.encode(conversation.messages)
+        sequences = encoder.offering(conversation.tools).encode_turns(conversation.messages, conversation.flags)
     except TemplateError as error:
         raise DataError(f"{conversation.where}: {error}") from error
-    if not any(marked.trained):
+    marked = [each for each in sequences if any(each.trained)]
+    if not marked:
+        why = "the flags of its messages leave" if not all(conversation.flags.values()) else "the template leaves"
         raise DataError(
-            f"{conversation.where}: the template leaves no token of the assistant to learn; mend the row or template"
+            f"{conversation.where}: {why} no token of the assistant to learn; mend the row or template, or drop the row"
         )
-    return TaughtRow(
-        conversation.id, np.array(marked.token_ids, dtype=np.int32), np.array(marked.trained, dtype=np.bool_)
-    )
+    return [
+        TaughtRow(
+            conversation.id if len(marked) == 1 else f"{conversation.id}/{number}",
+            np.array(each.token_ids, dtype=np.int32),
+            np.array(each.trained, dtype=np.bool_),
+        )
+        for number, each in enumerate(marked)
+    ]
 
 
 def batch_of(rows: Sequence[tuple[str, TaughtRow]]) -> TokenBatch:

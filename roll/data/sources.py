@@ -18,10 +18,12 @@ from typing import Any
 from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.curriculum import difficulty_of
+from roll.data.messages import encodable, parse_messages, parse_tools
 from roll.data.own_dataset import own_rows, own_source
 from roll.data.procedural import PAYLOAD_KEY
 from roll.data.quarantine import Quarantine
 from roll.types.episode import Task
+from roll.utils.pictures import refuse_pictures
 from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, BadRowError, DataError, Row, Source, column_value, has_column
 from roll.utils.seeding import stable_hash
@@ -239,6 +241,9 @@ def _payload(row: Row, roles: RowRoles) -> dict[str, Any]:
         payload["messages"] = parse_messages(asked, row.where)
     else:
         payload["prompt"] = _prompt(asked, row.where)
+    texts = [payload["prompt"]] if payload["messages"] is None else [m["content"] for m in payload["messages"]]
+    refuse_pictures(row, texts)
+    parse_tools(payload.get("tools"), row.where)
     if roles.ground_truth is not None:
         truth = column_value(row.values, roles.ground_truth)
         if truth is None or truth == "" or (isinstance(truth, float) and math.isnan(truth)):
@@ -263,64 +268,6 @@ def _prompt(value: Any, where: str) -> str:
     return encodable(value, where)
 
 
-def encodable(text: str, where: str) -> str:
-    """Return `text`, unless it holds what no tokenizer takes: JSON can spell half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = text[error.start]
-        raise BadRowError(f"{where}: the text has {half!r} at {error.start}, half of a surrogate pair") from None
-    return text
-
-
-def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
-    """Parse chat messages from a list or a JSON string; raises `BadRowError` unless a model could answer them."""
-    messages = parse_conversation(value, where)
-    if messages[-1]["role"] == "assistant":
-        raise BadRowError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
-    return messages
-
-
-_SAID_ELSEWHERE = ("tool_calls", "function_call", "reasoning_content")
-"""Keys of a message that hold something said."""
-
-
-def parse_conversation(value: Any, where: str) -> list[dict[str, str]]:
-    """Parse chat messages from a list or a JSON string, whoever speaks last; raises `BadRowError`."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise BadRowError(f"{where}: messages is a string but not JSON: {error}") from error
-    if not isinstance(value, Sequence) or not value:
-        raise BadRowError(f"{where}: messages is {value!r:.80}, expected a non-empty list of {{role, content}}")
-    messages = []
-    for position, message in enumerate(value):
-        role = message.get("role") if isinstance(message, Mapping) else None
-        content = _text_of(message.get("content")) if isinstance(message, Mapping) else None
-        if not isinstance(role, str) or content is None:
-            raise BadRowError(
-                f"{where}: messages[{position}] is {message!r:.80}, expected "
-                "{'role': ..., 'content': ...} with strings; content may be a list of {'type': 'text', 'text': ...}"
-            )
-        if lost := next((key for key in _SAID_ELSEWHERE if message.get(key)), None):
-            raise BadRowError(
-                f"{where}: messages[{position}] has {lost}, of which templates would see nothing; expected all that is "
-                "said in content. Write it there, as the model shall write it, or remove it"
-            )
-        messages.append({"role": role, "content": encodable(content, where)})
-    return messages
-
-
-def _text_of(content: Any) -> str | None:
-    """Return a message's text, written as a string or as a list of text parts; None for anything else."""
-    if isinstance(content, str) or not isinstance(content, Sequence):
-        return content if isinstance(content, str) else None
-    text_parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-    texts = [part["text"] for part in text_parts if isinstance(part.get("text"), str)]
-    return "".join(texts) if texts and len(texts) == len(content) else None
-
-
 class PromptFilter:
     """Leaves out tasks whose prompt an earlier one has, the exact text or messages. 100 bytes of memory per task."""
 
@@ -337,9 +284,20 @@ class PromptFilter:
 
 
 def prompt_key(task: Task) -> int:
-    """Return a number that is the same for equal prompts: the text, or roles and contents of the messages."""
+    """Return a number that is the same for equal prompts: the text, or all that the messages say, and the tools."""
+    messages, tools = task.payload.get("messages"), task.payload.get("tools")
+    more = () if tools is None else (str(tools),)
+    return stable_hash(
+        "prompt",
+        *more,
+        task.payload["prompt"] if messages is None else json.dumps(messages, sort_keys=True, default=str),
+    )
+
+
+def prompt_texts(task: Task) -> list[str]:
+    """Return what a prompt says: its text, or those of its messages."""
     messages = task.payload.get("messages")
-    return stable_hash("prompt", task.payload["prompt"] if messages is None else json.dumps(messages, sort_keys=True))
+    return [task.payload["prompt"]] if messages is None else [message["content"] for message in messages]
 
 
 def owner_by_tag(tag_included: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:

@@ -11,26 +11,18 @@ refused.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+from roll.data.messages import parse_tools, refuse_beyond_chat
+from roll.data.rendered_keys import RenderedKeys, beside_text, unwritten
 from roll.types.episode import Task
+from roll.utils.chat_templates import VariableError, check_variables
+from roll.utils.chat_templates import render_chat as render_chat
 
 _SLOT = "{prompt}"
-
-TEMPLATE_DATE = datetime(2024, 7, 26)
-"""Today, for chat templates: what Llama's fall back to."""
-_ANY_DATE = "%d %b %Y"
-_OUR_DATE = (
-    "{% macro strftime_now(format) -%}{{ roll_dates[format] if format in roll_dates else roll_dates['"
-    + _ANY_DATE
-    + "'] }}{%- endmacro +%}"
-)
-"""In front of a template; `+` keeps the line end that it may begin with."""
 
 TEMPLATES: dict[str, str] = {
     "plain": _SLOT,
@@ -75,16 +67,26 @@ class PromptEncoder:
         template: str = "native",
         tag_to_template: Mapping[str, str] | None = None,
         with_tools: Callable[[Task], str | None] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        domain_variables: Mapping[str, Mapping[str, Any]] | None = None,
+        embedding: EmbeddingRows | None = None,
     ) -> None:
         """Check all templates against the tokenizer (a Hugging Face one); raises `TemplateError`.
 
         `template` is `native` (the tokenizer's own), a name in `TEMPLATES`, or the text of a template. `with_tools`
-        gives the text of a prompt that tells of tools; None for a task without any.
+        gives the text of a prompt that tells of tools; None for a task without any. `variables` are those of the chat
+        template (`chat_template_kwargs`), `domain_variables` all that tasks of these domains have. `embedding` is the
+        model's.
         """
-        self._with_tools = with_tools
+        self._with_tools, self._embedding = with_tools, embedding
         self._tokenizer = tokenizer
+        self._keys: dict[str, RenderedKeys] = {}
         self._template = resolve_template(template, tokenizer)
         self._by_tag = {tag: resolve_template(text, tokenizer) for tag, text in (tag_to_template or {}).items()}
+        self._variables, self._by_domain = dict(variables or {}), dict(domain_variables or {})
+        for each in (self._variables, *self._by_domain.values()):
+            for text in {self._template, *self._by_tag.values()}:
+                check_template_variables(each, text, tokenizer)
         empty = list(tokenizer("", add_special_tokens=True)["input_ids"])
         bos = tokenizer.bos_token_id
         self._bos: tuple[int, ...] = (bos,) if bos is not None and empty[:1] == [bos] else ()
@@ -124,22 +126,79 @@ class PromptEncoder:
         if not ids:
             raise TemplateError(f"task {task.id!r}: the prompt has no tokens")
         refuse_two_starts(ids, self._tokenizer, f"task {task.id!r}: the prompt")
+        if self._embedding is not None:
+            self._embedding.refuse_beyond(ids, self._tokenizer, f"task {task.id!r}: the prompt")
         return ids
 
     def render(self, task: Task, response: str | None = None) -> str:
-        """Return the text that is tokenised. A response is the conversation's last message, or follows a plain text."""
+        """Return the text that is tokenised. A response is the conversation's last message, or follows a plain text.
+
+        Raises `TemplateError` for a prompt of which the template would leave something out.
+        """
+        tools = parse_tools(task.payload.get("tools"), f"task {task.id!r}")
         told = self._with_tools(task) if self._with_tools is not None and response is None else None
         if told is not None:
+            try:
+                refuse_beyond_chat(task.payload.get("messages") or (), tools, f"task {task.id!r}")
+            except ValueError as error:
+                raise TemplateError(f"{error} (its domain has tools of its own: rewards.<domain>.tools)") from error
             return told
         template = self._by_tag.get(task.tag, self._template)
         messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
         if is_plain(template):
+            if response is None and (lost := beside_text(messages or (), tools)) is not None:
+                raise TemplateError(f"task {task.id!r}: {lost}")
             return template.replace(_SLOT, _as_prompt(task, prompt, messages), 1) + (response or "")
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         if response is not None:
             messages = [*messages, {"role": "assistant", "content": response}]
-        return render_chat(self._tokenizer, messages, template=template, opens_answer=response is None)
+        opens = response is None
+        variables = self._by_domain.get(task.domain, self._variables)
+        text = render_chat(
+            self._tokenizer, messages, template=template, opens_answer=opens, tools=tools, variables=variables
+        )
+        if opens:
+            self._refuse_unwritten(task, messages, tools, text, template)
+        return text
+
+    def _refuse_unwritten(
+        self,
+        task: Task,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        text: str,
+        template: str,
+    ) -> None:
+        variables = self._by_domain.get(task.domain, self._variables)
+
+        def render(some: Sequence[Mapping[str, Any]], offered: Sequence[Mapping[str, Any]]) -> str:
+            return render_chat(
+                self._tokenizer, some, template=template, opens_answer=True, tools=offered, variables=variables
+            )
+
+        keys = self._keys.setdefault(template, RenderedKeys())
+        if (lost := unwritten(keys, messages, tools, text, render)) is not None:
+            raise TemplateError(f"task {task.id!r}: {lost}")
+
+
+class EmbeddingRows(NamedTuple):
+    """How many tokens a model has an embedding of; a tokenizer that tokens were added to may have more."""
+
+    rows: int
+    model: str
+    """Its folder."""
+
+    def refuse_beyond(self, ids: Sequence[int], tokenizer: Any, what: str) -> None:
+        """Raise `TemplateError` for a token that the model has no embedding of."""
+        if ids and (token := max(ids)) >= self.rows:
+            text = tokenizer.convert_ids_to_tokens(token)
+            raise TemplateError(
+                f"{what} has the token {text!r} with number {token}, and {self.model} has an embedding of {self.rows} "
+                "tokens (vocab_size in its config.json), numbered from 0. Resize it once (transformers' "
+                "model.resize_token_embeddings(len(tokenizer)), then save_pretrained), take the tokenizer that was "
+                "made for the model, or keep the token out of the rows and the template"
+            )
 
 
 def refuse_two_starts(ids: tuple[int, ...], tokenizer: Any, what: str) -> None:
@@ -148,38 +207,6 @@ def refuse_two_starts(ids: tuple[int, ...], tokenizer: Any, what: str) -> None:
     if bos is not None and ids[:2] == (bos, bos):
         token = tokenizer.bos_token
         raise TemplateError(f"{what} starts with {token!r} twice; remove it from the template or from the data")
-
-
-def render_chat(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    template: str = "",
-    opens_answer: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Render a conversation with a Jinja template, or with the tokenizer's own; raises jinja2's errors.
-
-    `tools` are in OpenAI's form.
-
-    Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
-    """
-    template = template or tokenizer.get_chat_template()
-    dates = {}
-    if "strftime_now" in template:
-        # transformers gives templates a function of that name, and newer ones (5.23) take no function as a variable.
-        formats = [quoted[1:-1] for quoted in re.findall(r"""strftime_now\(\s*("[^"]*"|'[^']*')""", template)]
-        dates = {"roll_dates": {each: TEMPLATE_DATE.strftime(each) for each in (*formats, _ANY_DATE)}}
-        template = _OUR_DATE + template
-    text: str = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=opens_answer,
-        **({"tools": [dict(tool) for tool in tools]} if tools else {}),
-        **dates,
-    )
-    return text
 
 
 def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None:
@@ -217,9 +244,30 @@ def _in_order(text: str, messages: Sequence[Mapping[str, str]]) -> bool:
     return True
 
 
+def check_template_variables(variables: Mapping[str, Any], template: str, tokenizer: Any) -> None:
+    """Raise `TemplateError` for `chat_template_kwargs` that a resolved template ("": the tokenizer's) doesn't read."""
+    if not variables:
+        return
+    if is_plain(template):
+        raise TemplateError(
+            f"chat_template_kwargs are variables of chat templates, and template {template!r:.80} is a text; remove "
+            "them, or set template to native or Jinja"
+        )
+    try:
+        check_variables(variables, template or tokenizer.get_chat_template(), list(tokenizer.special_tokens_map))
+    except VariableError as error:
+        raise TemplateError(f"chat_template_kwargs: {error}") from error
+
+
 def is_plain(template: str) -> bool:
     """Return whether a resolved template is a text with `{prompt}` and no Jinja."""
     return _SLOT in template and "{%" not in template and "{{" not in template
+
+
+def chat_templates_of(templates: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """Return the chat templates among a configuration's templates, "" for the tokenizer's own, with their variables."""
+    named = [("" if words == "native" else TEMPLATES.get(words, words), variables) for words, variables in templates]
+    return tuple((text, variables) for text, variables in named if not is_plain(text))
 
 
 def resolve_template(template: str, tokenizer: Any) -> str:

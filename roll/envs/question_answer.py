@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from roll.configs.schema.worker_config import DataArgs
+from roll.data.messages import as_chat, refuse_beyond_chat
 from roll.data.sources import load_tasks
 from roll.envs.base import Env, Message, Observation, ResetNeeded, StepResult
 from roll.rewards.base import RewardSpec
@@ -123,14 +124,17 @@ class QuestionAnswer(Env):
 def _question(task: Task) -> tuple[Message, ...]:
     if task.payload["messages"] is None:
         return (Message("user", task.payload["prompt"]),)
-    return tuple(Message(message["role"], message["content"]) for message in task.payload["messages"])
+    return as_chat(task.payload["messages"])
 
 
 @lru_cache(maxsize=16)
 def _tasks(files: tuple[str, ...], prompt: str | None, messages: str | None, truth: str | None) -> tuple[Task, ...]:
     """The rows; read once per process, however many instances there are."""
     columns = DataArgs(prompt=prompt, messages=messages, ground_truth=truth)
-    return tuple(load_tasks(files, columns=columns, seed=0))
+    tasks = tuple(load_tasks(files, columns=columns, seed=0))
+    for task in tasks:
+        refuse_beyond_chat(task.payload["messages"] or (), task.payload.get("tools"), f"row {task.id!r}")
+    return tasks
 
 
 def _loaded(reward: str, kwargs: Mapping[str, Any]) -> LoadedReward:

@@ -6,9 +6,9 @@ client --HTTP--> protocol (chat, anthropic, responses) --ChatCall--> Session -->
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from roll.types.chat import Message, ToolSpec
 
@@ -52,6 +52,10 @@ class ChatCall:
     parallel_tool_calls: bool = True
     top_logprobs: int | None = None
     """None: no log-probs are asked for; 0: those of the sampled tokens."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the chat template, over the run's (`chat_template_kwargs`)."""
+    continues: bool = False
+    """Whether the last message, which is the assistant's, is the beginning of the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

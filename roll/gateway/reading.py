@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from roll.gateway.base import AnswerReason, ChatCall, Choice
+from roll.rollout.marks import Marks
 from roll.strategies.base import Completion, SamplingParams
 from roll.tools.parsing import parse_calls, split_thinking
 from roll.types.chat import Message, ToolCall
+
+_WITH_CHANNELS = ("harmony", "gemma")
+"""Forms that say of every response which part of it is thought, also where no tools are told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class Reading:
         tool_parser: a name in `TOOL_PARSERS`; empty: calls aren't looked for.
         thinking_tags: what is between them is kept apart from the content; null: nothing is.
         opened: what the chat template itself writes of every response, such as the opening tag of a thought.
+        marks: the special tokens of responses, some of which may be marks of calls; None: they are never looked at.
     """
 
     decode: Callable[[Sequence[int]], str]
@@ -29,6 +34,9 @@ class Reading:
     tool_parser: str = ""
     thinking_tags: tuple[str, str] | None = None
     opened: str = ""
+    opened_with: Callable[[Mapping[str, Any]], str] | None = None
+    """Gives the same with the template variables of a call; None: they don't matter."""
+    marks: Marks | None = None
 
     def changes(self, call: ChatCall, params: SamplingParams) -> dict[str, Any]:
         """Return the sampling parameters that a call changes without changing the distribution."""
@@ -41,15 +49,24 @@ class Reading:
 
     def choice(self, call: ChatCall, completion: Completion) -> Choice:
         """Return what a client is told of a response."""
-        text, stop_string = _cut(self.decode(completion.token_ids), call.stop)
-        reasoning, content = split_thinking(self.opened + text, self.thinking_tags)
+        reads_calls = bool(self.tool_parser) and (bool(call.tools) or self.tool_parser in _WITH_CHANNELS)
+        text, stop_string = _cut(self._text(completion.token_ids, marked=reads_calls), call.stop)
+        opened = self.opened
+        if call.template_variables and self.opened_with is not None:
+            opened = self.opened_with(call.template_variables)
+        if call.continues:  # what the client began stands after a thought, if there is one
+            opened = ""
+        reasoning, content = split_thinking(opened + text, self.thinking_tags)
         calls: tuple[ToolCall, ...] = ()
-        if call.tools and self.tool_parser:
+        if reads_calls:
             had = sum(len(message.tool_calls) for message in call.messages)
             found = parse_calls(content, self.tool_parser, tools=call.tools, first=had)
-            content, calls = found.content, found.calls
+            if call.tools or not found.calls:
+                content, calls, reasoning = found.content, found.calls, reasoning or found.thought
             if not call.parallel_tool_calls:
                 calls = calls[:1]
+            if self.marks is not None:
+                content, reasoning = (self.marks.strip(said, completion.token_ids) for said in (content, reasoning))
         reason: AnswerReason = "length" if completion.finish_reason == "length" else "stop"
         if calls and reason == "stop":
             reason = "tool_calls"
@@ -61,6 +78,9 @@ class Reading:
             tokens=() if call.top_logprobs is None else tuple(map(self.token_text, completion.token_ids)),
             stop_string=stop_string,
         )
+
+    def _text(self, token_ids: Sequence[int], *, marked: bool) -> str:
+        return self.marks.decode(token_ids) if marked and self.marks is not None else self.decode(token_ids)
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, str]:

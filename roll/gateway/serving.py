@@ -85,7 +85,15 @@ class ServedModel(Session):
                 404, f"there is no model {call.model[:80]!r}; there is {self._name}", "model", code="model_not_found"
             )
         try:
-            prompt = self._chat.prompt(call.messages, call.tools)
+            chat = self._chat.with_variables(call.template_variables)
+        except TemplateError as error:
+            raise RefusedCall(400, str(error), "chat_template_kwargs") from None
+        try:
+            chat.check_history(call.messages, call.tools)
+            if call.continues:
+                prompt = chat.encode_whole(chat.begun_text(call.messages, call.tools))
+            else:
+                prompt = chat.prompt(call.messages, call.tools)
         except TemplateError as error:
             raise RefusedCall(400, f"messages: {error}", "messages") from None
         if not prompt:

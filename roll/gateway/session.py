@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ POLICY = "policy"
 """Name of the model that learns; `policy/<role>` says who speaks."""
 
 T = TypeVar("T")
+_MAX_GRAPHS = 64
 _ROLE = re.compile(r"[\w.-]{0,64}")
 
 
@@ -49,8 +51,9 @@ class Place(Protocol):
 class Graph(Protocol):
     """The conversations of an episode (`MessageGraph`)."""
 
-    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Any:
-        """Return where a conversation stands. Raises `TemplateError`."""
+    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, continues: bool = False) -> Any:
+        """Return where a conversation stands; with `continues` its last message begins the response. Raises
+        `TemplateError`."""
 
     def grow(self, placement: Any, token_ids: Sequence[int], message: Message, *, number: int | None = None) -> int:
         """Note a response to what was placed, the message that the client is given of it, and its turn's number."""
@@ -84,10 +87,18 @@ class EpisodeSession(Session):
     """
 
     def __init__(
-        self, episode: Episode, graph: Graph, reading: Reading, settings: SessionSettings | None = None
+        self,
+        episode: Episode,
+        graph: Graph,
+        reading: Reading,
+        settings: SessionSettings | None = None,
+        *,
+        new_graph: Callable[[Mapping[str, Any]], Graph] | None = None,
     ) -> None:
         self._episode = episode
         self._graph = graph
+        self._graphs: dict[str, Graph] = {}  # Of calls with template variables of their own: they share no context
+        self._new_graph = new_graph
         self._reading = reading
         self._settings = settings or SessionSettings()
         self.calls = 0
@@ -172,7 +183,7 @@ class EpisodeSession(Session):
         self.sampled_tokens += completion.num_tokens
         choice = self._reading.choice(call, completion)
         number = self._episode.number_of(completion)
-        self._graph.grow(place, completion.token_ids, choice.message, number=number)
+        self._graph_of(call).grow(place, completion.token_ids, choice.message, number=number)
         self.last_answer = choice.message
         self.roles.add(role)
         return choice
@@ -223,9 +234,26 @@ class EpisodeSession(Session):
             return limit if left is None else min(limit, left)
         raise RefusedCall(429, self._budget_spent, code="insufficient_quota")
 
+    def _graph_of(self, call: ChatCall) -> Graph:
+        """Return the conversations that a call may go on from: those with the same template variables."""
+        if not call.template_variables:
+            return self._graph
+        key = json.dumps(call.template_variables, sort_keys=True)
+        if key not in self._graphs:
+            if self._new_graph is None:
+                raise TemplateError("chat_template_kwargs can't be changed here")
+            if len(self._graphs) >= _MAX_GRAPHS:
+                raise TemplateError(f"chat_template_kwargs: an episode may use {_MAX_GRAPHS} different ones")
+            self._graphs[key] = self._new_graph(call.template_variables)
+        return self._graphs[key]
+
     def _placed(self, call: ChatCall) -> Any:
         try:
-            place = self._graph.place(call.messages, call.tools)
+            graph = self._graph_of(call)
+        except TemplateError as error:
+            raise RefusedCall(400, str(error), "chat_template_kwargs") from None
+        try:
+            place = graph.place(call.messages, call.tools, continues=call.continues)
         except TemplateError as error:
             raise RefusedCall(400, str(error), "messages") from None
         if not place.context_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
@@ -290,6 +291,18 @@ def model_config(step: Step) -> None:
     """An override of the model's config.json."""
     word = step.use.key.split(".override_config.")[-1].removeprefix("model_config.").removeprefix("model_init_kwargs.")
     step.put(step.value, f"{step.place}.{word}")
+
+
+@conversion
+def template_variables(step: Step) -> None:
+    """A variable of the chat template, or all of them as JSON text, as TRL's command line takes them."""
+    _, _, word = step.use.key.partition("chat_template_kwargs.")
+    if word:
+        step.put(step.value, f"{step.place}.{word}")
+        return
+    value = json.loads(step.value) if isinstance(step.value, str) else step.value
+    for name, each in (value or {}).items():
+        step.put(each, f"{step.place}.{name}")
 
 
 @conversion

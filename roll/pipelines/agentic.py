@@ -110,8 +110,10 @@ class EnvWorkload(Workload):
             pool.wait_ready()
         self._agents.wait_ready()
 
-    def _agent(self, args: GeneratingArgs) -> Agent:
-        return Agent(self._tokenizer, keep_stop_string=args.include_stop_str_in_output)
+    def _agent(self, args: GeneratingArgs, tag: str | None = None) -> Agent:
+        """Return the agent of a kind of environments; None: of any."""
+        variables = self._config.chat_template_kwargs if tag is None else self._config.template_variables(tag)
+        return Agent(self._tokenizer, keep_stop_string=args.include_stop_str_in_output, variables=variables)
 
     def player(self, driver: EngineDriver, split: Split) -> EpisodePlayer:
         config = self._config
@@ -122,8 +124,9 @@ class EnvWorkload(Workload):
         agent = self._agent(args)
         manager = config.train_env_manager if split == "train" else config.val_env_manager
         assert manager is not None
-        rollouts: dict[str, Rollout] = {**self._agents.rollouts(driver, agent, config.tags_of(manager))}
-        rollouts |= {tag: self._rollout(agent, tag) for tag in self._specs[split]}
+        agents = {tag: self._agent(args, tag) for tag in config.tags_of(manager)}
+        rollouts: dict[str, Rollout] = {**self._agents.rollouts(driver, agents)}
+        rollouts |= {tag: self._rollout(agents[tag], tag) for tag in self._specs[split]}
         return EpisodePlayer(
             driver,
             agent,
@@ -219,7 +222,10 @@ class EnvWorkload(Workload):
             assert config.val_env_manager is not None
             args = config.val_env_manager.generating_args
             agent = self._agent(args)
-            opened = {tag: agent.forced_think_prefix(c.env.thinking_tags) for tag, c in self._conversations.items()}
+            opened = {
+                tag: self._agent(args, tag).forced_think_prefix(c.env.thinking_tags)
+                for tag, c in self._conversations.items()
+            }
 
             def said(task: Task, token_ids: Sequence[int]) -> str:
                 return opened[task.tag] + agent.decode_response(token_ids, args.stop_strings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
@@ -56,11 +56,11 @@ class RunAgents:
         for pool in self._rewards.values():
             pool.wait_ready()
 
-    def rollouts(self, driver: EngineDriver, agent: Agent, tags: Collection[str]) -> dict[str, EndpointRollout]:
-        """Return what plays these tags' episodes; others are left out."""
+    def rollouts(self, driver: EngineDriver, agents: Mapping[str, Agent]) -> dict[str, EndpointRollout]:
+        """Return what plays the episodes of the tags that programs play, of those that there is an agent for."""
         if self._endpoint is None and self.envs:
             self._endpoint = RunEndpoint(self._config.gateway, self.envs, self._config.output_path, driver)
-        return {tag: self._rollout(tag, driver, agent) for tag in tags if tag in self.envs}
+        return {tag: self._rollout(tag, driver, agent) for tag, agent in agents.items() if tag in self.envs}
 
     def _rollout(self, tag: str, driver: EngineDriver, agent: Agent) -> EndpointRollout:
         env = self.envs[tag]

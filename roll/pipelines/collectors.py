@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.schema.rl_config import RLConfig
-from roll.pipelines.drivers import sampling_params
 from roll.pipelines.workload import TrainingSource, Workload
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState
 from roll.rollout.buffer import load_groups, save_groups
@@ -60,6 +59,7 @@ def make_collector(
     player: EpisodePlayer,
     workload: Workload,
     *,
+    params: SamplingParams,
     total_steps: int,
     on_drop: OnDrop,
 ) -> Collector:
@@ -69,7 +69,7 @@ def make_collector(
     shared: dict[str, Any] = {
         "groups": config.groups_per_step,
         "group_size": config.group_size,
-        "params": sampling_params(config.actor_infer.generating_args, config.response_length),
+        "params": params,
         "max_prompts": config.task_budget,
         "min_survivors": config.min_survivors,
         "redundancy": config.redundancy,

@@ -16,11 +16,12 @@ import torch
 
 from roll.checkpoint.files import CheckpointError
 from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.worker_config import GeneratingArgs
 from roll.distributed.errors import WorkerFailed
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.collectors import Collector, NoCollector, make_collector, play_all
-from roll.pipelines.drivers import make_engine_driver, sampling_params
+from roll.pipelines.drivers import make_engine_driver, sampling_params, template_stops
 from roll.pipelines.eval_table import write_eval_files
 from roll.pipelines.loop import OutOfTasks
 from roll.pipelines.offload import ENGINE
@@ -31,6 +32,7 @@ from roll.pipelines.validation_progress import ValidationProgress
 from roll.pipelines.workload import Workload
 from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, RolloutScheduler
+from roll.strategies.base import SamplingParams
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
 from roll.utils.memory import return_freed_memory
@@ -48,13 +50,20 @@ class EnginePipeline(RLPipeline):
     ) -> None:
         super().__init__(config, clusters, tokenizer, total_steps=total_steps)
         self.workload = workload
+        self._stops = template_stops(config, tokenizer)
         self.weight_sync = WeightSync(config, clusters, tokenizer)
         self.driver = make_engine_driver(config, clusters.actor_infer, self.weight_sync.resend)
         self.collector: Collector = NoCollector()
         if not config.only_validates:
             player = workload.player(self.driver, "train")
             self.collector = make_collector(
-                config, self.driver, player, workload, total_steps=total_steps, on_drop=self._report_drop
+                config,
+                self.driver,
+                player,
+                workload,
+                params=self._params(config.actor_infer.generating_args),
+                total_steps=total_steps,
+                on_drop=self._report_drop,
             )
             self._greedy = RolloutScheduler(self.driver, player, seed=config.seed)
         if workload.validation_tasks is not None:
@@ -62,6 +71,9 @@ class EnginePipeline(RLPipeline):
             self._validation = RolloutScheduler(
                 self.driver, workload.player(self.driver, "val"), seed=config.seed, on_group=self._progress.add
             )
+
+    def _params(self, args: GeneratingArgs) -> SamplingParams:
+        return sampling_params(args, self.config.response_length, self._stops)
 
     def gauges(self) -> dict[str, Any]:
         playing = {"train": self.collector.progress.shown()}
@@ -114,7 +126,7 @@ class EnginePipeline(RLPipeline):
                 "(role_rewards): use an estimator that compares the members of a group, such as grpo or rloo"
             )
         config, tasks = self.config, list({task.id: task for task in rollouts.tasks}.values())
-        params = sampling_params(replace(config.actor_infer.generating_args, do_sample=False), config.response_length)
+        params = self._params(replace(config.actor_infer.generating_args, do_sample=False))
         with self.timers.span("generate_greedy", waits=True):
             groups = play_all(self._greedy, tasks, step=step, purpose="greedy", group_size=1, params=params)
         rewards = {group.task.id: t.reward if t.trainable else math.nan for group in groups for t in group.trajectories}
@@ -171,7 +183,7 @@ class EnginePipeline(RLPipeline):
         config, tasks = self.config, self.workload.validation_tasks
         assert tasks is not None, "configuration checks refuse validation without tasks"
         assert config.validation_sampling is not None
-        params = sampling_params(config.validation_sampling[1], config.response_length)
+        params = self._params(config.validation_sampling[1])
         size, chunk = self.workload.validation_group_size, config.validation_chunk or len(tasks)
         groups: list[Group] = []
         self._progress.begin()

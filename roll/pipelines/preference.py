@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from roll.configs.schema.offline_config import OfflineDataArgs
@@ -9,11 +10,13 @@ from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDa
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.offline import EncodedRows
 from roll.data.preference import PreferenceRow, encode_preferences, read_preferences
-from roll.data.templates import is_plain, resolve_template
 from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data
+from roll.pipelines.teaching import smallest_embedding
 from roll.strategies.base import OutputName
 from roll.types.metrics import Metrics
 from roll.workers.preference import UnitLoss
+
+logger = logging.getLogger(__name__)
 
 
 class PreferencePipeline(OfflinePipeline[PreferenceRow]):
@@ -34,25 +37,34 @@ class PreferencePipeline(OfflinePipeline[PreferenceRow]):
         return metrics.result()
 
 
+def scored_ends(tokenizer: Any, encoder: ConversationEncoder) -> set[int]:
+    """Return the tokens that are taken off the end of a response before it is scored."""
+    return {tokenizer.pad_token_id, *encoder.appended_ends}
+
+
 def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -> OfflineData[PreferenceRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line.
 
     `scores`: as whoever scores with a classifier reads a response, which is up to the last token that isn't padding.
-    Templates that aren't a chat's don't say how a response ends, so there it has no end-of-sequence token.
+    Where the template doesn't say how a response ends, it has none of the tokens that are put behind it elsewhere.
     """
+
+    embedding = smallest_embedding(config)
 
     def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
         assert isinstance(data, PreferenceDataArgs)
         template = data.template or config.actor_train.data_args.template or "native"
-        plain = is_plain(resolve_template(template, tokenizer))
-        ends = {tokenizer.pad_token_id, *([tokenizer.eos_token_id] if plain else [])}
+        encoder = ConversationEncoder(
+            tokenizer, template=template, variables=config.chat_template_kwargs, embedding=embedding
+        )
+        logger.info("%s", encoder.describe_ends())
         return encode_preferences(
             read_preferences(data, pairs=config.pairs),
-            ConversationEncoder(tokenizer, template=template),
+            encoder,
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
             num_workers=data.preprocessing_num_workers,
-            without_end=ends if scores else (),
+            without_end=scored_ends(tokenizer, encoder) if scores else (),
         )
 
     return offline_data(config, read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from roll.configs.schema.reward_config import ANY_TAG, RewardConfig
@@ -18,6 +18,7 @@ from roll.data.streaming import StreamedPrompts, Streamer
 from roll.data.templates import PromptEncoder, TemplateError
 from roll.envs.base import Observation
 from roll.pipelines.reward_router import RewardRouter
+from roll.pipelines.teaching import smallest_embedding
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter, response_filter
 from roll.rollout.agent import Agent
@@ -84,7 +85,11 @@ class PromptWorkload(Workload):
         def first_prompt(task: Task, _observation: Observation) -> tuple[int, ...]:
             return prompts.prompt_ids(task)
 
-        agent = Agent(self._tokenizer, first_prompt, keep_stop_string=args.include_stop_str_in_output)
+        def agent_with(variables: Mapping[str, Any]) -> Agent:
+            keeps = args.include_stop_str_in_output
+            return Agent(self._tokenizer, first_prompt, keep_stop_string=keeps, variables=variables)
+
+        agent = agent_with(config.chat_template_kwargs)
         return EpisodePlayer(
             driver,
             agent,
@@ -93,19 +98,22 @@ class PromptWorkload(Workload):
             rollouts={
                 domain: rollout
                 for domain, reward in config.rewards.items()
-                if (rollout := self._rollout(domain, reward, agent)) is not None
+                if (rollout := self._rollout(domain, reward, agent_with)) is not None
             },
             keep=self._keep_response if split == "train" else None,
             traced_share=config.tracing.episode_share,
         )
 
-    def _rollout(self, domain: str, reward: RewardConfig, agent: Agent) -> Rollout | None:
+    def _rollout(
+        self, domain: str, reward: RewardConfig, agent_with: Callable[[Mapping[str, Any]], Agent]
+    ) -> Rollout | None:
         """Return what plays a domain's episodes; None: one prompt, one response."""
         if reward.rollout is not None:
             made: Rollout = load_object(reward.rollout, key=f"rewards.{domain}.rollout")()
             return made
         if not reward.tools and self._interactions is None:
             return None
+        agent = agent_with(self._config.template_variables(domain))
         turns = tool_turns(self._config, agent, self._tokenizer, self._toolbox, reward.tools)
         return ToolRollout(agent, turns, self._interactions, reward.interaction)
 
@@ -194,16 +202,25 @@ def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any, toolbox: 
     template = config.global_template or data.template
     with_tools = None
     if toolbox is not None:
-        chat, specs = ChatTemplate(tokenizer), {d: toolbox.specs(reward.tools) for d, reward in config.rewards.items()}
+        chats = {domain: ChatTemplate(tokenizer, config.template_variables(domain)) for domain in config.rewards}
+        specs = {d: toolbox.specs(reward.tools) for d, reward in config.rewards.items()}
 
         def with_tools(task: Task) -> str | None:
             try:
                 called = row_tools(task.payload, config.rewards[task.domain].tools)
             except ValueError as error:
                 raise TemplateError(f"task {task.id!r}: {error}") from error
-            return chat.text(row_messages(task), specs[task.domain]) if called else None
+            return chats[task.domain].text(row_messages(task), specs[task.domain]) if called else None
 
-    return PromptEncoder(tokenizer, template=template, tag_to_template=config.tag_to_template, with_tools=with_tools)
+    return PromptEncoder(
+        tokenizer,
+        template=template,
+        tag_to_template=config.tag_to_template,
+        with_tools=with_tools,
+        variables=config.chat_template_kwargs,
+        domain_variables={domain: config.template_variables(domain) for domain in config.rewards},
+        embedding=smallest_embedding(config),
+    )
 
 
 def _truncation(config: RLVRConfig, data: DataArgs) -> Truncation:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from roll.pipelines.assemble import Rollouts, token_columns
-from roll.tools.parsing.parse import detect_parser, parse_calls, split_thinking
+from roll.rollout.tool_forms import resolve_parser
+from roll.tools.parsing import parse_calls, split_thinking
 from roll.tracking.rollouts import TOKEN_COLUMNS
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.episode import Group, Task, Trajectory
@@ -26,7 +28,6 @@ class Texts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._parser = detect_parser(getattr(tokenizer, "chat_template", None)) or "hermes"
         self._known: dict[int, str] = {}
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -43,9 +44,21 @@ class Texts:
 
     def tool_calls(self, response: str) -> list[dict[str, str]]:
         """Return the calls of tools that a response makes, in the form of the model's chat template."""
+        if not self._parser:
+            return []
         _, content = split_thinking(response, ("<think>", "</think>"))
         calls = parse_calls(content, self._parser).calls
         return [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls]
+
+    @cached_property
+    def _parser(self) -> str:
+        """Empty where the template writes calls in a form that isn't known: then none are found."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            return "hermes"
+        try:
+            return resolve_parser("auto", self._tokenizer)
+        except ValueError:
+            return ""
 
 
 def training_rows(rollouts: Rollouts, texts: Texts) -> list[dict[str, Any]]:

@@ -17,10 +17,9 @@ from roll.pipelines.clusters import start_clusters
 from roll.pipelines.drivers import sampling_params
 from roll.pipelines.loop import prepare
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate, PlainText
 from roll.rollout.continuous_driver import ContinuousDriver
+from roll.rollout.tool_forms import resolve_parser
 from roll.strategies.hf.hf_model import load_tokenizer
-from roll.tools.parsing import resolve_parser
 from roll.workers.infer import ClusterEngines, InferWorker, engine_died
 from roll.workers.train import resolved_model_args
 
@@ -57,15 +56,18 @@ class Serving:
         assert isinstance(config, RLVRConfig)
         self._config, self._name, self._ignored = config, name, tuple(ignore_fields)
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
-        agent = Agent(tokenizer)
+        agent = Agent(tokenizer, variables=config.chat_template_kwargs)
         has_template = bool(getattr(tokenizer, "chat_template", None))
-        self._chat = ChatTemplate(tokenizer) if has_template else PlainText(tokenizer)
+        self._chat = agent.chat
+        tags = agent.thought_tags(thinking_tags)
         self._reading = Reading(
             decode=lambda ids: agent.decode_response(ids, ()),
             token_text=lambda token: str(tokenizer.decode([token])),
             tool_parser=resolve_parser(tool_parser, tokenizer) if has_template else "",
-            thinking_tags=thinking_tags,
-            opened=agent.forced_think_prefix(thinking_tags),
+            thinking_tags=tags,
+            opened=agent.forced_think_prefix(tags),
+            opened_with=lambda variables: agent.opening_tag(tags, variables),
+            marks=agent.marks,
         )
         self._params = sampling_params(config.actor_infer.generating_args, max_new_tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from typing import Any
 
@@ -11,10 +12,12 @@ from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.sft import TaughtRow, TaughtRows, batch_of, encode_rows, read_conversations
 from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data, run_offline
-from roll.pipelines.teaching import vocabulary_of, with_teacher
+from roll.pipelines.teaching import smallest_embedding, vocabulary_of, with_teacher
 from roll.types.batch import TokenBatch
 
 _LARGEST_EXPONENT = 700.0
+
+logger = logging.getLogger(__name__)
 
 
 class SFTPipeline(OfflinePipeline[TaughtRow]):
@@ -55,12 +58,22 @@ class SFTPipeline(OfflinePipeline[TaughtRow]):
 def sft_data(config: SFTConfig, tokenizer: Any) -> OfflineData[TaughtRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line."""
 
+    embedding = smallest_embedding(config)
+
     def read(data: OfflineDataArgs) -> TaughtRows:
         assert isinstance(data, SFTDataArgs)
         template = data.template or config.actor_train.data_args.template or "native"
+        encoder = ConversationEncoder(
+            tokenizer,
+            template=template,
+            train_on=config.train_on,
+            variables=config.chat_template_kwargs,
+            embedding=embedding,
+        )
+        logger.info("%s", encoder.describe_ends())
         return encode_rows(
             read_conversations(data),
-            ConversationEncoder(tokenizer, template=template, train_on=config.train_on),
+            encoder,
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
             num_workers=data.preprocessing_num_workers,

@@ -14,6 +14,7 @@ from roll.algorithms.kl import kl_divergence
 from roll.configs.checks.teacher import difference, teacher_roles
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
+from roll.data.templates import EmbeddingRows
 from roll.strategies.base import Output, TopK
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.batch import TokenBatch, TokenOutputs
@@ -47,6 +48,18 @@ def vocabulary_of(config: RunConfig, tokenizer: Any) -> int:
     models.append(("actor_train", config.roles["actor_train"].model_args.model_config_kwargs))
     shapes = [read_shape(config.model_path(role), more) for role, more in models]
     return min([len(tokenizer), *(shape.vocab for shape in shapes if shape is not None and shape.vocab)])
+
+
+def smallest_embedding(config: RunConfig) -> EmbeddingRows | None:
+    """Return the smallest embedding that the rows' tokens meet; None where no model's config.json is at hand."""
+    readers = ["actor_train", "actor_infer", "reference", "critic", *teacher_roles(config)]
+    sizes = []
+    for role in (role for role in readers if role in config.roles):
+        model = config.model_path(role)
+        shape = read_shape(model, config.roles[role].model_args.model_config_kwargs)
+        if shape is not None and shape.vocab:
+            sizes.append(EmbeddingRows(shape.vocab, str(model)))
+    return min(sizes, key=lambda each: each.rows, default=None)
 
 
 def with_teacher(batch: TokenBatch, forward: Forward, *, top_k: int | None, vocabulary: int | None) -> TokenBatch:

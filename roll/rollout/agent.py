@@ -5,11 +5,13 @@ Tokens are carried, never re-made: a later turn adds only the tokens that the en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll.envs.base import Message, Observation
-from roll.rollout.chat import ChatTemplate, PlainText, check_calls, check_template
+from roll.rollout.chat import ChatTemplate, PlainText
+from roll.rollout.chat_checks import check_calls, check_template, thought_tags
+from roll.rollout.marks import Marks
 from roll.rollout.tokenizing import decode
 from roll.types.chat import ToolSpec
 from roll.types.episode import Task
@@ -30,6 +32,7 @@ class Agent:
         first_prompt: renders the first observation; None: like any messages.
         chat: whether prompts use the tokenizer's chat template; replies then do too. None: if it has one.
         keep_stop_string: whether the action's text includes the stop string that ended it.
+        variables: of the chat template (`chat_template_kwargs`).
     """
 
     def __init__(
@@ -39,12 +42,19 @@ class Agent:
         *,
         chat: bool | None = None,
         keep_stop_string: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._first_prompt = first_prompt
         self._chat = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
-        self._rendering = ChatTemplate(tokenizer) if self._chat else PlainText(tokenizer)
+        self._variables = dict(variables or {})
+        self._rendering = (
+            ChatTemplate(tokenizer, self._variables)
+            if self._chat
+            else PlainText(tokenizer).with_variables(self._variables)
+        )
         self._keep_stop_string = keep_stop_string
+        self.marks = Marks(tokenizer, self._rendering.end_tokens)
 
     @property
     def chat(self) -> PlainText:
@@ -84,7 +94,11 @@ class Agent:
         """Raise `TemplateError` if the chat template writes earlier messages otherwise than they were: tokens can't be
         carried then."""
         if self._chat:
-            check_template(self._tokenizer, thinking_tags)
+            check_template(self._tokenizer, thinking_tags, self._variables)
+
+    def thought_tags(self, thinking_tags: tuple[str, str] | None) -> tuple[str, str] | None:
+        """Return the tags around thoughts: where none are given, those of a thought that the template itself opens."""
+        return thought_tags(self._rendering, thinking_tags)
 
     def forced_think_prefix(self, thinking_tags: tuple[str, str] | None) -> str:
         """Return the opening tag, if the chat template writes it at the end of every prompt; else nothing.
@@ -101,13 +115,24 @@ class Agent:
                 )
         return thinking_tags[0] if self._rendering.opens_with(thinking_tags) else ""
 
+    def opening_tag(self, thinking_tags: tuple[str, str] | None, variables: Mapping[str, Any]) -> str:
+        """Return `forced_think_prefix` of prompts with further variables of the chat template."""
+        opens = thinking_tags is not None and self._rendering.with_variables(variables).opens_with(thinking_tags)
+        return thinking_tags[0] if thinking_tags is not None and opens else ""
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""
         return self._rendering.encode(text)
 
     def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
         """Return the text of a response, without special tokens."""
-        text = decode(self._tokenizer, token_ids, skip_special_tokens=True)
+        return self._up_to_stop(decode(self._tokenizer, token_ids, skip_special_tokens=True), stop_strings)
+
+    def decode_marked(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
+        """Return the text of a response with its special tokens, but those that end it: marks of calls may be some."""
+        return self._up_to_stop(self.marks.decode(token_ids), stop_strings)
+
+    def _up_to_stop(self, text: str, stop_strings: Sequence[str]) -> str:
         if self._keep_stop_string:
             return text
         ends = [at for at in (text.find(stop) for stop in stop_strings) if at >= 0]

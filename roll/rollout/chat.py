@@ -3,34 +3,46 @@
     prompt(messages)            sampled ...            reply(messages, sampled)           sampled ...
     [template of the messages]  [what the policy said] [closing, messages, next opening]  [what it said then]
 
-Carried tokens are right only under a template that writes a conversation by adding to it. `check_template` finds those
+Carried tokens are right only under a template that writes a conversation by adding to it: `chat_checks.py` finds those
 that don't. A template that knows nothing of tools, of calls or of their results gets them as text (`tool_text.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from itertools import zip_longest
 from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 
-from roll.data.templates import TemplateError, missing_from, render_chat
+from roll.data.templates import TemplateError, check_template_variables, missing_from, render_chat
 from roll.envs.base import Message
+from roll.rollout.chat_history import HistoryChecks
 from roll.rollout.tokenizing import decode, encode
-from roll.rollout.tool_text import call_as_text, results_as_user, specs_text, template_message, with_specs
+from roll.rollout.tool_text import (
+    MessageForm,
+    call_as_text,
+    results_as_user,
+    specs_text,
+    template_message,
+    with_named_ids,
+    with_specs,
+)
 from roll.types.chat import ToolCall, ToolSpec
 
 _KEPT_SPECS = 64  # sets of tools whose text is kept
+_KEPT_VARIABLES = 16  # sets of variables of requests
 _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
 _PROBE = "probe_of_tools"
-_RESULT = Message("tool", "probe of results", tool_call_id="a00000000", name=_PROBE)
-_THINK = ("<think>", "</think>")
-_WAY_OUT = (
+_CALL = ToolCall("a00000000", _PROBE, '{"probe_key": "probe value"}')
+_RESULT = Message("tool", "probe of results", tool_call_id=_CALL.id, name=_PROBE)
+_THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
+WAY_OUT = (
     "Tokens can't be carried from turn to turn under it. Set sample_unit: step, where every prompt is rendered again, "
     "or use another chat template"
 )
@@ -42,6 +54,15 @@ class PlainText:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
+    def with_variables(self, variables: Mapping[str, Any]) -> PlainText:
+        """Return the same with further variables of the chat template (`chat_template_kwargs`).
+
+        Raises `TemplateError` for one that the template doesn't read.
+        """
+        if variables:
+            raise TemplateError("chat_template_kwargs need a chat template, and the tokenizer has none")
+        return self
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
         puts before a text, if any."""
@@ -52,6 +73,17 @@ class PlainText:
         if tools or any(message.tool_calls for message in messages):
             raise TemplateError("tools need a chat template, and the tokenizer has none")
         return "".join(message.content for message in messages)
+
+    def begun_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """Return the text of a conversation up to the end of its last message, which a response goes on from.
+
+        Raises `TemplateError`, also where that message isn't an assistant's text at the end of what is written.
+        """
+        return self.text(messages, tools)
+
+    def check_history(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, since: int = 0) -> None:
+        """Raise `TemplateError` if something that an assistant said isn't shown as that, of the messages from `since`
+        on: those before are carried as they were sampled."""
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:  # noqa: ARG002
         """Return what stands between the `sampled` response and the next: its closing, the messages, an opening."""
@@ -98,6 +130,10 @@ class PlainText:
         """Return whether every prompt ends inside a thought that the template itself has opened."""
         return False
 
+    def end_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that end a response, besides the tokenizer's own."""
+        return ()
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""
         return encode(self._tokenizer, text)
@@ -110,6 +146,24 @@ class PlainText:
 
 class ChatTemplate(PlainText):
     """The same by a chat template. A reply costs the same however long the conversation is."""
+
+    def __init__(self, tokenizer: Any, variables: Mapping[str, Any] | None = None) -> None:
+        """Raise `TemplateError` for `variables` (`chat_template_kwargs`) that the template doesn't read."""
+        super().__init__(tokenizer)
+        self._variables = dict(variables or {})
+        check_template_variables(self._variables, "", tokenizer)
+        self._others: dict[str, ChatTemplate] = {}
+
+    def with_variables(self, variables: Mapping[str, Any]) -> PlainText:
+        merged = {**self._variables, **variables}
+        if merged == self._variables:
+            return self
+        key = json.dumps(merged, sort_keys=True, default=str)
+        if key not in self._others:
+            if len(self._others) >= _KEPT_VARIABLES:
+                self._others.clear()
+            self._others[key] = ChatTemplate(self._tokenizer, merged)
+        return self._others[key]
 
     def encode_whole(self, text: str) -> tuple[int, ...]:
         """The template itself writes the token that begins a text."""
@@ -131,13 +185,36 @@ class ChatTemplate(PlainText):
     def unchecked(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
         """Return `text`, whatever it leaves out; with `opens` off up to the end of the last message."""
         shown = list(messages)
-        if tools and not self._knows_tools:
-            shown, tools = with_specs(shown, self._specs_text(tools)), ()
-        if any(message.tool_calls for message in shown) and not self._knows_calls:
+        if tools and not self.knows_tools:
+            shown, tools = with_specs(shown, self._specs_text(tools), system=self._takes_system), ()
+        if any(message.tool_calls for message in shown) and not self.writes_calls:
             shown = [call_as_text(message) if message.tool_calls else message for message in shown]
         if any(message.role == "tool" for message in shown) and not self._knows_results:
             shown = results_as_user(shown)
         return self._render(shown, tools, opens=opens)
+
+    def begun_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        content, kept = messages[-1].content, messages[-1].content.rstrip()
+        if messages[-1].tool_calls or not kept:
+            raise TemplateError("the last message, which the response goes on from, must be text of the assistant's")
+        upto = self.unchecked(messages, tools, opens=False)
+        _check_shown(upto, messages)
+        text = upto[: len(upto) - len(self.closing_of(messages[:-1], upto, tools))]
+        if not text.endswith(content) and text.endswith(kept):  # the template takes off blanks
+            text += content[len(kept) :]
+        if not text.endswith(content):
+            raise TemplateError(
+                "the chat template doesn't end with the assistant's last message as it stands, so no response can go "
+                "on from it; leave it out, or say it in the user's message"
+            )
+        return text
+
+    def check_history(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, since: int = 0) -> None:
+        self._history_checks.check(messages, bool(tools), since=since)
+
+    @cached_property
+    def _history_checks(self) -> HistoryChecks:
+        return HistoryChecks(self.unchecked)
 
     @cached_property
     def _specs(self) -> dict[int, tuple[Sequence[ToolSpec], str]]:
@@ -149,19 +226,68 @@ class ChatTemplate(PlainText):
         if kept is None:
             if len(self._specs) >= _KEPT_SPECS:
                 self._specs.clear()
-            kept = self._specs[id(tools)] = (tools, specs_text(tools))
+            kept = self._specs[id(tools)] = (tools, specs_text(tools, self._example))
         return kept[1]
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
-        history, specs = [template_message(message) for message in messages], [tool.for_template() for tool in tools]
+    @cached_property
+    def _example(self) -> str:
+        """A call in the template's own form; nothing where it has none, or doesn't let it be told apart."""
+        call = ToolCall(_CALL.id, "name", '{"argument": "value"}')
         try:
-            return render_chat(self._tokenizer, history, opens_answer=opens, tools=specs)
+            asked = [Message("user", "-")]
+            return self.response_text(asked, Message("assistant", "", (call,))) if self.writes_calls else ""
+        except TemplateError:
+            return ""
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
+        usual = not any(message.tool_calls or message.reasoning or message.tool_call_id for message in messages)
+        return self._render_as(None if usual else self._form, messages, tools, opens=opens)
+
+    def _render_as(
+        self,
+        form: MessageForm | None,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        opens: bool = True,
+    ) -> str:
+        named = messages if form is None or not form.names_by_id else with_named_ids(messages)
+        history, specs = [template_message(message, form) for message in named], [tool.for_template() for tool in tools]
+        try:
+            return render_chat(self._tokenizer, history, opens_answer=opens, tools=specs, variables=self._variables)
         except (JinjaError, TypeError) as error:  # TypeError: what filters do with values that they don't take
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
                 f"the tokenizer's chat template refuses a conversation of {roles}: {error}. If it is the system "
                 "message, set system_template to null"
             ) from error
+
+    @cached_property
+    def _form(self) -> MessageForm:
+        """Found by trying: what the template writes of a call and of a thought in one form after the other."""
+        form = MessageForm()
+        shown = self._tried(form, Message("assistant", "", (_CALL,)))
+        if not shown or "{'probe_key'" in shown:  # refused, or written as Python writes a dictionary
+            as_text = MessageForm(arguments_as_text=True)
+            if other := self._tried(as_text, Message("assistant", "", (_CALL,))):
+                form, shown = as_text, other
+        by_id = _PROBE not in shown and _CALL.id in shown
+        for key in _THOUGHT_KEYS:
+            with_key = replace(form, names_by_id=by_id, thought_key=key)
+            for thinks in (
+                Message("assistant", "", (_CALL,), reasoning=_MARK),
+                Message("assistant", "-", reasoning=_MARK),
+            ):
+                if _MARK in self._tried(with_key, thinks):
+                    return with_key
+        return replace(form, names_by_id=by_id)
+
+    def _tried(self, form: MessageForm, response: Message) -> str:
+        """Return what is written up to a response; nothing where that is refused."""
+        try:
+            return self._render_as(form, [Message("user", "-"), response], opens=False)
+        except TemplateError:
+            return ""
 
     def _shows(self, word: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> bool:
         try:
@@ -170,19 +296,24 @@ class ChatTemplate(PlainText):
             return False
 
     @cached_property
-    def _knows_tools(self) -> bool:
+    def knows_tools(self) -> bool:
+        """Whether the template itself tells of tools; else they are told of in the system message."""
         tool = ToolSpec(_PROBE, "-", {"type": "object", "properties": {}})
         return self._shows(_PROBE, [Message("user", "-")], [tool])
 
     @cached_property
-    def _knows_calls(self) -> bool:
-        asked = [Message("user", "-"), Message("assistant", "", tool_calls=(ToolCall("a00000000", _PROBE, "{}"),))]
-        return self._shows(_PROBE, asked) or self._shows(_PROBE, [*asked, _RESULT])
+    def _takes_system(self) -> bool:
+        return self._shows(_PROBE, [Message("system", _PROBE), Message("user", "-")])
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """Whether the template itself writes the calls of a response; else they are text, in the form of Hermes."""
+        asked = [Message("user", "-"), Message("assistant", "", tool_calls=(_CALL,))]
+        return self._shows(_PROBE, asked) or self._shows(_PROBE, [*asked, replace(_RESULT, name="")])
 
     @cached_property
     def _knows_results(self) -> bool:
-        call = ToolCall("a00000000", _PROBE, "{}")
-        asked = Message("assistant", "", tool_calls=(call,)) if self._knows_calls else Message("assistant", "-")
+        asked = Message("assistant", "", tool_calls=(_CALL,)) if self.writes_calls else Message("assistant", "-")
         return self._shows(_RESULT.content, [Message("user", "-"), asked, _RESULT])
 
     def continuation(
@@ -198,12 +329,37 @@ class ChatTemplate(PlainText):
             after = None
         if after is not None:
             return after
-        closing = self._after_mark(before, (), partial(self.unchecked, tools=tools, opens=False))
         upto = self.unchecked([*before, response], tools, opens=False)
         whole = self.text([*before, response, *messages], tools)
-        if closing is None or not upto.endswith(closing) or not whole.startswith(upto):
-            raise TemplateError(f"the chat template doesn't show earlier responses as they were. {_WAY_OUT}")
-        return closing + whole[len(upto) :]
+        if not whole.startswith(upto):
+            raise TemplateError(f"the chat template doesn't show earlier responses as they were. {WAY_OUT}")
+        return self.closing_of(before, upto, tools) + whole[len(upto) :]
+
+    def response_text(self, before: Sequence[Message], response: Message, tools: Sequence[ToolSpec] = ()) -> str:
+        """Return a response as the policy would say it to be written as the template writes it: without the opening
+        that the prompt has, and without its closing.
+
+        Raises `TemplateError` where the template writes another opening for it than prompts have.
+        """
+        prompt = self.unchecked(before, tools)
+        upto = self.unchecked([*before, response], tools, opens=False)
+        if not upto.startswith(prompt):
+            raise TemplateError(
+                f"the chat template opens a response otherwise than it shows it: where the policy sees "
+                f"{prompt[-40:]!r} it writes {upto[max(0, len(prompt) - 40) : len(prompt) + 20]!r}"
+            )
+        return upto[len(prompt) : len(upto) - len(self.closing_of(before, upto, tools))]
+
+    def closing_of(self, before: Sequence[Message], upto: str, tools: Sequence[ToolSpec]) -> str:
+        """Return what closes the response that a conversation ends with: that of a plain one, or else the special token
+        at its end. Some templates close calls otherwise than texts (gpt-oss, Gemma 4)."""
+        plain = self._after_mark(before, (), partial(self.unchecked, tools=tools, opens=False))
+        if plain is not None and upto.endswith(plain):
+            return plain
+        end = upto.rstrip()
+        last = self._token_text(self.encode(end[-64:])[-1]) if end else ""
+        closes = bool(last) and self.encode(last)[-1] in self._special and end.endswith(last)
+        return upto[len(end) - len(last) :] if closes else ""
 
     def _after_mark(
         self, before: Sequence[Message], messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
@@ -220,7 +376,7 @@ class ChatTemplate(PlainText):
         """A response that ends with the very token that closes it isn't closed twice."""
         ids = self.encode_after(text)
         closing = self._closing(ids)
-        if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call):
+        if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call, self._end_of_all):
             return text.partition(self._token_text(ids[closing - 1]))[2], ids[closing:]
         return text, ids
 
@@ -242,12 +398,18 @@ class ChatTemplate(PlainText):
         text = self.text([Message("user", "-"), Message("assistant", _MARK), *messages])
         _, mark, after = text.partition(_MARK)
         if not mark:
-            raise TemplateError(f"the chat template doesn't show earlier responses as they were. {_WAY_OUT}")
+            raise TemplateError(f"the chat template doesn't show earlier responses as they were. {WAY_OUT}")
         return after
 
     def opens_with(self, tags: tuple[str, str]) -> bool:
-        text = self.text([Message("user", "-")])
-        return text.rfind(tags[0]) > text.rfind(tags[1])
+        return self.opening.rfind(tags[0]) > self.opening.rfind(tags[1])
+
+    @cached_property
+    def opening(self) -> str:
+        """What stands at the end of every prompt, after the user's message: role, opened or closed thought."""
+        asked = [Message("user", "-")]
+        text, closed = self.text(asked), self._render(asked, opens=False)
+        return text[len(closed) :] if text.startswith(closed) else text.rpartition("-")[2]
 
     def encode_after(self, text: str) -> tuple[int, ...]:
         ids, anchor = self.encode(_ANCHOR + text), self._anchor
@@ -277,10 +439,25 @@ class ChatTemplate(PlainText):
                 break
         return 0
 
+    def end_tokens(self) -> tuple[int, ...]:
+        return tuple(token for token in (self._end_of_call, self._end_of_all) if token is not None)
+
     @cached_property
     def _end_of_call(self) -> int | None:
         """What closes a response of Llama's that calls a tool, in place of the end of a turn."""
         return self._tokenizer.get_vocab().get("<|eom_id|>")
+
+    @cached_property
+    def _end_of_all(self) -> int | None:
+        """What closes a conversation's last response, where that is another token than in its middle (gpt-oss)."""
+        try:
+            ids = self.encode_after(
+                self._after_mark([Message("user", "-")], (), partial(self._render, opens=False)) or ""
+            )
+        except TemplateError:
+            return None
+        closing = self._closing(ids)
+        return ids[closing - 1] if closing else None
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -303,71 +480,3 @@ def _check_shown(text: str, messages: Sequence[Message]) -> None:
             f"the tokenizer's chat template leaves out a message of role {role}: {content!r:.80}; the policy would "
             f"never see it. Choose another template, or {fix}"
         )
-
-
-def check_template(tokenizer: Any, thinking_tags: tuple[str, str] | None = None) -> None:
-    """Raise `TemplateError` if tokens can't be carried under the tokenizer's chat template.
-
-    Compares the template's text of conversations, at every length, with the text that is made by adding to the one
-    before. Templates fail that leave out what earlier responses thought, number the messages, or open a response in
-    another way than they show it later.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise TemplateError("the tokenizer has no chat template")
-    template = ChatTemplate(tokenizer)
-    plain = ("red", "green and blue", "white", "black")
-    _check(template, plain, "earlier messages")
-    for opening, closing in dict.fromkeys([_THINK, thinking_tags or _THINK]):
-        thoughts = tuple(f"{opening}\na {word} thought\n{closing}\n\n{word}" for word in plain)
-        _check(template, thoughts, f"what earlier responses thought ({opening} ... {closing})")
-
-
-def _check(template: ChatTemplate, responses: Sequence[str], what: str) -> None:
-    for begin in ([Message("system", "Play well.")], []):
-        history = [*begin, Message("user", "Which colour is it?")]
-        try:
-            carried = template.text(history)
-        except TemplateError:
-            continue  # it takes no system message
-        for response in responses:
-            news = Message("user", "And the next?")
-            history += [Message("assistant", response), news]
-            carried += response + template.reply_text([news])
-            rendered = template.unchecked(history)
-            if rendered != carried:
-                raise TemplateError(f"the chat template rewrites {what}: {_difference(rendered, carried)}. {_WAY_OUT}")
-
-
-def check_calls(template: PlainText, thinking_tags: tuple[str, str] | None, tools: Sequence[ToolSpec]) -> None:
-    """Raise `TemplateError` if the results of tools can't be added to carried tokens, as `check_template` does it.
-
-    A template may leave out the thoughts of earlier questions: between a question and its answer nothing may change.
-    """
-    opening, closing = thinking_tags or _THINK
-    asked, said, calls, news = [Message("user", "Which colour is it?")], [], [], []
-    for number, word in enumerate(("red", "green")):
-        said.append(f"{opening}\na {word} thought\n{closing}\n\n{word}" if thinking_tags else word)
-        calls.append(ToolCall(f"call{number:05d}", tools[0].name, "{}"))
-        news.append(Message("tool", f"result {number}", tool_call_id=calls[-1].id, name=tools[0].name))
-    history = [*asked, Message("assistant", said[0]), news[0], Message("assistant", said[1]), news[1]]
-    try:
-        rendered = template.text(history, tools)
-    except TemplateError:
-        # It takes results only after calls, which it writes in its own way: they must at least be what it adds.
-        template.continuation(asked, Message("assistant", said[0], (calls[0],)), news[:1], tools)
-        return
-    carried = template.text(asked, tools)
-    for response, reply in zip(said, news, strict=True):
-        carried += response + template.reply_text([reply])
-    if rendered != carried:
-        raise TemplateError(
-            f"the chat template rewrites what stood before the results of tools: {_difference(rendered, carried)}. "
-            "Use another chat template"
-        )
-
-
-def _difference(rendered: str, carried: str) -> str:
-    """Return where two texts differ first."""
-    at = next(i for i, (a, b) in enumerate(zip_longest(rendered, carried)) if a != b)
-    start = max(0, at - 20)
-    return f"where the policy saw {carried[start : at + 40]!r} it writes {rendered[start : at + 40]!r} later"

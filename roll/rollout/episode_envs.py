@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from roll.data.messages import as_chat
 from roll.envs.base import Message, Observation, StepResult
 from roll.envs.env_pool import EnvPool
 from roll.rewards.base import RewardRequest, RewardResult
@@ -21,7 +22,7 @@ def row_messages(task: Task) -> tuple[Message, ...]:
     messages = task.payload.get("messages")
     if messages is None:
         return (Message("user", str(task.payload.get("prompt", ""))),)
-    return tuple(Message(m["role"], m["content"]) for m in messages)
+    return as_chat(messages)
 
 
 class RewardEnv:

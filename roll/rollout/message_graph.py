@@ -60,6 +60,8 @@ class Placement:
     """Of `context_ids`."""
     key: bytes
     """Of the conversation that the response will end."""
+    begun: Message | None = None
+    """What the client has the response begin with; part of the prompt."""
 
     @property
     def mismatches(self) -> Mapping[Mismatch, int]:
@@ -124,23 +126,32 @@ class MessageGraph:
             node = walk[-1].parent
         return walk[::-1]
 
-    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Placement:
+    def place(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, continues: bool = False
+    ) -> Placement:
         """Return where a request stands. Nothing changes: a response may never come.
 
+        Args:
+            continues: whether the last message is what the response is to begin with.
+
         Raises:
-            TemplateError: the template doesn't take such a conversation.
+            TemplateError: the template doesn't take such a conversation, or leaves out what an assistant said in it.
         """
         messages, tools = tuple(messages), tuple(tools)
-        keys = list(_keys(self._tools_key(tools), messages))
+        begun = messages[-1] if continues else None
+        asked = messages[:-1] if continues else messages
+        keys = list(_keys(self._tools_key(tools), asked))
         known, shown = self._known(keys)
-        messages = self._as_said(messages, keys)
-        rendered = self._chat.text(messages, tools)
+        asked = self._as_said(asked, keys)
+        self._chat.check_history(asked, tools, since=shown if self._history == "carried" else 0)
+        messages = asked if begun is None else (*asked, begun)
+        rendered = self._chat.text(messages, tools) if begun is None else self._chat.begun_text(messages, tools)
         parent, added = known, None
         before, before_text = self._nodes.get(-1 if known is None else known), self._text(known)
         if before is not None and self._history == "carried":
             if rendered.startswith(before_text):  # All is written as it was: one rendering says what follows
                 added = self._chat.closing_text(before.response_ids) + rendered[len(before_text) :]
-            else:
+            elif begun is None:
                 added = self._continuation(before, messages, tools)
         if before is not None and added is not None:
             added, prompt = self._chat.follow(added, before.response_ids)
@@ -152,7 +163,7 @@ class MessageGraph:
                 prompt = self._chat.encode_whole(rendered)
             else:
                 prompt = self._chat.encode_after(rendered[len(self._text(parent)) :])
-        change = self._change(messages, keys, known, shown)
+        change = self._change(asked, keys, known, shown)
         if change is None and before is not None and not (text == rendered and rendered.startswith(before_text)):
             change = "template"
         return Placement(
@@ -161,10 +172,11 @@ class MessageGraph:
             context_ids=(*self.tokens(parent), *prompt),
             change=change,
             retokenised=partial(self._retokenised, parent),
-            messages=messages,
+            messages=asked,
             tools=tools,
             text=text,
             key=keys[-1],
+            begun=begun,
         )
 
     def grow(
@@ -182,6 +194,11 @@ class MessageGraph:
             raise ValueError(f"there is a node {node} already")
         ids = tuple(token_ids)
         said = self._chat.sampled_text(ids)
+        if placement.begun is not None:  # clients send back one message, with both in it
+            begun = placement.begun
+            message = replace(
+                message, content=begun.content + message.content, reasoning=begun.reasoning + message.reasoning
+            )
         self._nodes[node] = _Node(
             parent=placement.parent,
             prompt_ids=placement.prompt_ids,

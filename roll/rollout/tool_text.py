@@ -1,6 +1,6 @@
 """Tools for chat templates that know nothing of them: specs, calls and results as text, in the form of Hermes models.
 
-system      # Tools ... <tools>{"type": "function", "function": {...}}</tools> ...
+system      # Tools ... <tools>{"type": "function", "function": {...}}</tools> ...     (user, where there is no system)
 assistant   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
 user        <tool_response>3</tool_response>
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.envs.base import Message
@@ -24,18 +24,32 @@ You can call these functions:
 {specs}
 </tools>
 
-To call one, write its name and its arguments as JSON between these tags, once per call:
+{how}"""
+_HERMES = """To call one, write its name and its arguments as JSON between these tags, once per call:
 <tool_call>
-{{"name": <name>, "arguments": <arguments>}}
+{"name": <name>, "arguments": <arguments>}
 </tool_call>"""
 
 
-def template_message(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates expect it: OpenAI's form, but with arguments that are parsed."""
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How a chat template wants the messages of an assistant that thinks and calls tools."""
+
+    arguments_as_text: bool = False
+    """It joins the JSON text of arguments to its own; others write an object themselves."""
+    names_by_id: bool = False
+    """It writes the id of a call in place of the name (Kimi), so that ids have to be `functions.<name>:<number>`."""
+    thought_key: str = "reasoning_content"
+
+
+def template_message(message: Message, form: MessageForm | None = None) -> dict[str, Any]:
+    """Return a message as chat templates expect it: OpenAI's form, but as a rule with arguments that are parsed."""
+    form = form or MessageForm()
     shown: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
+        read = _arguments_text if form.arguments_as_text else parsed_arguments
         shown["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": parsed_arguments(call)}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": read(call)}}
             for call in message.tool_calls
         ]
     if message.tool_call_id:
@@ -43,8 +57,27 @@ def template_message(message: Message) -> dict[str, Any]:
     if message.name:
         shown["name"] = message.name
     if message.reasoning:
-        shown["reasoning_content"] = message.reasoning
+        shown[form.thought_key] = message.reasoning
     return shown
+
+
+def with_named_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with ids of calls that hold their names, numbered through the conversation."""
+    ids: dict[str, str] = {}
+    shown, number = [], 0
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            ids[call.id] = f"functions.{call.name}:{number}"
+            calls.append(replace(call, id=ids[call.id]))
+            number += 1
+        reply_to = ids.get(message.tool_call_id, message.tool_call_id)
+        shown.append(replace(message, tool_calls=tuple(calls), tool_call_id=reply_to))
+    return shown
+
+
+def _arguments_text(call: ToolCall) -> str:
+    return call.arguments or "{}"
 
 
 def parsed_arguments(call: ToolCall) -> Any:
@@ -70,15 +103,19 @@ def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
 
 
-def specs_text(tools: Sequence[ToolSpec]) -> str:
-    """Return what a system message says of the tools."""
-    return _INTRODUCTION.format(specs="\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools))
+def specs_text(tools: Sequence[ToolSpec], example: str = "") -> str:
+    """Return what a system message says of the tools; with an `example` of a call, that this is how to write one."""
+    how = f"To call one, write it like this one, with its name and its arguments:\n{example}" if example else _HERMES
+    specs = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
+    return _INTRODUCTION.format(specs=specs, how=how)
 
 
-def with_specs(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return the messages with `specs_text` in the system message."""
+def with_specs(messages: Sequence[Message], text: str, *, system: bool = True) -> list[Message]:
+    """Return the messages with `specs_text` in the system message; in the question, where there is no such role."""
     if messages and messages[0].role == "system":
         return [replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:]]
+    if not system and messages and messages[0].role == "user":
+        return [replace(messages[0], content=f"{text}\n\n{messages[0].content}"), *messages[1:]]
     return [Message("system", text), *messages]
 
 

@@ -10,7 +10,7 @@ made (no such tool, broken JSON) is answered too, as an error that the policy re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from roll.configs.schema.rl_config import RLConfig
@@ -19,8 +19,9 @@ from roll.data.templates import TemplateError
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
+from roll.rollout.tool_forms import resolve_parser
 from roll.strategies.base import Completion
-from roll.tools.parsing import ParsedResponse, parse_calls, resolve_parser, split_thinking
+from roll.tools.parsing import ParsedResponse, parse_calls, split_thinking
 from roll.tools.toolbox import Called, EpisodeTools, Toolbox
 
 COUNTED = ("calls", "errors", "unknown", "bad_calls", "bad_arguments", "timeouts", "failed", "refused", "cut_replies")
@@ -68,10 +69,10 @@ class ToolTurns:
     ) -> None:
         self._agent, self._toolbox, self._use, self._parser = agent, toolbox, use, parser
         self.names, self.specs = tuple(names), () if toolbox is None else toolbox.specs(names)
-        self.max_turns, self.thinking_tags = use.max_turns, use.thinking_tags
+        self.max_turns, self.thinking_tags = use.max_turns, agent.thought_tags(use.thinking_tags)
         if self.specs:
             agent.check_carries_calls(use.thinking_tags, self.specs)
-        self._opened = agent.forced_think_prefix(use.thinking_tags)
+        self._opened = agent.forced_think_prefix(self.thinking_tags)
 
     def open(
         self, episode: Episode, names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]] | None = None
@@ -100,10 +101,8 @@ class ToolTurns:
             completion = await episode.generate(prompt, **changes)
             number = episode.number_of(completion)
             changes = {key: changes[key] for key in ("max_new_tokens", "role") if key in changes} | {"after": number}
-            text = self._opened + episode.text(completion)
-            thought, content = split_thinking(text, self._use.thinking_tags)
-            parsed = self._parsed(content, tools)
-            said.append(Message("assistant", parsed.content, parsed.calls, reasoning=thought))
+            parsed = self._read(episode, completion, tools)
+            said.append(Message("assistant", parsed.content, parsed.calls, reasoning=parsed.thought))
             ended: Ended | None = None
             if completion.finish_reason == "length":
                 ended = "length"
@@ -121,12 +120,20 @@ class ToolTurns:
                 return Responded(completion, ended, tuple(said), turn)
         raise AssertionError("max_turns is at least 1")
 
-    def _parsed(self, content: str, tools: EpisodeTools | None) -> ParsedResponse:
+    def _read(self, episode: Episode, completion: Completion, tools: EpisodeTools | None) -> ParsedResponse:
+        """Take a response apart: thought, calls, and what is said besides. Marks of calls may be special tokens."""
+        stops = episode.params.stop_strings
+        text = self._agent.decode_marked(completion.token_ids, stops) if tools else episode.text(completion)
+        thought, content = split_thinking(self._opened + text, self.thinking_tags)
         if tools is None:
-            return ParsedResponse(content)
+            return ParsedResponse(content, thought=thought)
         parsed = parse_calls(content, self._parser, tools=tools.specs, first=tools.num_calls)
         tools.num_calls += len(parsed.calls)
-        return parsed
+        return replace(
+            parsed,
+            content=self._agent.marks.strip(parsed.content, completion.token_ids),
+            thought=self._agent.marks.strip(thought or parsed.thought, completion.token_ids),
+        )
 
     async def _answered(
         self, episode: Episode, number: int, parsed: ParsedResponse, tools: EpisodeTools

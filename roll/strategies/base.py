@@ -7,7 +7,7 @@ holds it. Every rank calls every method in the same order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -93,6 +93,9 @@ class TrainSpec:
     """Planned length of the run, for the learning-rate schedule."""
     max_grad_norm: float = 1.0
     """0 or less: no clipping; the norm is still reported."""
+    templates: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """Chat templates that the policy's prompts are rendered with, "" for the tokenizer's own, each with its variables:
+    they say what ends a response."""
     l2: float = 0.0
     """Adds l2 / 2 * |weights - initial weights|^2 to the loss."""
 

@@ -42,6 +42,7 @@ from roll.strategies.state_files import StateFiles
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.logits import HeadOutputs, HeadRequest
+from roll.utils.response_ends import response_ends, with_ends
 
 logger = logging.getLogger(__name__)
 
@@ -345,6 +346,16 @@ class CommonStrategy(TrainStrategy):
     def _hf_model(self) -> Any:
         """Return the role's model as transformers has it, to say how its folder looks; its weights aren't read."""
 
+    def _exported_model(self) -> Any:
+        """Return `_hf_model` with all that ends a response in its generation settings: what was taught as an end ends
+        responses wherever the folder is loaded."""
+        model = self._hf_model()
+        if self._spec.kind == "policy" and model.can_generate():
+            settings = model.generation_config
+            ends = response_ends(self._tokenizer, settings.eos_token_id, self._spec.templates)
+            settings.eos_token_id = with_ends(settings.eos_token_id, ends)
+        return model
+
     def export(self, path: Path, files: StateFiles | None = None) -> None:
         assert self._spec.kind != "value", "a critic has no Hugging Face form"
         files = files or StateFiles()
@@ -357,7 +368,7 @@ class CommonStrategy(TrainStrategy):
 
     def _write_hf_model(self, weights: dict[str, Tensor], path: Path) -> None:
         with quiet_transformers():
-            self._hf_model().save_pretrained(path, state_dict=weights)
+            self._exported_model().save_pretrained(path, state_dict=weights)
         self._tokenizer.save_pretrained(path)
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
@@ -373,7 +384,7 @@ class CommonStrategy(TrainStrategy):
 
     def _describe(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        args, model = self._spec.worker.model_args, self._hf_model()
+        args, model = self._spec.worker.model_args, self._exported_model()
         with quiet_transformers():
             model.config.save_pretrained(folder)
             if model.can_generate():

@@ -220,22 +220,77 @@ def read_delimited(source: Source) -> Iterator[Found]:
 
 
 def read_parquet(source: Source) -> Iterator[Found]:
-    """Read parquet, a batch of rows at a time."""
+    """Read parquet, a batch of rows at a time; columns of JSON, as datasets writes those of mixed types, as values."""
     import pyarrow
     import pyarrow.parquet
 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(source.location) as file:
+            decoders = {field.name: decode for field in file.schema_arrow if (decode := _json_decoder(field.type))}
             for batch in file.iter_batches(_BATCH_ROWS):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(number, f"{source.location}[row {number}]", values)
+                    yield _decoded(Row(number, f"{source.location}[row {number}]", values), decoders)
     except (pyarrow.ArrowException, OSError) as error:
         after = f"[row {number + 1}]" if number else ""
         raise DataError(f"{source.location}{after}: not parquet: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{source.location}: after row {number}: a text is not UTF-8: {error}") from error
+
+
+Decode = Callable[[Any], Any]
+
+
+def _decoded(row: Row, decoders: Mapping[str, Decode]) -> Found:
+    """Return a row of parquet with its JSON columns as values."""
+    if not decoders:
+        return row
+    values = dict(row.values)
+    for name, decode in decoders.items():
+        try:
+            values[name] = decode(values[name])
+        except ValueError as error:
+            return BadRow(row.number, row.where, f"column {name!r} is of type JSON, and its text isn't: {error}")
+    return Row(row.number, row.where, values)
+
+
+def _json_decoder(kind: Any) -> Decode | None:
+    """Return what makes values of a column of this Arrow type, None where none of it is JSON (`arrow.json`).
+
+    Arrow stores JSON as text, and so do lists and structs of it; only the type says that it isn't a text.
+    """
+    import pyarrow
+
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return _json_value if kind.extension_name == "arrow.json" else None
+    if pyarrow.types.is_struct(kind):
+        parts = {field.name: decode for field in kind if (decode := _json_decoder(field.type))}
+        return (lambda value: value and {k: parts.get(k, _same)(v) for k, v in value.items()}) if parts else None
+    if pyarrow.types.is_map(kind):
+        key, item = _json_decoder(kind.key_type), _json_decoder(kind.item_type)
+        decode_key, decode_item = key or _same, item or _same
+        if key or item:
+            return lambda value: value and [(decode_key(k), decode_item(v)) for k, v in value]
+        return None
+    if pyarrow.types.is_dictionary(kind) or isinstance(getattr(kind, "value_type", None), pyarrow.DataType):
+        decode = _json_decoder(kind.value_type)
+        if decode is None or pyarrow.types.is_dictionary(kind):
+            return decode
+        return lambda value: value and [decode(item) for item in value]
+    return None
+
+
+def _json_value(text: Any) -> Any:
+    if text is None:
+        return None
+    value = parse_json(text)
+    _check_depth(value)
+    return value
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def read_dataset(source: Source) -> Iterator[Found]:

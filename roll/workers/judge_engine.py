@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import queue
 import threading
 from collections.abc import Sequence
@@ -108,7 +109,15 @@ class EngineJudge:
     def identity(self) -> tuple[Any, ...]:
         """What answers depend on besides the messages."""
         strategy = self._judge.strategy_args.strategy_name
-        return (self._args.model_name_or_path, self._args.dtype, strategy, repr(self._params), self._judge.max_length)
+        variables = json.dumps(self._judge.chat_template_kwargs, sort_keys=True)
+        return (
+            self._args.model_name_or_path,
+            self._args.dtype,
+            strategy,
+            repr(self._params),
+            self._judge.max_length,
+            variables,
+        )
 
     def ask(self, key: str, messages: Messages) -> Future[Verdict]:
         """Queue one request. The future raises `JudgeFailed` where there is no answer, and what ended the cluster."""
@@ -203,7 +212,7 @@ class EngineJudge:
                 asked.future.set_exception(error)
 
     def _request(self, key: str, messages: Messages) -> Request:
-        text = render_chat(self._tokenizer, messages, opens_answer=True)
+        text = render_chat(self._tokenizer, messages, opens_answer=True, variables=self._judge.chat_template_kwargs)
         ids = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         room = self._judge.max_length - self._params.max_new_tokens
         if len(ids) > room:

@@ -59,7 +59,7 @@ class RewardTexts:
         self, model: RewardModelConfig, tokenizer: Any, *, context_length: int, role: str = "reward_model"
     ) -> None:
         """Check the template against the tokenizer; raises `TemplateError`."""
-        self._encoder = PromptEncoder(tokenizer, template=model.template)
+        self._encoder = PromptEncoder(tokenizer, template=model.template, variables=model.chat_template_kwargs)
         self._limit = min(model.max_length or context_length, context_length)
         self._truncation = model.truncation
         self._role = role

@@ -15,6 +15,7 @@ from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointCont
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ForwardConfig, ModelArgs
+from roll.data.templates import chat_templates_of
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
 from roll.distributed.process_group import limit_collectives
@@ -69,6 +70,7 @@ def train_spec(
         trains=trains,
         total_optimizer_steps=total_optimizer_steps,
         max_grad_norm=config.max_grad_norm or 0.0,
+        templates=chat_templates_of(config.prompt_templates),
         l2=config.l2_coef if role == "actor_train" else 0.0,
     )
 

@@ -67,6 +67,14 @@ def test_the_tokens_of_fuzzed_agents(bench):
     assert "every sampled one is trained once" in printed
 
 
+def test_fine_tuning_under_chat_templates(bench):
+    printed = bench("chat_templates", "--only", "no system role", "--steps", 60)
+    assert rows(printed) == ["template", "no system role"]
+    line = next(line.split(" | ") for line in printed.splitlines() if "`<" in line)
+    assert line[1] == "`<|end|>`"
+    assert float(line[3].rstrip("%")) >= 95  # by transformers, with the exported folder alone
+
+
 @pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs"])
 def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
     importlib.import_module(name)

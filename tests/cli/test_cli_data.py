@@ -125,4 +125,4 @@ def test_conversations_of_a_fine_tuning_are_looked_at(capsys: pytest.CaptureFixt
     assert "1 rows: the conversation has a system message that isn't the first" in printed
     write("train.jsonl", [{"messages": [user, answer]}, {"messages": [user]}])
     assert main(["data", "check", "job.yaml"]) == 1
-    assert "train.jsonl:2: the last message is of the user" in capsys.readouterr().out
+    assert "train.jsonl:2: 'messages' ends with a message of the user" in capsys.readouterr().out

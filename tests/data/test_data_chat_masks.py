@@ -92,10 +92,10 @@ def tokenizer(template: str | None, *, words: bool = False) -> Any:
 
 
 def taught(template: str, messages: Any, *, train_on: Any = "last", words: bool = False) -> list[str]:
-    """The texts that are trained."""
+    """The texts that are trained, in all sequences that a conversation becomes."""
     own = tokenizer(template, words=words)
-    marked = ConversationEncoder(own, train_on=train_on).encode(messages)
-    return trained_texts(own, marked)
+    sequences = ConversationEncoder(own, train_on=train_on).encode_turns(messages)
+    return [text for marked in sequences for text in trained_texts(own, marked)]
 
 
 def trained_texts(own: Any, marked: MarkedTokens) -> list[str]:
@@ -113,9 +113,12 @@ TEMPLATES = {
     "qwen2.5": (QWEN, ["Yes<|im_end|>", "No\nway<|im_end|>"]),
     "smollm2": (SMOLLM, ["Yes<|im_end|>", "No\nway<|im_end|>"]),
     "llama3": (LLAMA, ["Yes<|eot_id|>", "No\nway<|eot_id|>"]),
-    "no generation prompt": (INST, ["Yes</s>", "No\nway</s>"]),
-    "no special tokens": (HEADERS, ["Yes\n", "No\nway\n"]),
-    "opens a thought": (OPENS_THOUGHT, ["Yes<|im_end|>", "No\nway<|im_end|>"]),
+    # The prompt ends with [/INST], and the model writes the blank itself.
+    "no generation prompt": (INST, [" Yes</s>", " No\nway</s>"]),
+    # Prompts end after the user's line: the model writes the header too, and in the end the end of sequence.
+    "no special tokens": (HEADERS, ["ASSISTANT: Yes\n", "ASSISTANT: No\nway\n</s>"]),
+    # The prompt has opened a thought, which an answer without one closes at once.
+    "opens a thought": (OPENS_THOUGHT, ["\n</think>\n\nYes<|im_end|>", "\n</think>\n\nNo\nway<|im_end|>"]),
 }
 
 
@@ -124,7 +127,7 @@ def test_the_assistants_words_and_its_end_token_are_taught(name: str) -> None:
     template, (first, last) = TEMPLATES[name]
     assert taught(template, TWO) == [last]
     assert taught(template, TWO, train_on="all") == [first, last]
-    assert taught(template, ONE) == [first]
+    assert taught(template, ONE) == [first if name != "no special tokens" else first + "</s>"]
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "no generation prompt"])
@@ -151,11 +154,16 @@ def test_tokens_of_blanks_and_of_parts_of_a_letter_count_where_they_stand() -> N
 def test_an_end_of_blanks_that_offsets_leave_out_is_taught() -> None:
     offsets = tokenizer(None, words=True)("Yes ", return_offsets_mapping=True)["offset_mapping"]
     assert offsets[-1] == (4, 4)  # this tokenizer trims blanks off its offsets
-    assert taught(HEADERS.replace("\n{%", " {%"), ONE, words=True) == [" Yes "]
+    assert taught(HEADERS.replace("\n{%", " {%"), ONE, words=True) == ["ASSISTANT: Yes </s>"]
 
 
-def test_a_token_of_header_and_content_is_taught_for_its_content() -> None:
-    assert taught(CHATML, [ONE[0], {"role": "assistant", "content": "\n Yes"}], words=True) == ["\n\n Yes<|im_end|>"]
+def test_what_is_taught_begins_with_a_token_of_its_own_as_a_sampled_response_does() -> None:
+    own = tokenizer(CHATML, words=True)  # "\n\n" is one token
+    answer = [ONE[0], {"role": "assistant", "content": "\n Yes"}]
+    assert taught(CHATML, answer, words=True) == ["\n Yes<|im_end|>"]
+    prompt = own.apply_chat_template(answer[:1], add_generation_prompt=True, tokenize=True)["input_ids"]
+    marked = ConversationEncoder(own).encode(answer)
+    assert list(marked.token_ids[: marked.trained.index(True)]) == prompt
 
 
 def test_a_template_that_trims_is_taught_as_it_writes() -> None:
@@ -174,10 +182,13 @@ def test_an_assistant_that_speaks_first_is_taught_too() -> None:
 
 
 @pytest.mark.parametrize("template", [THINKS, MOVES, LAST_EOS])
-def test_templates_that_rewrite_earlier_messages_teach_the_last_one_only(template: str) -> None:
+def test_a_turn_that_the_template_rewrites_later_is_taught_in_a_sequence_of_its_own(template: str) -> None:
+    own = tokenizer(template)
+    encoder = ConversationEncoder(own, train_on="all")
+    first, both = encoder.encode_turns(TWO)
+    assert first == ConversationEncoder(own).encode(ONE)  # as if nothing had followed
+    assert both == ConversationEncoder(own).encode(TWO)
     assert len(taught(template, TWO)) == 1
-    with pytest.raises(TemplateError, match=r"message 2 \(the assistant's\) in another way.*set train_on: last"):
-        taught(template, TWO, train_on="all")
 
 
 def test_a_template_whose_frame_depends_on_the_content_is_refused() -> None:

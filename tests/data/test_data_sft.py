@@ -69,16 +69,20 @@ def test_several_files_and_formats_make_one_set(tmp_path: Path) -> None:
 
 BAD_ROWS = {
     "no column": (PAIR, {"prompt": "w0", "answer": "w1"}, r"no column 'response' \(named for response\); col"),
-    "empty response": (PAIR, {"prompt": "w0", "response": " \n"}, "the response is empty"),
-    "response of no text": (PAIR, {"prompt": "w0", "response": 4}, "the response is 4, expected a non-empty string"),
-    "empty prompt": (PAIR, {"prompt": "", "response": "w1"}, "the prompt is ''"),
+    "empty response": (PAIR, {"prompt": "w0", "response": " \n"}, "the response in 'response' is empty"),
+    "response of no text": (PAIR, {"prompt": "w0", "response": 4}, "'response' is 4, expected a text or a list of"),
+    "empty prompt": (PAIR, {"prompt": "", "response": "w1"}, "the prompt is empty"),
     "half a letter": (PAIR, {"prompt": "w0", "response": "\ud83d"}, "half of a surrogate pair"),
     "not an object": (PAIR, [1], "expected an object with columns"),
-    "nobody answers": (CHAT, {"messages": [{"role": "user", "content": "w0"}]}, "last message is of the user"),
+    "nobody answers": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "w0"}]},
+        "ends with a message of the user, expected",
+    ),
     "empty answer": (
         CHAT,
         {"messages": [{"role": "user", "content": "w0"}, {"role": "assistant", "content": ""}]},
-        r"messages\[1\], the assistant's, is empty",
+        "the response in 'messages' is empty",
     ),
     "no content": (CHAT, {"messages": [{"role": "assistant"}]}, r"messages\[0\] is"),
     "no list": (CHAT, {"messages": []}, "expected a non-empty list"),

@@ -174,9 +174,9 @@ BAD_FILES: list[tuple[str, str | bytes, DataArgs | None, str]] = [
     ("bad.jsonl", '{"messages": [{"role": "assistant", "content": "a"}]}', None, "nothing to answer"),
     (
         "bad.jsonl",
-        '{"messages": [{"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}]}',
+        '{"messages": [{"role": "user", "content": "a", "tool_calls": [{"id": "f"}]}]}',
         None,
-        r"messages\[0\] has tool_calls, of which templates would see nothing",
+        r"messages\[0\] has the tool calls .*a call has no name",
     ),
 ]
 

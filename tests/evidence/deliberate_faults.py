@@ -252,7 +252,7 @@ FAULTS = (
     _fault(
         "a response that was closed is closed again",
         "rollout/chat.py",
-        "if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call):",
+        "if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call, self._end_of_all):",
         "if False:",
         "rollout/test_rollout_message_graph.py",
         "rollout/test_rollout_chat.py",

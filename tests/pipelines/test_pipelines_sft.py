@@ -303,9 +303,12 @@ BAD_CONFIGS = {
     "no file": (("actor_train.data_args.file_name=[]",), r"actor_train.data_args.file_name: expected a file"),
     "no columns": (
         ("actor_train.data_args.prompt=null", "actor_train.data_args.response=null"),
-        "actor_train.data_args.messages: got null, expected a column with conversations, or",
+        r"data_args.response: got null, expected a column of .*rows.jsonl: question, answer; it has none of completion",
     ),
-    "half a pair": (("actor_train.data_args.response=null",), "response: got null, expected a column that goes with"),
+    "half a pair": (
+        ("actor_train.data_args.response=null",),
+        "response: got null, expected a col.*has none of completion",
+    ),
     "both": (("actor_train.data_args.messages=messages",), "data_args.prompt: this key acts only without messages"),
     "template": (("actor_train.data_args.template=natve",), "template: got 'natve'(?s:.*)did you mean 'native'"),
     "held out twice": (
@@ -346,7 +349,7 @@ def test_a_bad_row_ends_the_start_with_its_line(tiny_model: Path, tmp_path: Path
     folder = write(tmp_path, tiny_model)
     with (folder / "rows.jsonl").open("a") as file:
         file.write('{"question": "1?", "answer": ""}\n')
-    with pytest.raises(DataError, match=r"rows.jsonl:21: the response is empty"):
+    with pytest.raises(DataError, match=r"rows.jsonl:21: the response in 'answer' is empty"):
         run(folder)
 
 

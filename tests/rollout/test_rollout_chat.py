@@ -23,7 +23,8 @@ from roll.data.templates import TemplateError, render_chat
 from roll.envs.base import Message, Observation
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate, PlainText, check_template
+from roll.rollout.chat import ChatTemplate, PlainText
+from roll.rollout.chat_checks import check_template
 from roll.rollout.conversation import ConversationRollout
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
@@ -88,7 +89,7 @@ STRIPS_THOUGHTS = CHATML.replace(
 )
 NUMBERS = CHATML.replace("m.role +", "m.role + loop.index | string +")
 COUNTS_BACK = CHATML.replace("m.role +", "m.role + loop.revindex | string +")
-OPENS_OTHERWISE = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+OPENS_OTHERWISE = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\nWell: ")
 FORGETS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
 LAST_SYSTEM = (
     "{% for m in messages if m.role != 'system' %}{% if loop.last and messages[0].role == 'system' %}"
@@ -103,7 +104,7 @@ LAST_SYSTEM = (
         (STRIPS_THOUGHTS, r"rewrites what earlier responses thought .*<think>"),
         (NUMBERS, "rewrites earlier messages"),
         (COUNTS_BACK, "rewrites earlier messages"),
-        (OPENS_OTHERWISE, "rewrites earlier messages: where the policy saw .*<think>"),
+        (OPENS_OTHERWISE, "rewrites earlier messages: where the policy saw .*Well: "),
         (LAST_SYSTEM, "rewrites earlier messages"),
         (FORGETS, "doesn't show earlier responses"),
         (None, "has no chat template"),

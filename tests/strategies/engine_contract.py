@@ -23,6 +23,7 @@ from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.transports.shm_places import share
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
 from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
+from roll.utils.response_ends import response_ends
 from roll.utils.seeding import stable_hash
 
 TOLERANCE = 1e-5
@@ -66,7 +67,7 @@ class EngineUnderTest:
     def __post_init__(self):
         args = ModelArgs(model_name_or_path=str(self.path))
         self.model, self.tokenizer = load_causal_lm(args, torch.float32), load_tokenizer(args)
-        self.eos = self.tokenizer.eos_token_id
+        self.ends = response_ends(self.tokenizer)  # its own end of sequence, and what the chat template ends turns with
         self.remember()
 
     def remember(self):
@@ -220,14 +221,15 @@ def responses_end_at_the_end_of_sequence_unless_they_ignore_it(t):
     ended = [done[r.id] for r in stop if done[r.id].finish_reason == "stop"]
     assert ended
     for completion in ended:
-        assert completion.token_ids[-1] == t.eos
-        assert t.eos not in completion.token_ids[:-1]
+        assert completion.token_ids[-1] in t.ends
+        assert t.ends.isdisjoint(completion.token_ids[:-1])
+    assert {completion.token_ids[-1] for completion in ended} == t.ends
     for request in stop:
         if done[request.id].finish_reason == "length":
-            assert t.eos not in done[request.id].token_ids
+            assert t.ends.isdisjoint(done[request.id].token_ids)
             assert len(done[request.id].token_ids) == 60
     assert all(len(done[r.id].token_ids) == 60 for r in run_on)
-    assert any(t.eos in done[r.id].token_ids for r in run_on)
+    assert not all(t.ends.isdisjoint(done[r.id].token_ids) for r in run_on)
     t.check(stop[0], done[stop[0].id])
 
 

@@ -31,7 +31,7 @@ from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.description import checkpoint_tensors, describe_model
-from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
+from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
 from roll.strategies.vllm import engine as engine_module
 from roll.strategies.vllm.engine import VllmBackend, build
 
@@ -174,7 +174,8 @@ def test_a_model_is_described_without_its_weights_and_weight_streams_are_held_ag
     described = describe_model(args)
     weights = {name: tensor.detach() for name, tensor in named_tensors(model)}
     assert described.shapes == {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    assert described.eos_token_ids == {model.config.eos_token_id}
+    turn_end = load_tokenizer(args).convert_tokens_to_ids("<|im_end|>")  # of its chat template
+    assert described.eos_token_ids == {model.config.eos_token_id, turn_end}
     assert described.max_context == 256
 
     async def through(tensors):

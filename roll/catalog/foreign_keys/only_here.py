@@ -36,6 +36,8 @@ env_workers.memory_limit_mb env_workers.python env_workers.timeout_s <manager>.g
 
 interactions.api_key_env interactions.config interactions.endpoint interactions.model interactions.name
 interactions.path interactions.prompt interactions.request_args interactions.score_weight interactions.timeout_s
+custom_envs.<name>.chat_template_kwargs <role>.chat_template_kwargs
+rewards.<name>.chat_template_kwargs
 tool_use.thinking_tags tools.concurrency tools.description tools.max_reply_tokens tools.mcp.command tools.mcp.cwd
 tools.mcp.env tools.mcp.pass_env tools.mcp.start_timeout_s tools.mcp.token_env tools.mcp.tools tools.mcp.url
 tools.name tools.options tools.parameters tools.path tools.timeout_s

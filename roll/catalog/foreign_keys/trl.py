@@ -101,7 +101,8 @@ GRPO: list[ForeignKey] = [
     decided("sync_ref_model", "reference", "the reference stays", how="false_is_none"),
     moved("log_completions", "rollout_dump_dir", "rollout_dump_dir is a folder for all responses", how="nothing"),
     moved("num_completions_to_print", "log_val_generations", how="nothing"),
-    moved("chat_template_kwargs.**", f"{_DATA}.template", "Jinja of your own", how="nothing"),
+    moved("chat_template_kwargs", "chat_template_kwargs", how="template_variables"),
+    moved("chat_template_kwargs.**", "chat_template_kwargs", how="template_variables"),
     moved("use_liger_loss", f"{_A}.use_fused_kernels"),
     moved("top_entropy_quantile", "policy_loss", how="one_is_none"),
     *dead("vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout vllm_group_port "

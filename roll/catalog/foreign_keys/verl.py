@@ -55,8 +55,7 @@ DATA: list[ForeignKey] = [
             see=f"{_TRAIN_DATA}.file_name"),
     *absent("sampler.class_path sampler.class_name", "a curriculum orders rows", "data",
             see=f"{_TRAIN_DATA}.curriculum"),
-    *absent("apply_chat_template_kwargs apply_chat_template_kwargs.**", "a Jinja template of your own says it", "data",
-            see=f"{_TRAIN_DATA}.template"),
+    moved("data.apply_chat_template_kwargs.**", "chat_template_kwargs", how="template_variables"),
 ]  # fmt: skip
 """`data`."""
 

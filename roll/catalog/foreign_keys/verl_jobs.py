@@ -39,8 +39,8 @@ SFT: list[ForeignKey] = [
     *dead("data.pad_mode data.num_workers data.use_shm", "rows are packed or padded by the backend",
           see=f"{_ROLE}.use_sequence_packing"),
     *absent("data.tools_key data.multiturn.tools_key data.enable_thinking_key data.multiturn.enable_thinking_key "
-            "data.ignore_input_ids_mismatch data.apply_chat_template_kwargs data.apply_chat_template_kwargs.**",
-            "a template of your own says it", see=f"{_DATA}.template"),
+            "data.ignore_input_ids_mismatch", "a template of your own says it", see=f"{_DATA}.template"),
+    moved("data.apply_chat_template_kwargs.**", "chat_template_kwargs", how="template_variables"),
     *absent("data.train_max_samples data.val_max_samples", "rows aren't counted out; cut the file",
             see=f"{_DATA}.file_name"),
     moved("model.partial_pretrain", "pretrain"),

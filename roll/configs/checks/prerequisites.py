@@ -9,6 +9,7 @@ from pathlib import Path
 
 from roll.catalog.pipelines import pipeline_of
 from roll.configs.checks.agents import agent_checks
+from roll.configs.checks.chat_templates import template_checks
 from roll.configs.checks.data_files import data_checks
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.folders import export_checks, folder_checks, nearby
@@ -151,7 +152,7 @@ def adapter_checks(config: RunConfig) -> Iterator[Violation]:
             yield Violation(key, expected, "check the path", name)
 
 
-_MODELS = (model_checks, tokenizer_checks, teacher_checks, shape_checks, adapter_checks)
+_MODELS = (model_checks, tokenizer_checks, template_checks, teacher_checks, shape_checks, adapter_checks)
 _RUN = (*_MODELS, folder_checks, export_checks, function_checks)
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, tool_checks, sandbox_checks, *_RUN)
 DISTILL_CHECKS = RLVR_CHECKS

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.agents_config import GatewayConfig
@@ -149,6 +150,15 @@ class AgenticConfig(RLConfig):
     @property
     def validation_chunk(self) -> int | None:
         return None if self.val_env_manager is None else self.val_env_manager.num_env_groups
+
+    def template_variables(self, tag: str) -> dict[str, Any]:
+        """Variables of the chat template in the prompts of a kind of environment."""
+        return {**self.chat_template_kwargs, **self.custom_envs[tag].chat_template_kwargs}
+
+    @property
+    def prompt_templates(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        found = [self.template_variables(tag) for tag in self.custom_envs]
+        return tuple(("native", each) for number, each in enumerate(found) if each not in found[:number])
 
     def domain_weight(self, domain: str) -> float:
         assert domain in self.custom_envs

@@ -90,6 +90,9 @@ class CustomEnv:
     turn_template: str = "{observation}"
     """Text of every turn's message, with {observation}, {role}, {step} (from 1), {steps_left}, {max_steps},
     {max_actions_per_step}, {max_tokens}."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables of the chat template in this environment's prompts, over the run's `chat_template_kwargs`. With
+    `env_type: endpoint` a request's own come last."""
     history_length: int | None = number(None, ge=0, acts_if=(needs("^sample_unit", "step", "concat"),))
     """`sample_unit: step`: earlier exchanges (a message and its response) that a prompt shows before the new message.
     `concat`: exchanges that are carried on until the context is reset. null: all."""

@@ -39,6 +39,9 @@ class JudgeConfig(WorkerConfig):
     prompt: str = "quality"
     """What the judge reads: `quality` (grade the answer), `reference` (compare it with the row's ground truth), or a
     text with `{response}`, in which `{prompt}`, `{ground_truth}`, `{format}` and columns of the row are filled in."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"acts_if": (_OWN,), "idle": ()})
+    """Variables that the judge's chat template reads, e.g. `{enable_thinking: false}`, on an engine of the run. An
+    endpoint gets them by `request_args`."""
     system_prompt: str | None = None
     """System message before it. null: none."""
     score_format: Literal["score", "json", "brackets", "yes_no"] = "score"

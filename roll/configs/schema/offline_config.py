@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, unless
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.run_config import VALIDATES, RunConfig
 from roll.configs.schema.worker_config import TrainConfig
+
+SINGLE_COLUMNS = ("completion", "output", "response", "messages", "conversations")
+"""Where a single response may stand that no key names; the last two end with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,10 @@ class OfflineConfig(RunConfig):
     @property
     def max_sequence_length(self) -> int:
         return self.sequence_length or 1
+
+    @property
+    def prompt_templates(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        return ((self.actor_train.data_args.template or "native", self.chat_template_kwargs),)
 
     @property
     def validates(self) -> bool:

@@ -9,6 +9,7 @@ from roll.catalog.preference import PREFERENCE_LOSSES, PreferenceLoss, preferenc
 from roll.configs.schema.acts_if import ActsIf, acting, needs, unless
 from roll.configs.schema.fields import args_of, named, number
 from roll.configs.schema.offline_config import (
+    SINGLE_COLUMNS,
     OfflineConfig,
     OfflineDataArgs,
     OfflineTrainConfig,
@@ -22,8 +23,6 @@ _SINGLE = unless("^pairs", words="where rows are single responses", why="rows ar
 _REFERRED = needs("uses_reference", words="with a `loss_type` that has a reference", why="this loss_type has none")
 
 
-SINGLE_COLUMNS = ("completion", "output", "response", "messages", "conversations")
-"""Where a single response may stand that no key names; the last two end with it."""
 LABEL_COLUMNS = ("label", "kto_tag")
 """Likewise its label."""
 

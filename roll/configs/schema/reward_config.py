@@ -118,6 +118,8 @@ class RewardConfig:
     """That factor of the judge's score. Needs the section `judge`."""
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain; `"*"`: all that belong to no other. Empty: the domain's own name."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables of the chat template in this domain's prompts, over the run's `chat_template_kwargs`."""
     rollout: str | None = None
     """A class of your own that plays this domain's episodes, as `package.module:Class` or `path/to/file.py:Class`.
     null: one prompt, one response."""
@@ -215,6 +217,8 @@ class RewardModelConfig(ForwardConfig):
     template: str = "native"
     """How prompt and response become the text that this model reads, in the words of `data_args.template`, with this
     model's own tokenizer: `native` is its chat template. After a text with `{prompt}` the response follows."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables that this model's chat template reads; the run's are the policy's."""
     label: int | None = number(None, ge=0)
     """Which output is the score. null: the only one; required where the model has several."""
     max_length: int | None = number(None, ge=2)

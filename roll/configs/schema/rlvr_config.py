@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.fields import number, one_or_many
@@ -108,6 +109,20 @@ class RLVRConfig(RLConfig):
 
     def domain_weight(self, domain: str) -> float:
         return self.rewards[domain].weight
+
+    def template_variables(self, domain: str) -> dict[str, Any]:
+        """Variables of the chat template in a domain's prompts."""
+        return {**self.chat_template_kwargs, **self.rewards[domain].chat_template_kwargs}
+
+    @property
+    def prompt_templates(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        sections = [self.actor_train.data_args, *([self.validation.data_args] if self.validation else [])]
+        found: list[tuple[str, Mapping[str, Any]]] = []
+        for domain in self.rewards:
+            usual = [self.global_template or data.template for data in sections]
+            own = [self.tag_to_template[tag] for tag in self.tags_of(domain) if tag in self.tag_to_template]
+            found += [(template, self.template_variables(domain)) for template in (*usual, *own)]
+        return tuple(each for number, each in enumerate(found) if each not in found[:number])
 
     def reward_terms(self, domain: str) -> dict[str, float]:
         reward = self.rewards[domain]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -55,6 +56,9 @@ class RunConfig:
     """Which pipeline the file is for."""
     exp_name: str = "rlvr"
     """Name of the run in its closing summary and its checkpoints."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables that the policy's chat template reads, e.g. `{enable_thinking: false}` (Qwen3) or `{reasoning_effort:
+    low}` (gpt-oss), in training, validation and fine-tuning alike. One that the template doesn't read is refused."""
     seed: int = number(42, ge=0)
     """Key of every random draw. Same seed, same run."""
     output_dir: str = "output"
@@ -175,6 +179,11 @@ class RunConfig:
     def exports(self) -> bool:
         """Whether the run ends with a trained model that is written to `export_path`."""
         return self.export_model and not self.only_validates
+
+    @property
+    def prompt_templates(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """Templates of the policy's prompts, in the words of `data_args.template`, with their variables."""
+        return (("native", self.chat_template_kwargs),)
 
     @property
     def max_sequence_length(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 from roll.configs.schema.acts_if import acting, unless
 from roll.configs.schema.distill_args import TEACHES, RowDistillation, TeacherConfig
 from roll.configs.schema.offline_config import (
+    SINGLE_COLUMNS,
     OfflineConfig,
     OfflineDataArgs,
     OfflineTrainConfig,
@@ -23,12 +24,15 @@ class SFTDataArgs(OfflineDataArgs):
     """Rows to learn from: prompts with responses, or conversations."""
 
     messages: str | None = None
-    """Column with a conversation that ends with the assistant, as a list of {role, content} or its JSON text. Either
-    this, or `prompt` and `response`."""
+    """Column with a conversation that ends with the assistant: a list of {role, content} or of ShareGPT's {from,
+    value}, or its JSON text. null: `prompt` and `response` say where it is."""
     prompt: str | None = acting(None, _SINGLE)
-    """Column with the prompt as text."""
+    """Column with the prompt: a text or a list of messages. null: `prompt`, `conversations`, `messages` or Alpaca's
+    `instruction` (with `input` and `history`), whichever there is; without one, the response is a whole
+    conversation."""
     response: str | None = acting(None, _SINGLE)
-    """Column with the response as text. Goes with `prompt`."""
+    """Column with the response: a text, or messages that end with the assistant's. null: `completion`, `output` or
+    `response`, else `messages` or `conversations`, which end with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,5 +81,7 @@ class SFTConfig(OfflineConfig):
 
     def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:
         assert isinstance(data, SFTDataArgs)
-        named = {"prompt": data.prompt, "messages": data.messages, "response": data.response}
-        return {key: column for key, column in named.items() if column is not None}
+        if data.messages is not None:
+            return {"messages": data.messages}
+        response: dict[str, str | tuple[str, ...]] = {"response": data.response or SINGLE_COLUMNS}
+        return response if data.prompt is None else {"prompt": data.prompt, **response}

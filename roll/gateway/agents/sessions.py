@@ -13,18 +13,16 @@ from roll.gateway.session import EpisodeSession, SessionSettings
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
 from roll.rollout.message_graph import MessageGraph
-from roll.tools.parsing import detect_parser, resolve_parser
+from roll.rollout.tool_forms import resolve_parser
 
 _THINK = ("<think>", "</think>")
-_TOOLS_AS_TEXT = "hermes"
-"""How calls are written where the chat template knows no tools, see roll/rollout/tool_text.py."""
 
 
 class AgentSession(EpisodeSession):
     """One that says when its episode is given up, so that nobody waits for an agent that can't go on."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.given_up = asyncio.Event()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
@@ -46,27 +44,28 @@ def session_maker(
         models: that answer instead of the policy, by name.
 
     Raises:
-        ValueError: there is no such tool parser, or the text of responses doesn't show the tags.
+        ValueError: there is no such tool parser, none gives back what the chat template writes, or the text of
+            responses doesn't show the tags.
     """
-    chat_template = getattr(tokenizer, "chat_template", None)
-    knows_none = env.tool_parser == "auto" and isinstance(chat_template, str) and detect_parser(chat_template) is None
+    tags = agent.thought_tags(thinking_tags)
+    has_template = bool(getattr(tokenizer, "chat_template", None))
     reading = Reading(
         decode=lambda token_ids: agent.decode_response(token_ids, ()),
         token_text=lambda token: str(tokenizer.decode([token])),
-        tool_parser=_TOOLS_AS_TEXT
-        if knows_none
-        else resolve_parser(env.tool_parser, tokenizer)
-        if chat_template
-        else "",
-        thinking_tags=thinking_tags,
-        opened=agent.forced_think_prefix(thinking_tags),
+        tool_parser=resolve_parser(env.tool_parser, tokenizer) if has_template else "",
+        thinking_tags=tags,
+        opened=agent.forced_think_prefix(tags),
+        opened_with=lambda variables: agent.opening_tag(tags, variables),
+        marks=agent.marks,
     )
     settings = SessionSettings(
         max_calls=env.max_calls, max_tokens=env.max_tokens, any_name="model" in env.ignore_fields, models=dict(models)
     )
 
+    def graph(variables: Mapping[str, Any]) -> MessageGraph:
+        return MessageGraph(agent.chat.with_variables(variables), env.history, thinking_tags=tags or _THINK)
+
     def make(episode: Episode) -> AgentSession:
-        graph = MessageGraph(agent.chat, env.history, thinking_tags=thinking_tags or _THINK)
-        return AgentSession(episode, graph, reading, settings)
+        return AgentSession(episode, graph({}), reading, settings, new_graph=graph)
 
     return make

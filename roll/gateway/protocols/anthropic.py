@@ -6,22 +6,25 @@ Source: https://docs.anthropic.com/en/api/messages
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
 from roll.gateway.protocols import fields as f
-from roll.gateway.protocols.chat import NO_GRAMMAR, function_spec, with_tool_names
+from roll.gateway.protocols.chat import NO_GRAMMAR, STRICT, function_spec, with_tool_names
 from roll.gateway.protocols.fields import Field, table
 from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, Asked, WireFormat, pieces, sse
 from roll.types.chat import Message, ToolCall, ToolSpec
 
 FIELDS = table(
-    Field("messages", "acts", "the conversation; blocks text, tool_use, tool_result and thinking"),
+    Field("messages", "acts", "the conversation; blocks text, tool_use, tool_result and thinking; the response goes on "
+          "from an assistant's last message"),
     Field("model", "acts", "`policy`, `policy/<role>` or a name of `models`"),
     Field("max_tokens", "acts", "needed, as in the original; at most the run's own limit"),
     Field("system", "acts", "the system message"),
-    Field("tools", "acts", "with an input_schema; tools that run at Anthropic are refused"),
+    Field("tools", "acts", "with an input_schema; types of Anthropic's own have none and are refused, those that run "
+          "there and those that clients run (`bash`, `text_editor`, `computer`, `memory`, `browser`)" + STRICT),
     Field("tool_choice", "acts", "`auto`, `none`, `disable_parallel_tool_use`; `any` and `tool` are refused"),
     Field("stop_sequences", "acts", "at most 16 texts; the response ends before the first of them"),
     Field("temperature", "acts", TEMPERED),
@@ -40,6 +43,12 @@ FIELDS = table(
     Field("mcp_servers", "refused", "the agent calls tools, the endpoint doesn't", ([],)),
     Field("context_management", "refused", "the endpoint doesn't edit what the agent sends", ({},)),
 )  # fmt: skip
+
+_RUN_BY_CLIENTS = ("bash", "text_editor", "computer", "memory", "browser_toolset", "computer_toolset")
+_RUN_AT_ANTHROPIC = (
+    "web_search", "web_fetch", "code_execution", "mcp_toolset", "tool_search_tool_bm", "tool_search_tool_regex",
+)  # fmt: skip
+"""Types of anthropic 2.14.0 without their dates (`tool_search_tool_bm25`: and without its number)."""
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
@@ -75,6 +84,7 @@ class AnthropicMessages(WireFormat):
             top_k=f.integer(kept, "top_k", 0, 1 << 31),
             stop=f.texts(kept, "stop_sequences", 16),
             parallel_tool_calls=parallel,
+            continues=messages[-1].role == "assistant",
         )
         return Asked(call=call, stream=f.boolean(kept, "stream"))
 
@@ -187,10 +197,19 @@ def _text(block: dict[str, Any], where: str, kinds: str) -> str:
 
 def _tool(value: Any, where: str, ignored: Collection[str]) -> ToolSpec:
     body = f.mapping(value, where)
-    if body.get("type", "custom") not in ("custom", None):
-        f.refuse_hosted(where, f"{body.get('type')!r:.80} runs at Anthropic, not here")
+    kind = body.get("type", "custom")
+    if kind not in ("custom", None):
+        f.refuse_hosted(where, f"{kind!r:.80} {_of_their_own(kind)}")
     known = {name: said for name, said in body.items() if name not in ("cache_control", "type")}
     return function_spec(known, where, ignored, "input_schema")
+
+
+def _of_their_own(kind: Any) -> str:
+    """Return why a type of tool that has no input_schema isn't taken."""
+    name = re.sub(r"_?[0-9]*$", "", kind) if isinstance(kind, str) else ""
+    if name in _RUN_BY_CLIENTS:
+        return "is run by the client, but its arguments are known to Anthropic's models alone: there is no input_schema"
+    return "runs at Anthropic, not here" if name in _RUN_AT_ANTHROPIC else "isn't a type of tool that is known here"
 
 
 def _tool_choice(value: Any) -> tuple[bool, bool]:

@@ -16,18 +16,20 @@ from roll.gateway.protocols.wire import MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, TE
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
 NO_GRAMMAR = "the engines don't restrict what is sampled"
+STRICT = ". With `strict: true` refused, as arguments may not fit the schema, unless `ignore_fields` has `strict`"
 ONLY_TEXT = "the policy reads and writes text only"
 _SAMPLER = "it would change the distribution, and no engine here does it"
 
 FIELDS = table(
     Field("messages", "acts", "the conversation; contents of text"),
     Field("model", "acts", "`policy`, `policy/<role>` or a name of `models`"),
-    Field("tools", "acts", "functions; shown by the chat template, calls are parsed out of the response"),
+    Field("tools", "acts", "functions; shown by the chat template, calls are parsed out of the response" + STRICT),
     Field("tool_choice", "acts", "`auto`; `none` (no tools are shown). `required` and a name are refused"),
     Field("parallel_tool_calls", "acts", "false: at most the first call is returned"),
     Field("n", "acts", "so many responses to one prompt, each a branch of its own"),
     Field("max_tokens", "acts", "at most the run's own limit"),
     Field("max_completion_tokens", "acts", "the same under its newer name"),
+    Field("chat_template_kwargs", "acts", "variables that the chat template reads, over the run's own"),
     Field("stop", "acts", "at most 16 texts; the response ends before the first of them"),
     Field("seed", "acts", "mixed into the episode's own key"),
     Field("temperature", "acts", TEMPERED),
@@ -38,6 +40,10 @@ FIELDS = table(
     Field("top_logprobs", "acts", "0 only: engines report the sampled token"),
     Field("stream", "acts", "server-sent events, once the response is whole; comments keep the connection open"),
     Field("stream_options", "acts", "`include_usage`"),
+    Field("continue_final_message", "acts", "true: the response goes on from an assistant's last message (vLLM has "
+          "this field too); otherwise a new one begins after it"),
+    Field("add_generation_prompt", "refused", "prompts end where a response begins; false is fine with "
+          "continue_final_message", (True, False)),
     *(
         Field(name, "harmless", "doesn't change the response")
         for name in (
@@ -57,7 +63,6 @@ FIELDS = table(
     Field("reasoning_effort", "refused", "the policy thinks as it does"),
     Field("verbosity", "refused", "the policy writes as it does", ("medium",)),
     Field("web_search_options", "refused", "there is no search"),
-    Field("chat_template_kwargs", "refused", "the chat template is the run's own", ({},)),
 )  # fmt: skip
 
 _ROLES: dict[Any, Role] = {
@@ -82,6 +87,14 @@ class ChatCompletions(WireFormat):
             raise RefusedCall(400, "messages: is empty, expected at least one", "messages")
         tools = self.tools_of(kept.get("tools", []), ignored, _tool)
         options = kept.get("stream_options", {})
+        continues = f.boolean(kept, "continue_final_message")
+        if continues and messages[-1].role != "assistant":
+            raise RefusedCall(
+                400, "continue_final_message: the last message isn't the assistant's", "continue_final_message"
+            )
+        opens = body.get("add_generation_prompt")
+        if opens is continues and "add_generation_prompt" not in ignored:  # a prompt that opens a response, or goes on
+            f.refuse_lost("add_generation_prompt", FIELDS["add_generation_prompt"].says)
         call = ChatCall(
             model=f.text(kept, "model") or "",
             messages=with_tool_names(messages),
@@ -96,6 +109,8 @@ class ChatCompletions(WireFormat):
             seed=f.integer(kept, "seed", -(1 << 63), (1 << 63) - 1),
             parallel_tool_calls=f.boolean(kept, "parallel_tool_calls", True),
             top_logprobs=_top_logprobs(kept),
+            template_variables=f.mapping(kept.get("chat_template_kwargs", {}), "chat_template_kwargs"),
+            continues=continues,
         )
         usage = f.boolean(f.mapping(options, "stream_options"), "include_usage")
         return Asked(call=call, stream=f.boolean(kept, "stream"), include_usage=usage)

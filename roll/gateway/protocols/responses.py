@@ -15,6 +15,7 @@ from roll.gateway.protocols import fields as f
 from roll.gateway.protocols.chat import (
     NO_GRAMMAR,
     ONLY_TEXT,
+    STRICT,
     chooses_none,
     function_spec,
     openai_error,
@@ -30,7 +31,7 @@ FIELDS = table(
     Field("instructions", "acts", "the system message; not kept for previous_response_id, as in the original"),
     Field("previous_response_id", "acts", "goes on from a response of this session; the last ones are kept"),
     Field("model", "acts", "`policy`, `policy/<role>` or a name of `models`"),
-    Field("tools", "acts", "functions; tools that run at OpenAI are refused"),
+    Field("tools", "acts", "functions; tools that run at OpenAI are refused" + STRICT),
     Field("tool_choice", "acts", "`auto`; `none` (no tools are shown). `required` and a name are refused"),
     Field("parallel_tool_calls", "acts", "false: at most the first call is returned"),
     Field("max_output_tokens", "acts", "at most the run's own limit"),

@@ -18,6 +18,7 @@ from roll.strategies.micro import MicroLayout
 from roll.utils.importing import load_module
 from roll.utils.logits import HeadOutputs, HeadRequest, head_outputs
 from roll.utils.quiet import default_deepspeed_to_cpu
+from roll.utils.response_ends import response_ends
 from roll.utils.staging import staged
 
 if TYPE_CHECKING:
@@ -211,12 +212,10 @@ def load_config(args: ModelArgs) -> Any:
 
 
 def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a response: the tokenizer's and those of the model's generation settings."""
-    ids = {tokenizer.eos_token_id}
+    """Every token that ends a response: the tokenizer's, those of the model's generation settings, and what the
+    tokenizer's chat template ends the assistant's words with."""
     generation = getattr(model, "generation_config", None)
-    declared = None if generation is None else generation.eos_token_id
-    ids.update(declared if isinstance(declared, list) else [declared])
-    return frozenset(i for i in ids if i is not None)
+    return response_ends(tokenizer, None if generation is None else generation.eos_token_id)
 
 
 def text_config(model: nn.Module) -> Any:

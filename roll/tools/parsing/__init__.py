@@ -4,6 +4,6 @@ A response is hostile text: reading it takes linear time and bounded memory, and
 """
 
 from roll.tools.parsing.base import CallProblem, ParsedResponse
-from roll.tools.parsing.parse import detect_parser, parse_calls, resolve_parser, split_thinking
+from roll.tools.parsing.parse import parse_calls, split_thinking
 
-__all__ = ["CallProblem", "ParsedResponse", "detect_parser", "parse_calls", "resolve_parser", "split_thinking"]
+__all__ = ["CallProblem", "ParsedResponse", "parse_calls", "split_thinking"]

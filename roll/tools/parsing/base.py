@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from roll.types.chat import ToolCall, ToolSpec
+from roll.types.chat import ToolCall
 
 MAX_CALLS = 32
 """Calls and problems that are read off one response; also what bounds the time of reading it."""
@@ -37,6 +37,8 @@ class ParsedResponse:
     """What it says outside of its calls. A call that can't be made stays in it as it was said."""
     calls: tuple[ToolCall, ...] = ()
     problems: tuple[CallProblem, ...] = ()
+    thought: str = ""
+    """What it thinks, where the form itself says which part that is (channels of gpt-oss and Gemma 4)."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class Found:
     calls: list[tuple[str, str]] = field(default_factory=list)
     """(name, JSON text of its arguments)."""
     problems: list[CallProblem] = field(default_factory=list)
+    thought: str = ""
+    """What the form itself marks as thought: no calls are looked for in it."""
 
     def problem(self, kind: ProblemKind, message: str) -> None:
         """Note a call that can't be made."""
@@ -147,39 +151,10 @@ def skip_space(text: str, at: int) -> int:
     return at
 
 
-def typed(said: str, schema: Mapping[str, Any] | None) -> Any:
-    """Return an argument that was written as bare text as its JSON schema wants it; the text itself where it doesn't
-    fit, or nothing is known of it."""
-    kinds = _kinds(schema or {})
-    if not kinds or kinds == {"string"}:
-        return said
-    try:
-        value, end = read_value(said.strip(), 0)
-    except BadCall:
-        words = {"true": True, "false": False, "none": None, "null": None}
-        word = said.strip().lower()
-        return words[word] if word in words and kinds & {"boolean", "null"} else said
-    if end != len(said.strip()) or ("string" in kinds and isinstance(value, (int, float, str))):
-        return said
-    return value
-
-
-def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema allows; empty: it doesn't say."""
-    said = schema.get("type")
-    kinds = {said} if isinstance(said, str) else set(said) if isinstance(said, (list, tuple)) else set()
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        for option in options if isinstance(options, (list, tuple)) else ():
-            kinds |= _kinds(option) if isinstance(option, Mapping) else set()
-    return {kind for kind in kinds if isinstance(kind, str)}
-
-
-def schema_of(tools: Sequence[ToolSpec], name: str) -> Mapping[str, Any]:
-    """Return the schemas of a tool's arguments by name; empty for an unknown tool."""
-    found = next((tool.parameters for tool in tools if tool.name == name), {})
-    properties = found.get("properties", {})
-    return properties if isinstance(properties, Mapping) else {}
+def read_arguments(text: str, at: int) -> tuple[str, int]:
+    """Return the text of the JSON object of arguments that begins at `at`, and where it ends. Raises `BadCall`."""
+    value, end = read_value(text, at)
+    return arguments_text(value, text[at:end], "arguments", end), end
 
 
 def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int]:

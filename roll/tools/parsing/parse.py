@@ -1,23 +1,13 @@
-"""The door to the forms of tool calls: by name, or by what the chat template writes."""
+"""The door to the forms of tool calls, by name; `roll/rollout/tool_forms.py` finds the name for a chat template."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from roll.catalog.entries import implementation
 from roll.catalog.tools import TOOL_PARSERS
 from roll.tools.parsing.base import MAX_CALLS, MAX_CHARACTERS, CallProblem, Found, ParsedResponse
 from roll.types.chat import ToolCall, ToolSpec
-
-_MARKS = (
-    ("qwen_coder", "<function="),
-    ("hermes", "<tool_call>"),
-    ("llama", "<|python_tag|>"),
-    ("llama", '"parameters": '),
-    ("json", "[TOOL_CALLS]"),
-)
-"""What a chat template holds that writes calls in a form; the first that is found decides."""
 
 
 def parse_calls(text: str, parser: str, *, tools: Sequence[ToolSpec] = (), first: int = 0) -> ParsedResponse:
@@ -42,35 +32,9 @@ def parse_calls(text: str, parser: str, *, tools: Sequence[ToolSpec] = (), first
         found.problem("too_many", f"more than {MAX_CALLS} tool calls in one response; the others were not read")
     calls = [ToolCall(f"call{first + i:05d}", name, said) for i, (name, said) in enumerate(found.calls[:MAX_CALLS])]
     content = "".join(found.content)
-    return ParsedResponse(content.strip() if calls else content, tuple(calls), tuple(found.problems))
-
-
-def detect_parser(chat_template: str | None) -> str | None:
-    """Return the form in which a chat template writes calls; None: it writes none, or in a form that isn't known."""
-    return next((name for name, mark in _MARKS if mark in (chat_template or "")), None)
-
-
-def resolve_parser(name: str, tokenizer: Any) -> str:
-    """Return the name of a parser; `auto` becomes that of the tokenizer's chat template, `hermes` for one that knows no
-    tools.
-
-    Raises `ValueError` if there is no such parser, or the template doesn't say.
-    """
-    if name == "auto":
-        template = getattr(tokenizer, "chat_template", None)
-        if isinstance(template, dict):  # several templates by name
-            template = template.get("tool_use") or template.get("default")
-        found = detect_parser(template)
-        if found is None and "tools" not in (template or ""):
-            return "hermes"  # a template without tools is told of them in this form
-        if found is None:
-            raise ValueError(
-                "tool_parser: auto reads the form of tool calls off the tokenizer's chat template, and this one shows "
-                f"none; write {', '.join(TOOL_PARSERS)}, whichever the model was trained with"
-            )
-        return found
-    implementation(TOOL_PARSERS, name, key="tool_parser", kind="function")
-    return name
+    return ParsedResponse(
+        content.strip() if calls or found.thought else content, tuple(calls), tuple(found.problems), found.thought
+    )
 
 
 def split_thinking(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:

@@ -29,7 +29,7 @@ def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
             found.problem("too_many", f"more than {_MAX_OBJECTS} JSON objects; the others were not read for calls")
             break
         try:
-            calls, end = _calls(text, start)
+            calls, end = read_calls(text, start)
         except BadCall as error:
             search = max(error.end, start + 1)
             if '"name"' in text[start : start + 200] and any(f'"{key}"' in text[start : start + 2000] for key in _KEYS):
@@ -44,8 +44,8 @@ def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     return found
 
 
-def _calls(text: str, at: int) -> tuple[list[tuple[str, str]], int]:
-    """Return the calls that begin there, and where they end. Raises `BadCall`."""
+def read_calls(text: str, at: int) -> tuple[list[tuple[str, str]], int]:
+    """Return the call, or the list of calls, that begins at `at`, and where it ends. Raises `BadCall`."""
     if text[at] == "{":
         name, arguments, end = read_call(text, at, _KEYS, bare=False)
         return [(name, arguments)], end

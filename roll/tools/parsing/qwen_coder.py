@@ -8,19 +8,22 @@
     </function>
     </tool_call>
 
-Values become what the tool's JSON schema says of the parameter: text stays text.
+Values become what the tool's JSON schema says of the parameter: text stays text. Seed-OSS writes the same between
+`<seed:tool_call>` and `</seed:tool_call>`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from roll.tools.parsing.base import NAME, BadCall, Found, json_text, schema_of, typed
+from roll.tools.parsing.base import NAME, BadCall, Found, json_text
+from roll.tools.parsing.typed import parameters_of, typed_argument
 from roll.types.chat import ToolSpec
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_QWEN = ("<tool_call>", "</tool_call>")
+_SEED = ("<seed:tool_call>", "</seed:tool_call>")
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
 _MAX_PARAMETERS = 64
@@ -30,24 +33,34 @@ _FORM = "write <tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
     """Read the calls off a response. The outer tags may be missing: some models leave them out."""
+    return _parse(text, tools, *_QWEN)
+
+
+def parse_seed(text: str, tools: Sequence[ToolSpec]) -> Found:
+    """Read the calls off a response of Seed-OSS."""
+    return _parse(text, tools, *_SEED)
+
+
+def _parse(text: str, tools: Sequence[ToolSpec], opening: str, closing: str) -> Found:
     found, at = Found(), 0
+    form = _FORM.replace(_QWEN[0], opening).replace(_QWEN[1], closing)
     while (begin := text.find(_FUNCTION, at)) >= 0 and not found.full:
         start, before = at, text[at:begin].rstrip()
-        opened = before.endswith(_OPEN)
-        found.content.append(before.removesuffix(_OPEN) if opened else text[at:begin])
+        opened = before.endswith(opening)
+        found.content.append(before.removesuffix(opening) if opened else text[at:begin])
         try:
             name, arguments, at = _call(text, begin, tools)
         except BadCall as error:
             at = error.end
-            found.content.append(text[start + len(before) - len(_OPEN) if opened else begin : at])
-            found.problem(error.kind, f"{error}; {_FORM}")
+            found.content.append(text[start + len(before) - len(opening) if opened else begin : at])
+            found.problem(error.kind, f"{error}; {form}")
             continue
         found.calls.append((name, json_text(arguments)))
-        rest = text[at : at + len(_CLOSE) + 8]
-        if rest.lstrip().startswith(_CLOSE):
-            at += rest.index(_CLOSE) + len(_CLOSE)
-    if not found.calls and not found.problems and _OPEN in text:
-        found.problem("bad_call", f"a tool call without <function=...>; {_FORM}")
+        rest = text[at : at + len(closing) + 8]
+        if rest.lstrip().startswith(closing):
+            at += rest.index(closing) + len(closing)
+    if not found.calls and not found.problems and opening in text:
+        found.problem("bad_call", f"a tool call without <function=...>; {form}")
     found.content.append(text[at:])
     return found
 
@@ -57,7 +70,7 @@ def _call(text: str, begin: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[s
     name, at = _named(text, begin + len(_FUNCTION))
     if not NAME.fullmatch(name):
         raise BadCall("bad_call", "a function has no name of letters, digits and _.:/-", at)
-    schemas: Mapping[str, Any] = schema_of(tools, name)
+    parameters = parameters_of(tools, name)
     arguments: dict[str, Any] = {}
     for _ in range(_MAX_PARAMETERS + 1):
         closing, parameter = text.find(_END_FUNCTION, at), text.find(_PARAMETER, at)
@@ -68,8 +81,7 @@ def _call(text: str, begin: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[s
         key, at = _named(text, parameter + len(_PARAMETER))
         end = _value_end(text, at)
         said = text[at:end].removeprefix("\n").removesuffix("\n")
-        schema = schemas.get(key)
-        arguments[key] = typed(said, schema if isinstance(schema, Mapping) else None)
+        arguments[key] = typed_argument(said, key, parameters)
         at = end + len(_END_PARAMETER) if text.startswith(_END_PARAMETER, end) else end
     raise BadCall("too_many", f"the call has more than {_MAX_PARAMETERS} parameters", at)
 

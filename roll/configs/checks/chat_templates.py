@@ -1,0 +1,102 @@
+"""Chat templates of model folders that are at hand: their variables, and what ends a response under them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.configs.errors import Violation, problem
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.judge_config import JudgeConfig
+from roll.configs.schema.reward_config import RewardModelConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.utils.chat_templates import VariableError, check_variables
+from roll.utils.response_ends import missing_end, response_ends, template_ends
+from roll.utils.tokenizer_files import TokenizerFiles, tokenizer_files
+
+_POLICY = "actor_train"
+
+
+def template_checks(config: RunConfig) -> Iterator[Violation]:
+    """Every variable that is given to a chat template is read by it."""
+    templates = [text for text in dict.fromkeys(words for words, _ in config.prompt_templates) if not _is_text(text)]
+    policy = tokenizer_files(_tokenizer_path(config, _POLICY))
+    for path, variables in _sections(config):
+        if variables and not templates:
+            words = config.prompt_templates[0][0]
+            said = f"variables are for chat templates, and the template {words!r:.60} is a text"
+            yield problem(path, said, "remove them, or template=native", dict(variables))
+        for words in templates:
+            yield from _unread(path, variables, words, policy)
+    for role, worker in config.roles.items():
+        if isinstance(worker, (RewardModelConfig, JudgeConfig)) and worker.chat_template_kwargs:
+            words = worker.template if isinstance(worker, RewardModelConfig) else "native"
+            files = tokenizer_files(_tokenizer_path(config, role))
+            yield from _unread(f"{role}.chat_template_kwargs", worker.chat_template_kwargs, words, files)
+
+
+def _sections(config: RunConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "chat_template_kwargs", config.chat_template_kwargs
+    if isinstance(config, RLVRConfig):
+        for domain, reward in config.rewards.items():
+            yield f"rewards.{domain}.chat_template_kwargs", reward.chat_template_kwargs
+    for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
+        yield f"custom_envs.{tag}.chat_template_kwargs", env.chat_template_kwargs
+
+
+def _unread(path: str, variables: Mapping[str, Any], words: str, files: TokenizerFiles | None) -> Iterator[Violation]:
+    template = words if words != "native" else files.chat_template if files is not None else None
+    if template is None:
+        return
+    special = [] if files is None else list(files.special_tokens_map)
+    for name in variables:
+        try:
+            check_variables({name: variables[name]}, template, special)
+        except VariableError as error:
+            yield problem(
+                f"{path}.{name}", str(error), "remove it, or take one that the template reads", variables[name]
+            )
+
+
+def template_notes(config: RunConfig) -> Iterator[str]:
+    """Say what ends a response of the policy, where its folder is at hand."""
+    path = config.model_path(_POLICY)
+    files = tokenizer_files(_tokenizer_path(config, _POLICY))
+    chat = [(words, variables) for words, variables in config.prompt_templates if not _is_text(words)]
+    if files is None or not chat or (files.chat_template is None and any(words == "native" for words, _ in chat)):
+        return
+    templates = [("" if words == "native" else words, variables) for words, variables in chat]
+    ends = response_ends(files, _declared(Path(path).expanduser()), templates)
+    shown = ", ".join(repr(files.decode([end]) or f"token {end}") for end in sorted(ends))
+    yield f"a response ends with {shown}" if ends else "nothing ends a response: every one runs to its length limit"
+    for template, variables in templates:
+        found = template_ends(files, template, variables)
+        end = missing_end(files, found)
+        if end is not None:
+            marker = "the next role's marker" if found.next_role else "the end of sequence"
+            yield (
+                f"the chat template ends no turn of the assistant with a token of its own; {marker}, "
+                f"{files.decode([end])!r}, ends a response, and fine-tuning teaches it"
+            )
+
+
+def _declared(folder: Path) -> Any:
+    """Return `eos_token_id` of the generation settings."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            return json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            continue
+    return None
+
+
+def _is_text(words: str) -> bool:
+    """Return whether a template of the configuration isn't a chat template."""
+    return words != "native" and "{%" not in words and "{{" not in words
+
+
+def _tokenizer_path(config: RunConfig, role: str) -> str:
+    return (config.tokenizer_path(role) or config.model_path(role)) if role in config.roles else ""
