@@ -28,6 +28,10 @@ _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
 _PROBE = "probe_of_tools"
+_WITHOUT_SYSTEM = (
+    "leave out that of an environment (custom_envs.<tag>.system_template: null), write that of a row into the user's "
+    "message, and take a template with tools or a system role where there are tools"
+)
 _RESULT = Message("tool", "probe of results", tool_call_id="a00000000", name=_PROBE)
 _THINK = ("<think>", "</think>")
 _WAY_OUT = (
@@ -160,7 +164,7 @@ class ChatTemplate(PlainText):
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
                 f"the tokenizer's chat template refuses a conversation of {roles}: {error}. If it is the system "
-                "message, set system_template to null"
+                f"message, {_WITHOUT_SYSTEM}"
             ) from error
 
     def _shows(self, word: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> bool:
@@ -298,7 +302,7 @@ def _check_shown(text: str, messages: Sequence[Message]) -> None:
     lost = missing_from(text, shown)
     if lost is not None:
         role, content = shown[lost]["role"], shown[lost]["content"]
-        fix = "set system_template to null" if role == "system" else "give the message role user"
+        fix = _WITHOUT_SYSTEM if role == "system" else "give the message role user"
         raise TemplateError(
             f"the tokenizer's chat template leaves out a message of role {role}: {content!r:.80}; the policy would "
             f"never see it. Choose another template, or {fix}"
