@@ -29,8 +29,8 @@ _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
 _PROBE = "probe_of_tools"
 _WITHOUT_SYSTEM = (
-    "leave out that of an environment (custom_envs.<tag>.system_template: null), write that of a row into the user's "
-    "message, and take a template with tools or a system role where there are tools"
+    "set system_template to null where an environment wrote it (custom_envs.<tag>), write that of a row into the "
+    "user's message, and for tools take a template with tools or a system role"
 )
 _RESULT = Message("tool", "probe of results", tool_call_id="a00000000", name=_PROBE)
 _THINK = ("<think>", "</think>")
