@@ -125,6 +125,10 @@ class RewardPool(ProcessPool[_Job]):
             self._finish(job, "timeout", error=f"scoring took over {self.timeout_s:g} s")
             self.place()
             return
+        if answer[0] in ("unscored", "final") and len(answer) == 2 and isinstance(answer[1], str):
+            self._finish(job, "unscored" if answer[0] == "unscored" else "error", error=answer[1])
+            self._go_on(process)
+            return
         try:
             reward = as_reward(Reward(*answer[1:]), job.request.domain) if answer[0] == "ok" else None
         except (TypeError, ValueError, OverflowError) as error:
@@ -134,6 +138,9 @@ class RewardPool(ProcessPool[_Job]):
                 self._retry(job, answer[1] if isinstance(answer[1], str) else "its process gave no reward")
             else:
                 self._finish(job, "ok", reward)
+        self._go_on(process)
+
+    def _go_on(self, process: WorkerProcess[_Job]) -> None:
         if self._recycle_after and process.answers >= self._recycle_after:
             self.retire(process)
         self.place()
