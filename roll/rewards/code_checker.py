@@ -284,6 +284,8 @@ class Checker:
 
         if self.asked["discover"]:
             install(lambda: session.guessing)  # type: ignore[name-defined]  # noqa: F821 - of code_pytest.py
+        if self.asked["numpy"]:
+            install_numpy(lambda: session.guessing)  # type: ignore[name-defined]  # noqa: F821 - of code_numpy.py
         found = _Builtins(vars(builtins))
         found.session = session
         found[_ASSERT] = check

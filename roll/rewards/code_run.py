@@ -91,7 +91,10 @@ def _run_stdio(program: str, tests: StdioTests, sandbox: Sandbox, settings: RunS
         right = outcome.ending == "exited" and outcome.exit_code == 0
         right = right and same_output(printed, expected, settings.float_tolerance)
         results.passed += right
-        if clock.over() or (settings.stop_at_failure and not right):
+        if settings.stop_at_failure and not right:
+            break
+        if clock.over():
+            results.timed_out = True  # right so far: there was no time for all of its tests
             break
     return results
 
@@ -311,9 +314,9 @@ def _check(tests: SourceTests, rounds: list[Any], sandbox: Sandbox) -> list[dict
 def _checker(tests: SourceTests, rounds: list[Any] | None) -> Program:
     asked = {
         "setup": tests.setup, "tests": tests.tests, "discover": tests.discover, "modules": tests.modules,
-        "program_names": tests.program_names, "rounds": rounds,
+        "program_names": tests.program_names, "rounds": rounds, "numpy": "numpy" in tests.setup,
     }  # fmt: skip
-    return Program(source=checker_source(tests.discover), stdin=json.dumps(asked).encode())
+    return Program(source=checker_source(tests.discover, "numpy" in tests.setup), stdin=json.dumps(asked).encode())
 
 
 def _checker_limits() -> Limits:
@@ -333,11 +336,12 @@ def program_source() -> str:
     return _bundle("code_values", "code_program") + "\nrun_program()\nos._exit(0)\n"
 
 
-@lru_cache(maxsize=2)
-def checker_source(discover: bool) -> str:
-    """Return what runs the tests; with a small pytest if they are to be discovered."""
-    files = ["code_values", "code_program", *(["code_pytest"] if discover else []), "code_checker"]
-    return _bundle(*files) + "\ncheck()\nos._exit(0)\n"
+@lru_cache(maxsize=4)
+def checker_source(discover: bool, numpy: bool) -> str:
+    """Return what runs the tests; with a small pytest if they are to be discovered, and a small numpy if they import
+    it."""
+    stand_ins = [name for name, wanted in (("code_pytest", discover), ("code_numpy", numpy)) if wanted]
+    return _bundle("code_values", "code_program", *stand_ins, "code_checker") + "\ncheck()\nos._exit(0)\n"
 
 
 def _bundle(*names: str) -> str:
