@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 _MODULES = ("solution", "main", "submission", "candidate", "your_module")
@@ -36,9 +38,23 @@ class SourceTests:
     """What `import` of these finds is the program."""
 
 
+_BESIDE = (
+    "entry_point", "prompt_code", "prompt", "module", "test_setup_code", "test_imports", "code", "canonical_solution",
+    "solution", "test_list",
+)  # fmt: skip
+"""Columns that say something about tests in a text."""
+
+
 def source_tests(text: str, payload: Mapping[str, Any]) -> SourceTests:
     """Return the tests in a text: a check function, a test file, or statements that assert."""
-    tree = ast.parse(text)
+    beside = {name: payload[name] for name in _BESIDE if payload.get(name) is not None}
+    return _source_tests(text, json.dumps(beside, default=str))
+
+
+@lru_cache(maxsize=32)
+def _source_tests(text: str, beside: str) -> SourceTests:
+    """Do so once for the responses of a group: a text with all inputs and results may have megabytes."""
+    payload, tree = json.loads(beside), ast.parse(text)
     names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     if "check" in names and not any(name.startswith("test") for name in names):
         return _check(text, tree, payload)
