@@ -175,7 +175,7 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
     only = config.tags_of(next(iter(config.rewards)))[0] if len(config.rewards) == 1 else None
     specs = {domain: reward_spec(config, domain) for domain in functions}
     encode = None
-    if any(name not in REWARDS for spec in specs.values() for name in _names(spec)):
+    if any(name not in REWARDS for spec in specs.values() for name in spec.functions):
         encode = _encoder(config)
     if encode is not None:
         specs = {domain: in_run(spec, config.max_steps) for domain, spec in specs.items()}
@@ -187,11 +187,6 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
         max(reward.timeout_s for reward in functions.values()),
         encode,
     )
-
-
-def _names(spec: RewardSpec) -> list[str]:
-    """Return the functions of a reward."""
-    return [spec.name, *(inner.name for _, inner in spec.parts.values())]
 
 
 def _encoder(config: RLVRConfig) -> Callable[[str], Sequence[int]] | None:

@@ -68,6 +68,11 @@ class RewardSpec:
     max_steps: int | None = None
     """Steps of that run; None: nobody knows."""
 
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Its name, and those of its parts."""
+        return (self.name, *(name for _, part in self.parts.values() for name in part.functions))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:

@@ -269,7 +269,9 @@ class _Asserts(ast.NodeTransformer):
 
 def compile_test(source: str, name: str) -> Any:
     """Compile a test whose `assert` statements end nothing while it runs on guesses."""
-    return compile(_Asserts().visit(ast.parse(source)), name, "exec")
+    tree = ast.parse(source)
+    _Asserts().visit(tree)
+    return compile(tree, name, "exec")
 
 
 class Checker:

@@ -183,16 +183,18 @@ def _rows(rows: Sequence[Mapping[str, Any]], payload: Mapping[str, Any]) -> Test
     if any(output is None for output in outputs):
         raise BrokenTask("a pair has no 'output'")
     kinds = {str(row.get("testtype") or row.get("type") or "stdin") for row in rows}
-    if not kinds & {"functional", "function_call"}:
+    if "function_call" in kinds:
+        raise BrokenTask("tests of type 'function_call': nobody says how their arguments are written")
+    if "functional" not in kinds:
         return _pairs(inputs, outputs, None)
     if len(kinds) > 1:
         raise BrokenTask(f"tests of several types, {sorted(kinds)}")
     metadata = _parsed(payload.get("metadata"))
-    names = [rows[0].get("fn_name"), payload.get("fn_name"), payload.get("func_name")]
+    names = [payload.get("fn_name"), payload.get("func_name")]
     names.append(metadata.get("func_name") if isinstance(metadata, Mapping) else None)
     name = next((name for name in names if name), None)
     if not name:
-        raise BrokenTask(f"tests of type {kinds.pop()!r} need 'fn_name'")
+        raise BrokenTask("tests of testtype 'functional' need 'fn_name'")
     return _pairs(inputs, outputs, name)
 
 

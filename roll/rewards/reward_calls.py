@@ -14,7 +14,7 @@ from typing import Any
 
 from roll.rewards.base import Reward, RewardContractError, RewardRequest, RewardSpec, ground_truth
 from roll.types.episode import Task
-from roll.utils.signatures import Signature
+from roll.utils.signatures import STATE_ATTRIBUTES, Signature
 
 Outcome = Reward | Exception | None
 """What came of one response: its reward, what is wrong with it, or None: the function doesn't score this row."""
@@ -34,8 +34,8 @@ class TrainerState:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"trainer_state.{name} isn't known to reward functions here: of the state they are given global_step, and "
-            "max_steps where the configuration says it"
+            f"trainer_state.{name} isn't known to reward functions here: of the state they are told "
+            f"{STATE_ATTRIBUTES[0]}, and {STATE_ATTRIBUTES[1]} where the configuration says it"
         )
 
 

@@ -16,9 +16,10 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from roll.catalog.rewards import REWARDS
 from roll.processes.limits import passed_environment
 from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
@@ -71,6 +72,7 @@ class RewardPool(ProcessPool[_Job]):
             memory_limit_mb: what a process may allocate; a function that wants more gets a `MemoryError`.
         """
         self._specs = dict(specs)
+        self._built_in = {domain for domain, spec in specs.items() if all(name in REWARDS for name in spec.functions)}
         self._numbers = itertools.count(1)
         self._retries, self._recycle_after = retries, recycle_after
         super().__init__(
@@ -89,6 +91,8 @@ class RewardPool(ProcessPool[_Job]):
             raise ValueError(
                 f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"
             )
+        if request.domain in self._built_in:  # none of which reads these
+            request = replace(request, completion_ids=None, messages=())
         job = _Job(next(self._numbers), request, pickle.dumps(request), Future())
         self.post(lambda: self.enqueue(job))
         return job.future

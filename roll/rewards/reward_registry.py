@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import inspect
+import textwrap
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +32,8 @@ from roll.utils.signatures import (
     is_async_callable,
     reward_problems,
     signature_of,
+    unknown_state,
+    unknown_state_message,
 )
 
 
@@ -165,6 +169,17 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     return LoadedReward(spec, function, style, takes, given, is_async_callable(function), sandbox, parts)
 
 
+def _source(function: RewardFn) -> ast.AST:
+    """Return the definition of a function, of an object's `__call__`, or nothing where there is no source."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        called = function if inspect.isroutine(function) else type(function).__call__
+        return ast.parse(textwrap.dedent(inspect.getsource(called)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
+
+
 def _opened(spec: RewardSpec) -> Sandbox:
     if spec.name in REWARDS and not REWARDS[spec.name].sandboxed:  # it needs one for some of its tasks alone
         return SandboxOnDemand(spec.sandbox)
@@ -197,6 +212,8 @@ def _check_signature(function: RewardFn, spec: RewardSpec) -> tuple[CallStyle, S
         wrong.append(TOO_FEW)
     if takes.returns_function:
         wrong = [MAKES_REWARDS]
+    if style is TRL and (names := unknown_state(_source(function))):
+        wrong.append(unknown_state_message(names))
     if style is TRL and not spec.in_run:
         needs = sorted({"completion_ids", "trainer_state"} & takes.required - spec.kwargs.keys())
         wrong += [f"{name}: only the episodes of a run have them, and this is none" for name in needs]

@@ -206,6 +206,29 @@ def signature_in_source(node: ast.AST, *, skip: int) -> Signature:
     )
 
 
+STATE_ATTRIBUTES = ("global_step", "max_steps")
+"""What a reward function is told of TRL's `trainer_state`."""
+
+
+def unknown_state(node: ast.AST) -> list[str]:
+    """Return the attributes of `trainer_state` that a function reads and isn't told, in its source."""
+    read = {
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute)
+        and ast.unparse(part.value) in ("trainer_state", "kwargs['trainer_state']", "kwargs.get('trainer_state')")
+    }
+    return sorted(read - set(STATE_ATTRIBUTES))
+
+
+def unknown_state_message(names: Sequence[str]) -> str:
+    """Return what is wrong with reading these."""
+    return (
+        f"it reads trainer_state.{', trainer_state.'.join(names)}, and reward functions here are told "
+        f"{' and '.join(STATE_ATTRIBUTES)} alone"
+    )
+
+
 def parameter_names(node: ast.AST) -> list[str]:
     """Return the names of the parameters of a function that is only read."""
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

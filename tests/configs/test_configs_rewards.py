@@ -67,6 +67,8 @@ def test_what_is_never_passed_is_refused_by_name(tmp_path: Path) -> None:
     assert "it has no default; verl passes it with a reward model" in found.expected
     (found,) = violations(tmp_path, "make_short", ROWS)
     assert "it returns a function: call it in a file of your own" in found.expected
+    (found,) = violations(tmp_path, "asks_for_the_epoch", ROWS)
+    assert "it reads trainer_state.epoch, and reward functions here are told global_step and" in found.expected
     for function in ("keywords_alone", "verl_keywords"):
         (found,) = violations(tmp_path, function, ROWS)
         assert "solution_str (verl), completions, prompts or completion_ids (TRL)" in found.expected

@@ -201,6 +201,10 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
         livecodebench(STDIN_PUBLIC, base64.b64encode(zlib.compress(pickle.dumps(STDIN_PRIVATE))).decode()),
         "a pickle of more than one text"),
     "no base64": (livecodebench(STDIN_PUBLIC, "something else"), "neither JSON nor the base64 of a compressed text"),
+    "calls of an unknown form": (
+        {"verification_info": {"language": "python", "test_cases": [
+            {"fn_name": "add", "input": "[1, 2]", "output": "3", "type": "function_call"}]}},
+        "tests of type 'function_call': nobody says how their arguments are written"),
     "tests of two kinds": (
         {"test": LEETCODE, "entry_point": "Solution().add", "input_output": [{"input": "a = 1, b = 2", "output": "3"}]},
         "hold tests of two kinds. data_args.ground_truth names a column"),

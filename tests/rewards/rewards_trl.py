@@ -90,6 +90,11 @@ def asks_for_the_epoch(completions, trainer_state, **kwargs):  # type: ignore[no
     return [trainer_state.epoch] * len(completions)
 
 
+def asks_in_a_roundabout_way(completions, **kwargs):  # type: ignore[no-untyped-def]
+    state = kwargs["trainer_state"]
+    return [state.best_metric] * len(completions)
+
+
 def by_position(completions, level, /):  # type: ignore[no-untyped-def]
     return [1.0] * len(completions)
 

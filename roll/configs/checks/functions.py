@@ -22,7 +22,15 @@ from roll.configs.schema.preference_config import DPOConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.utils.signatures import MAKES_REWARDS, TOO_FEW, parameter_names, reward_problems, signature_in_source
+from roll.utils.signatures import (
+    MAKES_REWARDS,
+    TOO_FEW,
+    parameter_names,
+    reward_problems,
+    signature_in_source,
+    unknown_state,
+    unknown_state_message,
+)
 
 Arguments = tuple[str, Mapping[str, Any]]
 """The key of keyword arguments, and what it says."""
@@ -187,6 +195,8 @@ def _reward_arguments(
             yield Violation(f"{key}.{arg}", expected, f"see {file}: {call}", given.get(arg, NO_VALUE))
         else:
             yield Violation(where, f"a function that can be called; {arg}: {problem}", f"see {file}: {call}", value)
+    if style.columns and (names := unknown_state(found.node)):
+        yield Violation(where, f"a function that can be called; {unknown_state_message(names)}", f"see {file}", value)
     if style.needs_truth and rows is not None and set(parameter_names(found.node)) & {"ground_truth", "ground_truths"}:
         there = rows[0].of(rows[1], ("ground_truth",))
         if there is not None and "ground_truth" not in there:
