@@ -86,6 +86,8 @@ class RewardRequest:
     completion_ids: Sequence[int] | None = None
     """Tokens after the prompt, in an episode of several turns what tools and users said included. None: there are only
     texts."""
+    completion_text: str | None = None
+    """Their text, in an episode of several turns. None: `response`."""
     messages: Sequence[Mapping[str, Any]] = ()
     """What was said after the prompt, `response` last, in an episode of several turns. Empty: `response` alone."""
     step: int | None = None

@@ -152,7 +152,7 @@ def verl_arguments(request: RewardRequest, names: Iterable[str]) -> dict[str, An
         extra = {**(extra or {}), "num_turns": _num_turns(request), "rollout_reward_scores": {}}
     arguments: dict[str, Any] = {
         "data_source": payload.get("data_source", request.task.tag),
-        "solution_str": request.response,
+        "solution_str": request.response if request.completion_text is None else request.completion_text,
         "extra_info": extra,
     }
     if "ground_truth" in names:

@@ -92,7 +92,7 @@ class RewardPool(ProcessPool[_Job]):
                 f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"
             )
         if request.domain in self._built_in:  # none of which reads these
-            request = replace(request, completion_ids=None, messages=())
+            request = replace(request, completion_ids=None, completion_text=None, messages=())
         job = _Job(next(self._numbers), request, pickle.dumps(request), Future())
         self.post(lambda: self.enqueue(job))
         return job.future

@@ -239,6 +239,7 @@ class Episode:
                 text or "",
                 "stop" if said is None else said.finish_reason,
                 completion_ids=lambda: None if number is None else self._turns.completion(number),
+                completion_text=lambda: self._agent.decode_response(self._turns.completion(number or 0), ()),
                 messages=messages,
                 step=self._key.trained_steps,
             )

@@ -53,6 +53,7 @@ class RewardEnv:
             task=self._task,
             finish_reason=action.finish_reason,
             completion_ids=action.completion_ids(),
+            completion_text=action.completion_text() if action.messages else None,
             messages=action.messages,
             step=action.step,
         )

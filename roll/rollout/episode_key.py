@@ -19,6 +19,8 @@ class Action:
     finish_reason: FinishReason
     completion_ids: Callable[[], Sequence[int] | None] = lambda: None
     """Gives the tokens after the context's first prompt, up to this response."""
+    completion_text: Callable[[], str] = lambda: ""
+    """Gives their text, without special tokens."""
     messages: Sequence[Mapping[str, Any]] = ()
     """What was said after the prompt, this response included, where that is more than it."""
     step: int | None = None

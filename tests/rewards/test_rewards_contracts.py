@@ -251,6 +251,9 @@ def test_verls_extra_info_is_a_dict_with_the_turns_and_earlier_scores() -> None:
     said = [{"role": role, "content": ""} for role in roles]
     turns = reward.score(request("42", messages=said))
     assert turns is not None and turns.value == 4.0
+    # verl decodes all that follows the prompt.
+    whole = loaded("verl_without_truth").score(request("42", messages=said, completion_text="call 42 42"))
+    assert whole is not None and whole.value == 10.0
 
 
 def test_verls_functions_are_recognised_by_solution_str_in_every_form() -> None:

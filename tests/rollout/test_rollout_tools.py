@@ -143,6 +143,7 @@ def test_a_reward_function_can_read_the_whole_conversation_and_its_tokens():
     # All tokens behind the first prompt: two responses, and the reply between them.
     reply = "<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
     assert CHAT.decode(request.completion_ids) == first + reply + "It is 42."
+    assert request.completion_text == CHAT.decode(request.completion_ids, skip_special_tokens=True)
     assert (request.step, len(trajectory.turns)) == (KEY.step - 1, 2)
 
 
