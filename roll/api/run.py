@@ -121,6 +121,7 @@ def configured(
             loaded = load(file, changes)
         except ConfigError as error:
             raise ConfigError([*misfits, *error.violations], error.source) from None
+        misfits = list(_misfits(given["reward"], plain, loaded))
         if misfits:
             raise ConfigError(misfits, str(file))
         return loaded
@@ -145,28 +146,38 @@ def _told_of(config: Config, file: Path) -> Iterator[None]:
         raise ConfigError(told, error.source) from None
 
 
-def _misfits(given: Given | None, plain: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield why a run can't call a reward function: its signature, which the checks of files read in its source."""
+def _misfits(given: Given | None, plain: Mapping[str, Any], config: RunConfig | None = None) -> Iterator[Violation]:
+    """Yield why a run can't call a reward function: its signature, which the checks of files read in its source, and
+    with a configuration that was read the columns of its rows."""
+    from roll.configs.checks.reward_columns import RewardColumns
     from roll.configs.errors import Violation
-    from roll.utils.signatures import call_style, reward_problems, signature_of
+    from roll.configs.schema.rlvr_config import RLVRConfig
+    from roll.utils.signatures import MAKES_REWARDS, TOO_FEW, call_style, reward_problems, signature_of
 
     section = plain.get("rewards")
-    for domain, function in (
-        {} if given is None else _by_name(given, _section(plain, "rewards"), "reward", "domain")
-    ).items():
-        if not (inspect.isfunction(function) or inspect.ismethod(function)):
-            continue  # a path, or what has no signature of Python's
+    functions = {} if given is None else _by_name(given, _section(plain, "rewards"), "reward", "domain")
+    for domain, function in functions.items():
+        if inspect.isclass(function) or inspect.isbuiltin(function) or not callable(function):
+            continue  # a path, what `as_path` refuses, or what has no signature of Python's
         of_domain = section.get(domain) if isinstance(section, Mapping) else None
-        kwargs = of_domain.get("reward_kwargs") if isinstance(of_domain, Mapping) else None
-        signature = inspect.signature(function)
+        kwargs = dict((of_domain.get("reward_kwargs") if isinstance(of_domain, Mapping) else None) or {})
+        try:
+            signature = inspect.signature(function)
+        except (ValueError, TypeError):
+            continue
         style = call_style(list(signature.parameters))
-        takes = signature_of(function, skip=style.positional)
-        wrong = [f"{name}: {said}" for name, said in reward_problems(takes, style, dict(kwargs or {}))]
+        takes, columns = signature_of(function, skip=style.positional), None
+        if style.columns and isinstance(config, RLVRConfig):
+            columns = RewardColumns(config).of(domain, takes.required - style.given - set(kwargs))
+        wrong = [f"{name}: {problem}" for name, problem in reward_problems(takes, style, kwargs, columns)]
         if takes.too_few:
-            wrong.append("it takes too few arguments")
+            wrong.append(TOO_FEW)
+        if takes.returns_function:
+            wrong = [MAKES_REWARDS]
         if wrong:
             expected = f"a function that can be called as {style.called}; {'; '.join(wrong)}"
-            yield Violation("reward", expected, "", f"{function.__name__}{signature}")
+            name = getattr(function, "__name__", type(function).__name__)
+            yield Violation("reward", expected, "", f"{name}{signature}")
 
 
 def run(config: RunConfig) -> RunResult:

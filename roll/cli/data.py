@@ -223,13 +223,13 @@ class _DataCheck:
                 self.said.append((level, f"{name}: domain {domain!r} has no rows; its tags: {tags}"))
 
     def _start_rewards(self, config: RLVRConfig) -> None:
-        from roll.pipelines.reward_router import reward_spec
+        from roll.pipelines.reward_router import in_run, reward_spec
 
         for domain, reward in config.rewards.items():
             if self._options.no_rewards or reward.models or _SERVICE in _functions(reward):
                 self.said.append(("note", f"the reward of {domain!r} ({reward.name}) wasn't tried"))
                 continue
-            spec = reward_spec(config, domain)
+            spec = in_run(reward_spec(config, domain), config.max_steps)
             self._pools[domain] = RewardPool({domain: spec}, num_processes=1, timeout_s=reward.timeout_s, retries=0)
         for pool in self._pools.values():
             pool.wait_ready()
@@ -242,7 +242,7 @@ class _DataCheck:
             while len(waiting) > left:
                 domain, name, future = waiting.popleft()
                 result = future.result()
-                if result.status != "ok":
+                if result.status not in ("ok", "unscored"):
                     self._unscored_count[domain] = self._unscored_count.get(domain, 0) + 1
                     listed = self._unscored.setdefault(domain, [])
                     if len(listed) < LISTED:
@@ -254,11 +254,14 @@ class _DataCheck:
             if pool is None or domain is None:
                 continue
             truth = task.payload.get("ground_truth")
+            response = f"\\boxed{{{truth}}}\n#### {truth}" if isinstance(truth, (str, int, float)) else ""
             request = RewardRequest(
                 id=f"{found.name}:{number}",
                 domain=domain,
-                response=f"\\boxed{{{truth}}}\n#### {truth}" if isinstance(truth, (str, int, float)) else "",
+                response=response,
                 task=replace(task, domain=domain),
+                completion_ids=tuple(response.encode()),  # that there are some: no score counts here
+                step=0,
             )
             waiting.append((domain, task.id, pool.submit(request)))
             settle(_IN_FLIGHT)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ class _Plan:
     default_tag: str | None
     config: RLVRConfig | None
     timeout_s: float
+    encode: Callable[[str], Sequence[int]] | None = None
+    """Gives the token ids of a response; None: the model that writes them isn't known, or not here."""
 
     def domain_of(self, tag: str | None, source: str) -> str | None:
         """Return the domain of a row, None if there is none."""
@@ -92,11 +95,19 @@ def test_reward(options: argparse.Namespace) -> int:
     rows = (row for source in resolve_sources(options.data) for row in _rows(source, options.limit))
     cases = _cases(itertools.islice(rows, options.limit), plan, options, counts, found)
     begin = said = time.monotonic()
-    processes = max(1, min(4, os.cpu_count() or 1))
-    with RewardPool(plan.specs, num_processes=processes, timeout_s=plan.timeout_s, retries=0) as pool:
-        pool.wait_ready()
+    scored = 0
+    with contextlib.ExitStack() as stack:
+        pools = {domain: stack.enter_context(_pool(domain, plan)) for domain in plan.specs}
+        for pool in pools.values():
+            pool.wait_ready()
         while batch := list(itertools.islice(cases, _AT_ONCE)):
-            for case, result in zip(batch, pool.score([case.request for case in batch]), strict=True):
+            futures = [pools[case.request.domain].submit(case.request) for case in batch]
+            for case, future in zip(batch, futures, strict=True):
+                result = future.result()
+                if result.status == "unscored":
+                    counts["responses that the function doesn't score (None)"] += 1
+                    continue
+                scored += 1
                 problem = _problem(case, result, plan.specs[case.request.domain], options.full_marks)
                 if problem:
                     found.append(problem)
@@ -105,8 +116,16 @@ def test_reward(options: argparse.Namespace) -> int:
                 say(f"{counts['rows']} rows, {len(found)} exceptions, {said - begin:.0f} s")
     if not counts["rows"]:
         raise ValueError(f"{options.data}: no rows that a reward function scores")
+    if not scored and not found:
+        raise ValueError(f"{options.data}: the reward function scores none of its rows: it returned None for all")
     _report(options, counts, found)
     return Exit.FAILED if found else Exit.DONE
+
+
+def _pool(domain: str, plan: _Plan) -> RewardPool:
+    """Return the processes of a domain, as a run has them: a function that takes lists is given lists."""
+    processes = max(1, min(4, os.cpu_count() or 1))
+    return RewardPool({domain: plan.specs[domain]}, num_processes=processes, timeout_s=plan.timeout_s, retries=0)
 
 
 def _rows(source: Any, limit: int | None) -> Iterator[tuple[str, Row]]:
@@ -140,12 +159,10 @@ def _names_config(given: str) -> bool:
 
 
 def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> _Plan:
-    from dataclasses import replace
-
     from roll.cli.train import load
     from roll.configs.parsing.find import find_config
     from roll.configs.schema.rlvr_config import RLVRConfig
-    from roll.pipelines.reward_router import reward_spec
+    from roll.pipelines.reward_router import in_run, reward_spec
 
     config = load(find_config(file), overrides)
     if not isinstance(config, RLVRConfig):
@@ -156,13 +173,33 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
         raise ValueError(f"{file}: every domain is scored by a model ({models}); there is no function to test")
     data = config.actor_train.data_args
     only = config.tags_of(next(iter(config.rewards)))[0] if len(config.rewards) == 1 else None
+    specs = {domain: reward_spec(config, domain) for domain in functions}
+    encode = None
+    if any(name not in REWARDS for spec in specs.values() for name in spec.functions):
+        encode = _encoder(config)
+    if encode is not None:
+        specs = {domain: in_run(spec, config.max_steps) for domain, spec in specs.items()}
     return _Plan(
-        {domain: reward_spec(config, domain) for domain in functions},
+        specs,
         replace(data, **given),
         data.default_tag or only,
         config,
         max(reward.timeout_s for reward in functions.values()),
+        encode,
     )
+
+
+def _encoder(config: RLVRConfig) -> Callable[[str], Sequence[int]] | None:
+    """Return what tokenises responses, for functions of the user's own that read tokens; None: there is no tokenizer
+    here."""
+    from roll.strategies.hf.hf_model import load_tokenizer
+    from roll.workers.train import resolved_model_args
+
+    args = resolved_model_args(config, "actor_train")
+    if not Path(str(args.model_name_or_path)).expanduser().is_dir():
+        return None
+    tokenizer = load_tokenizer(args)
+    return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _cases(
@@ -199,9 +236,10 @@ def _cases(
             responses.append(("reference", filled(template, text), True))
             responses.append(("perturbed", filled(template, perturbed(spec.name, text)), False))
         for check, response, right in responses:
-            yield _Case(
-                row.where, check, right, RewardRequest(id=row.where, domain=domain, response=response, task=task)
-            )
+            request = RewardRequest(id=row.where, domain=domain, response=response, task=task)
+            if plan.encode is not None:
+                request = replace(request, completion_ids=plan.encode(response), step=0)
+            yield _Case(row.where, check, right, request)
 
 
 def _task(row: Row, columns: DataArgs, domain: str, tag: str) -> Task:
@@ -231,7 +269,7 @@ def marks(reward: Reward, spec: RewardSpec) -> float:
     """Return how right a reward says that a response is, apart from bonuses for its form."""
     part, _ = judged(spec)
     if part:
-        return reward.parts.get(f"{part}.correct", reward.parts[part])
+        return reward.parts.get(f"{part}.correct", reward.parts.get(part, reward.value))
     return reward.parts.get("correct", reward.value)
 
 

@@ -90,6 +90,8 @@ class QuestionAnswer(Env):
         if task is None:
             raise ResetNeeded("no question is open: call reset first")
         judged = self._reward(action, task)
+        if judged is None:
+            raise ValueError(f"task {task.id!r}: the reward function doesn't score it (it returned None)")
         factor = self._discount**self._tries
         self._tries += 1
         metrics = {"tries": 1.0}
@@ -116,7 +118,8 @@ class QuestionAnswer(Env):
         if self._task is None or truth is None:
             return None
         for form in _FORMS:
-            if self._reward(form.format(truth), self._task).value >= self._right_from:
+            scored = self._reward(form.format(truth), self._task)
+            if scored is not None and scored.value >= self._right_from:
                 return [form.format(truth)]
         return None
 

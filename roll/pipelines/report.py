@@ -23,7 +23,7 @@ from roll.tracking.health import OF_LENGTH, Health
 from roll.tracking.live import LiveFiles
 from roll.tracking.registry import build_trackers
 from roll.tracking.summary import RunSummary, render
-from roll.types.episode import Group, Trajectory
+from roll.types.episode import LEFT_OUT, Group, Trajectory
 from roll.utils.timing import OUTSIDE_STEP, Timers
 
 logger = logging.getLogger(__name__)
@@ -152,9 +152,9 @@ class Report:
         """Record a group that won't be trained on."""
         self._dump.dropped(group.task, group.trajectories, reason)
         shown = max(group.trajectories, key=lambda t: t.num_response_tokens)
-        word = "filtered_group" if reason.startswith("filter") else "failed_group"
+        word = next((f"{word}_group" for word in ("filtered", "unscored") if reason.startswith(word)), "failed_group")
         for trajectory in group.trajectories:
-            if not trajectory.trainable and trajectory.status != "filtered":
+            if not trajectory.trainable and trajectory.status not in LEFT_OUT:
                 self._warn(trajectory)
         self._drops.add(
             word,
@@ -181,6 +181,9 @@ class Report:
                 if trajectory.status == "filtered":
                     sample["score"] = trajectory.reward
                     self._drops.add("filtered_response", trajectory.id, trajectory.error, sample)
+                    continue
+                if trajectory.status == "unscored":
+                    self._drops.add("unscored_response", trajectory.id, trajectory.error, sample)
                     continue
                 self._drops.add("failed_response", trajectory.id, trajectory.error, sample)
                 self._warn(trajectory)

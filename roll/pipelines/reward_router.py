@@ -53,6 +53,12 @@ def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
     return RewardSpec(name=name, kwargs=kwargs, key=key, parts=parts, **usual)
 
 
+def in_run(spec: RewardSpec, max_steps: int | None) -> RewardSpec:
+    """Return a spec, and those of its parts, for requests of a run's episodes."""
+    parts = {name: (weight, in_run(part, max_steps)) for name, (weight, part) in spec.parts.items()}
+    return replace(spec, in_run=True, max_steps=max_steps, parts=parts)
+
+
 class RewardRouter:
     """The score of every domain: `submit` asks whom the configuration names.
 
@@ -66,7 +72,7 @@ class RewardRouter:
         self._rewards = config.rewards
         self._pools = {
             domain: RewardPool(
-                {domain: reward_spec(config, domain)},
+                {domain: in_run(reward_spec(config, domain), None if config.num_train_epochs else config.max_steps)},
                 num_processes=reward.world_size,
                 timeout_s=reward.timeout_s,
                 retries=config.reward_retries,
@@ -135,7 +141,8 @@ def combined(own: RewardResult, added: Mapping[str, RewardResult], reward: Rewar
     """Return the sum of rule_weight * what `name` gave and every added model's score by its weight, with all of them
     and their own parts as parts.
 
-    A failure of one is a failure of the score: a piece of a sum says nothing about the response.
+    A failure of one is a failure of the score: a piece of a sum says nothing about the response. A function that
+    doesn't score this row is left out of its sum.
     """
     first = "reward function" if reward.is_function else reward.name.replace("_", " ")
     everyone = {first: own, **{role.replace("_", " "): result for role, result in added.items()}}
@@ -144,13 +151,14 @@ def combined(own: RewardResult, added: Mapping[str, RewardResult], reward: Rewar
         "seconds": max(result.seconds for result in everyone.values()),
     }
     for who, result in everyone.items():
-        if result.reward is None:
+        if result.reward is None and result.status != "unscored":
             return replace(result, error=f"{who}: {result.error}", **both)
-    assert own.reward is not None
     assert reward.rule_weight is not None
-    parts = dict(own.reward.parts)
-    value = reward.rule_weight * own.reward.value
-    theirs = {RULE_PART: own.reward.value} if reward.is_function else {}
+    parts, theirs = {} if own.reward is None else dict(own.reward.parts), {}
+    value = 0.0
+    if own.reward is not None:
+        value = reward.rule_weight * own.reward.value
+        theirs = {RULE_PART: own.reward.value} if reward.is_function else {}
     for role, result in added.items():
         assert result.reward is not None
         value += reward.added[role] * result.reward.value
@@ -160,5 +168,6 @@ def combined(own: RewardResult, added: Mapping[str, RewardResult], reward: Rewar
         error = f"the reward function has parts called {taken}, names that a combined score needs; rename them"
         return RewardResult(id=own.id, status="error", reward=None, error=error, **both)
     why = {who: result.reward.explanation for who, result in everyone.items() if result.reward is not None}
-    summed = Reward(value, {**parts, **theirs}, own.reward.answer, explained(why))
+    stated = None if own.reward is None else own.reward.answer
+    summed = Reward(value, {**parts, **theirs}, stated, explained(why))
     return RewardResult(id=own.id, status="ok", reward=summed, **both)

@@ -6,15 +6,16 @@ when the *task* is broken or a service it needs is down: that becomes a status, 
 also told how the response ended. One with a parameter called `sandbox` is given the run's opened `Sandbox`
 (`roll/sandbox/base.py`), the only place where model output may be executed.
 
-Three other signatures are called as they were written for (`roll/utils/signatures.py`): `fn(responses, tasks)` with
-lists, verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which may return a dict with a
-`score`, and TRL's `fn(prompts, completions, **columns)`, with lists.
+Other signatures are called as they were written for (`roll/utils/signatures.py`, `reward_calls.py`): `fn(responses,
+tasks)` with lists, verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which may return a
+dict with a `score`, and TRL's `fn(prompts, completions, **columns)`, with lists, which may return None for rows that
+aren't its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, TypeAlias
@@ -37,7 +38,8 @@ class Reward:
 
 RewardFn: TypeAlias = Callable[..., Any]  # (response, task, **reward_kwargs) -> score
 
-ResultStatus = Literal["ok", "error", "timeout"]
+ResultStatus = Literal["ok", "unscored", "error", "timeout"]
+"""`unscored`: the function says that this row isn't one of its own (None, from a function of TRL's kind)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,15 @@ class RewardSpec:
     lists (in one call)."""
     sandbox: str = "auto"
     """What a function with a parameter `sandbox` runs programs in: the configuration's key of that name."""
+    in_run: bool = False
+    """Requests come from episodes of a run: they say which tokens were sampled, and in which step."""
+    max_steps: int | None = None
+    """Steps of that run; None: nobody knows."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Its name, and those of its parts."""
+        return (self.name, *(name for _, part in self.parts.values() for name in part.functions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,15 @@ class RewardRequest:
     response: str
     task: Task
     finish_reason: FinishReason = "stop"
+    completion_ids: Sequence[int] | None = None
+    """Tokens after the prompt, in an episode of several turns what tools and users said included. None: there are only
+    texts."""
+    completion_text: str | None = None
+    """Their text, in an episode of several turns. None: `response`."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """What was said after the prompt, `response` last, in an episode of several turns. Empty: `response` alone."""
+    step: int | None = None
+    """Steps that the run had trained when the episode began. None: there is no run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +101,7 @@ class RewardResult:
     id: str
     status: ResultStatus
     reward: Reward | None
-    error: str = ""  # For people: the exception, or how the process ended; empty when `ok`
+    error: str = ""  # For people: the exception, how the process ended, or who doesn't score it; empty when `ok`
     attempts: int = 1
     seconds: float = 0.0  # Wall time over all attempts
 
@@ -99,6 +119,11 @@ class RewardOutputError(ValueError):
     """A reward function returned something other than a finite number or a `Reward` of finite numbers."""
 
 
+class RewardContractError(RewardOutputError):
+    """A reward function doesn't keep to how it is called, whatever the responses: a list of the wrong length, a column
+    that its rows don't have. Another try, or a call for each response, would hide it."""
+
+
 def ground_truth(task: Task) -> Any:
     """The expected answer of a task; raises `ValueError` when its row has none."""
     truth = task.payload.get("ground_truth")
@@ -110,7 +135,18 @@ def ground_truth(task: Task) -> Any:
     return truth
 
 
+def _plain(value: object) -> object:
+    """Return the number in an array or a tensor of one element; anything else is itself."""
+    if isinstance(value, (Real, str)) or not hasattr(value, "item") or getattr(value, "size", 1) == 0:
+        return value
+    try:
+        return value.item()
+    except (TypeError, ValueError, RuntimeError):  # of more elements, or another kind of `item`
+        return value
+
+
 def _finite(value: object, what: str, function: str) -> float:
+    value = _plain(value)
     if not isinstance(value, Real):
         raise RewardOutputError(
             f"reward function {function!r} returned {what} of type {type(value).__name__}, expected a float"
@@ -142,7 +178,7 @@ def _as_reward(output: object, function: str) -> Reward:
                 f"reward function {function!r} returned a dict with {sorted(map(str, output))}, "
                 "expected a 'score' in it"
             )
-        items = [(str(name), value) for name, value in output.items() if name != "score"]
+        items = [(str(name), _plain(value)) for name, value in output.items() if name != "score"]
         numbers = {name: float(value) for name, value in items if isinstance(value, Real)}
         stated = output.get("pred")  # where verl's rewards have it
         why = output.get("explanation")

@@ -21,7 +21,7 @@ from typing import Any
 from roll.rewards.code_program import take_output
 from roll.rewards.code_values import decode, encode
 
-MAX_OPERATIONS = 5_000
+MAX_OPERATIONS = 20_000
 _MAX_GUESSES = 100_000
 _ASSERT = "__roll_assert__"
 
@@ -257,14 +257,21 @@ class _Program(types.ModuleType):
 
 
 class _Asserts(ast.NodeTransformer):
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Visit statements alone: no `assert` stands in an expression, and inputs are lists of a million numbers."""
+        changed: ast.AST = node if isinstance(node, ast.expr) else super().visit(node)
+        return changed
+
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        call = ast.Call(ast.Name(_ASSERT, ast.Load()), [self.visit(node.test)], [])
-        return ast.copy_location(ast.Expr(call), node)
+        call = ast.Call(ast.Name(_ASSERT, ast.Load()), [node.test], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
 
 
 def compile_test(source: str, name: str) -> Any:
     """Compile a test whose `assert` statements end nothing while it runs on guesses."""
-    return compile(ast.fix_missing_locations(_Asserts().visit(ast.parse(source))), name, "exec")
+    tree = ast.parse(source)
+    _Asserts().visit(tree)
+    return compile(tree, name, "exec")
 
 
 class Checker:
@@ -284,6 +291,8 @@ class Checker:
 
         if self.asked["discover"]:
             install(lambda: session.guessing)  # type: ignore[name-defined]  # noqa: F821 - of code_pytest.py
+        if self.asked["numpy"]:
+            install_numpy(lambda: session.guessing)  # type: ignore[name-defined]  # noqa: F821 - of code_numpy.py
         found = _Builtins(vars(builtins))
         found.session = session
         found[_ASSERT] = check

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from roll.rewards.code_checker import MAX_OPERATIONS
 from roll.rewards.code_tests import BrokenTask, CallTests, SourceTests, StdioTests, Tests
 from roll.rewards.code_values import decode, encode
 from roll.sandbox.base import Limits, Outcome, Program, Sandbox
@@ -91,7 +92,10 @@ def _run_stdio(program: str, tests: StdioTests, sandbox: Sandbox, settings: RunS
         right = outcome.ending == "exited" and outcome.exit_code == 0
         right = right and same_output(printed, expected, settings.float_tolerance)
         results.passed += right
-        if clock.over() or (settings.stop_at_failure and not right):
+        if settings.stop_at_failure and not right:
+            break
+        if clock.over():
+            results.timed_out = True  # right so far: there was no time for all of its tests
             break
     return results
 
@@ -251,8 +255,9 @@ def _run_source(program: str, tests: SourceTests, sandbox: Sandbox, settings: Ru
     states = [_State(item["test"], requests=item["requests"]) for item in first if item["state"] == "open"]
     results, clock = TestResults(len(states)), _Clock(settings)
     open_states = states
+    answers = _Answers(results, max(_OUTPUT_BYTES, 4 * len(tests.setup)))  # results may be as long as what is expected
     for _ in range(MAX_ROUNDS):
-        _Answers(results).collect(program, tests.before, open_states, sandbox, clock)
+        answers.collect(program, tests.before, open_states, sandbox, clock)
         asked = [state for state in open_states if state.answers]
         reported = _check(tests, [[s.number, s.requests, s.answers] for s in asked], sandbox)
         for state, item in zip(asked, reported or (), strict=bool(reported)):
@@ -283,7 +288,7 @@ class _Held:
 @lru_cache(maxsize=4096)
 def _first_round(tests: SourceTests, held: _Held) -> list[dict[str, Any]]:
     """Return each test and the operations that it needs before any is answered. Raises `BrokenTask`."""
-    outcome = held.sandbox.run(_checker(tests, None), _checker_limits())
+    outcome = held.sandbox.run(_checker(tests, None), _checker_limits(tests))
     report = _parse(outcome.stdout)
     if not isinstance(report, dict):
         raise BrokenTask(f"its tests don't come to an end by themselves: {_ending(outcome)}")
@@ -295,13 +300,15 @@ def _first_round(tests: SourceTests, held: _Held) -> list[dict[str, Any]]:
     for item in found:
         if item["state"] == "failed":
             raise BrokenTask(f"{report['names'][item['test']]} fails whatever the program does: {item['why']}")
+        if len(item["requests"]) >= MAX_OPERATIONS:
+            raise BrokenTask(f"{report['names'][item['test']]} uses the program more than {MAX_OPERATIONS:,} times")
     if not any(request[0] != "name" for item in found for request in item["requests"]):
         raise BrokenTask("none of its tests calls the program")
     return found
 
 
 def _check(tests: SourceTests, rounds: list[Any], sandbox: Sandbox) -> list[dict[str, Any]] | None:
-    outcome = sandbox.run(_checker(tests, rounds), _checker_limits())
+    outcome = sandbox.run(_checker(tests, rounds), _checker_limits(tests))
     report = _parse(outcome.stdout)
     if isinstance(report, dict) and "broken" in report:
         raise BrokenTask(f"its tests can't be run: {report['broken']}")
@@ -311,13 +318,14 @@ def _check(tests: SourceTests, rounds: list[Any], sandbox: Sandbox) -> list[dict
 def _checker(tests: SourceTests, rounds: list[Any] | None) -> Program:
     asked = {
         "setup": tests.setup, "tests": tests.tests, "discover": tests.discover, "modules": tests.modules,
-        "program_names": tests.program_names, "rounds": rounds,
+        "program_names": tests.program_names, "rounds": rounds, "numpy": "numpy" in tests.setup,
     }  # fmt: skip
-    return Program(source=checker_source(tests.discover), stdin=json.dumps(asked).encode())
+    return Program(source=checker_source(tests.discover, "numpy" in tests.setup), stdin=json.dumps(asked).encode())
 
 
-def _checker_limits() -> Limits:
-    return Limits(wall_s=_CHECKER_S, cpu_s=_CHECKER_S, memory_mb=1024, output_bytes=2 * _OUTPUT_BYTES)
+def _checker_limits(tests: SourceTests) -> Limits:
+    output_bytes = max(2 * _OUTPUT_BYTES, 8 * len(tests.setup))  # it names every argument
+    return Limits(wall_s=_CHECKER_S, cpu_s=_CHECKER_S, memory_mb=1024, output_bytes=output_bytes)
 
 
 def _ending(outcome: Outcome) -> str:
@@ -333,11 +341,12 @@ def program_source() -> str:
     return _bundle("code_values", "code_program") + "\nrun_program()\nos._exit(0)\n"
 
 
-@lru_cache(maxsize=2)
-def checker_source(discover: bool) -> str:
-    """Return what runs the tests; with a small pytest if they are to be discovered."""
-    files = ["code_values", "code_program", *(["code_pytest"] if discover else []), "code_checker"]
-    return _bundle(*files) + "\ncheck()\nos._exit(0)\n"
+@lru_cache(maxsize=4)
+def checker_source(discover: bool, numpy: bool) -> str:
+    """Return what runs the tests; with a small pytest if they are to be discovered, and a small numpy if they import
+    it."""
+    stand_ins = [name for name, wanted in (("code_pytest", discover), ("code_numpy", numpy)) if wanted]
+    return _bundle("code_values", "code_program", *stand_ins, "code_checker") + "\ncheck()\nos._exit(0)\n"
 
 
 def _bundle(*names: str) -> str:

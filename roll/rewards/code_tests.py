@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
-import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from roll.rewards.code_packed import unpacked
+from roll.rewards.code_source import BrokenTask, SourceTests, assert_tests, merged, pytest_tests, source_tests
 from roll.types.episode import Task
 
 FORMS = (
@@ -17,8 +17,24 @@ FORMS = (
     "{'test_list': [...], 'test_setup_code': ''} or a list of asserts, {'test': 'def check(candidate): ...', "
     "'entry_point': name}, or {'pytest': 'the text of a test file'}"
 )
-_COLUMNS = ("test_list", "test", "pytest", "input_output", "inputs", "tests", "test_cases", "public_test_cases")
-_MODULES = ("solution", "main", "submission", "candidate", "your_module")
+_PUBLIC = ("public_test_cases", "public_tests")
+_PAIR_COLUMNS = (
+    "input_output", "tests", "test_cases", *_PUBLIC, "private_test_cases", "private_tests", "generated_tests",
+    "official_tests", "hidden_tests", "hidden_test_cases", "verification_info",
+)  # fmt: skip
+_COLUMNS = (
+    "test_list", "challenge_test_list", "test", "pytest", "inputs", "outputs", "fn_name", *_PAIR_COLUMNS,
+)  # fmt: skip
+_CHOOSE = "data_args.ground_truth names a column whose tests alone shall count"
+_UNREAD = {
+    "plus_input": "inputs without their results; the column `test` of evalplus/humanevalplus and mbppplus has both",
+    "generated_checker": "several outputs may be right, and a program says which",
+    "checker": "several outputs may be right, and a program says which",
+    "interaction_format": "the program has to talk with another one",
+    "input_mode": "programs read standard input here",
+}
+_BY_ITS_NAME = "by its name it holds hidden tests, in a form that isn't known; as private_test_cases it is read"
+_HIDDEN = re.compile(r"(?i)(?:private|hidden|secret|held_?out)\w*(?:test|case)|(?:test|case)\w*(?:private|hidden)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,44 +54,51 @@ class CallTests:
     outputs: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceTests:
-    """Python that calls the program."""
-
-    setup: str = ""
-    tests: tuple[str, ...] = ()
-    discover: bool = False
-    """The tests are those of a pytest file, which is `setup`."""
-    before: str = ""
-    """What the program finds defined before it starts."""
-    prompt: str = ""
-    """The beginning of the program, which a response may complete."""
-    entry_point: str = ""
-    program_names: tuple[str, ...] = ()
-    """Names that mean the program's, though the tests or Python have some of this name."""
-    modules: tuple[str, ...] = _MODULES
-    """What `import` of these finds is the program."""
-
-
 Tests = StdioTests | CallTests | SourceTests
 
 
-class BrokenTask(ValueError):
-    """A task whose tests can't be run, whatever the response."""
-
-
 def read_tests(task: Task) -> Tests:
-    """Return the tests of a task, from its `ground_truth` or its own columns; raises `BrokenTask`."""
+    """Return all tests of a task, from its `ground_truth` or its own columns; raises `BrokenTask`.
+
+    A task with tests that aren't read is a broken one: what passes the others alone isn't right.
+    """
     payload = task.payload
     truth = payload.get("ground_truth")
-    if truth is None or (isinstance(truth, str) and not truth.strip()):
-        truth = {name: payload[name] for name in _COLUMNS if payload.get(name) is not None}
+    if truth is None or (isinstance(truth, str) and not truth.strip()) or _is_public(truth, payload):
+        truth = {name: payload[name] for name in _COLUMNS if _holds_something(payload.get(name))}
+        _refuse_unread(task)
     try:
         if not truth:
             raise BrokenTask(f"there are no tests in its columns {sorted(payload)}")
         return _read(_parsed(truth), payload)
     except (BrokenTask, SyntaxError, RecursionError, TypeError, KeyError) as error:
         raise BrokenTask(f"task {task.id!r}: its tests can't be read: {error}; {FORMS}") from error
+
+
+def _holds_something(value: Any) -> bool:
+    """Whether a column may hold tests: a text, a list, or a struct with one that isn't empty."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_something, value.values()))
+    return isinstance(value, (str, list, tuple)) and bool(value)
+
+
+def _is_public(truth: Any, payload: Mapping[str, Any]) -> bool:
+    """Whether the ground truth is a column of public tests, beside which there are others."""
+    return any(name in payload and payload[name] == truth for name in _PUBLIC)
+
+
+def _refuse_unread(task: Task) -> None:
+    """Raise `BrokenTask` for tests that stand in other files, in a form that isn't read, or need a program to judge."""
+    for name, value in task.payload.items():
+        why = ""
+        if name == "generated_tests" and isinstance(value, (int, float)) and value:
+            why = f"{value} tests in other files"
+        elif name == "official_tests_complete" and value is False:
+            why = "it is false: some tests are in other files"
+        elif _holds_something(value) and name not in _COLUMNS and (name, value) != ("input_mode", "stdio"):
+            why = _UNREAD.get(name, _BY_ITS_NAME if _HIDDEN.search(name) else "")
+        if why:
+            raise BrokenTask(f"task {task.id!r}: its column {name!r} isn't read: {why}. {_CHOOSE}")
 
 
 def _parsed(value: Any) -> Any:
@@ -90,51 +113,88 @@ def _parsed(value: Any) -> Any:
 
 def _read(truth: Any, payload: Mapping[str, Any]) -> Tests:
     if isinstance(truth, str):
-        return _source(truth, payload)
+        return source_tests(truth, payload)
     if isinstance(truth, Mapping):
-        if len(truth) == 1 and (inner := next(iter(truth))) in ("input_output", "tests", "test_cases", "ground_truth"):
-            return _read(_parsed(truth[inner]), payload)
+        if len(truth) == 1 and "ground_truth" in truth:
+            return _read(_parsed(truth["ground_truth"]), payload)
         return _mapping({key: _parsed(value) for key, value in truth.items()}, {**payload, **truth})
     rows = list(truth)
     if not rows:
         raise BrokenTask("the list of tests is empty")
     if all(isinstance(row, str) for row in rows):
-        return _asserts(rows, payload)
+        return assert_tests(rows, payload)
     if all(isinstance(row, Mapping) for row in rows):
         return _rows(rows, payload)
     raise BrokenTask("a list of tests holds texts, or pairs of input and output")
 
 
 def _mapping(truth: Mapping[str, Any], payload: Mapping[str, Any]) -> Tests:
-    if truth.get("inputs") is not None and truth.get("outputs") is not None:
-        name = truth.get("fn_name") or truth.get("func_name")
-        return _pairs(truth["inputs"], truth["outputs"], name)
+    found: dict[str, Tests] = {}
+    for one, other in (("inputs", "outputs"), ("input", "output")):
+        if truth.get(one) is not None and truth.get(other) is not None:
+            found[one] = _pairs(truth[one], truth[other], truth.get("fn_name") or truth.get("func_name"))
     if truth.get("pytest"):
-        return _pytest(str(truth["pytest"]), truth.get("module"))
-    for key in ("test_list", "asserts", "assert"):
-        if truth.get(key) is not None:
+        found["pytest"] = pytest_tests(str(truth["pytest"]), truth.get("module"))
+    for key in ("test_list", "challenge_test_list", "asserts", "assert"):
+        if _holds_something(truth.get(key)):
             tests = truth[key]
-            return _asserts([tests] if isinstance(tests, str) else list(tests), payload)
-    if truth.get("test"):
-        return _source(str(truth["test"]), payload)
-    for key in ("input_output", "tests", "test_cases", "public_test_cases"):
-        if truth.get(key):
-            return _read(truth[key], payload)
-    raise BrokenTask(f"nothing is known of {sorted(truth)}")
+            found[key] = assert_tests([tests] if isinstance(tests, str) else list(tests), payload)
+    if _holds_something(truth.get("test")):
+        found["test"] = _read(truth["test"], payload)
+    for key in _PAIR_COLUMNS:
+        if _holds_something(truth.get(key)):
+            found[key] = _read(_unpacked(truth[key], key), payload)
+    if not found:
+        raise BrokenTask(f"nothing is known of {sorted(truth)}")
+    return _combined(found)
+
+
+def _unpacked(value: Any, key: str) -> Any:
+    """Return what a column of pairs holds, also where it is packed as LiveCodeBench's private tests are."""
+    if not isinstance(value, str) or key not in ("private_test_cases", "hidden_test_cases"):
+        return value
+    try:
+        return _parsed(unpacked(value.strip()))
+    except ValueError as error:
+        raise BrokenTask(f"{key!r} can't be read: {error}") from None
+
+
+def _combined(found: Mapping[str, Tests]) -> Tests:
+    """Return all tests of one kind as one; raises `BrokenTask` for tests of two kinds."""
+    (first, *others) = found.values()
+    for other in others:
+        if isinstance(first, StdioTests) and isinstance(other, StdioTests):
+            first = StdioTests(inputs=first.inputs + other.inputs, outputs=first.outputs + other.outputs)
+        elif isinstance(first, CallTests) and isinstance(other, CallTests) and first.function == other.function:
+            inputs, outputs = first.inputs + other.inputs, first.outputs + other.outputs
+            first = CallTests(function=first.function, inputs=inputs, outputs=outputs)
+        elif isinstance(first, SourceTests) and isinstance(other, SourceTests):
+            first = merged(first, other)
+        else:
+            raise BrokenTask(f"its columns {sorted(found)} hold tests of two kinds. {_CHOOSE}")
+    return first
 
 
 def _rows(rows: Sequence[Mapping[str, Any]], payload: Mapping[str, Any]) -> Tests:
     if all("assert_code" in row for row in rows):
-        return _asserts([str(row["assert_code"]) for row in rows], payload)
+        return assert_tests([str(row["assert_code"]) for row in rows], payload)
     inputs = [row.get("input", row.get("stdin", "")) for row in rows]
     outputs = [row.get("output", row.get("expected_output", row.get("stdout"))) for row in rows]
     if any(output is None for output in outputs):
         raise BrokenTask("a pair has no 'output'")
-    name = payload.get("fn_name") or payload.get("func_name") if rows[0].get("testtype") == "functional" else None
-    if rows[0].get("testtype") == "functional" and not name:
-        name = (_parsed(payload.get("metadata")) or {}).get("func_name")
-        if not name:
-            raise BrokenTask("tests of testtype 'functional' need 'fn_name'")
+    kinds = {str(row.get("testtype") or row.get("type") or "stdin") for row in rows}
+    if "function_call" in kinds:
+        raise BrokenTask("tests of type 'function_call': nobody says how their arguments are written")
+    if "functional" not in kinds:
+        return _pairs(inputs, outputs, None)
+    if len(kinds) > 1:
+        raise BrokenTask(f"tests of several types, {sorted(kinds)}")
+    metadata = _parsed(payload.get("metadata"))
+    names = [payload.get("fn_name"), payload.get("func_name")]
+    names.append(metadata.get("func_name") if isinstance(metadata, Mapping) else None)
+    name = next((name for name in names if name), None)
+    if not name:
+        raise BrokenTask("tests of testtype 'functional' need 'fn_name'")
     return _pairs(inputs, outputs, name)
 
 
@@ -170,124 +230,3 @@ def _value(text: Any) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _source(text: str, payload: Mapping[str, Any]) -> Tests:
-    tree = ast.parse(text)
-    names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    if "check" in names and not any(name.startswith("test") for name in names):
-        return _check(text, tree, payload)
-    if any(name.startswith(("test", "Test")) or name.endswith("Test") for name in names) or _has_cases(tree):
-        return _pytest(text, payload.get("module"))
-    asserts = [node for node in tree.body if isinstance(node, ast.Assert)]
-    if not asserts:
-        raise BrokenTask("the text has no assert, no check function and no test function")
-    others = [ast.unparse(node) for node in tree.body if not isinstance(node, ast.Assert)]
-    found = _asserts([ast.unparse(node) for node in asserts], {**payload, "test_setup_code": "\n".join(others)})
-    return replace(found, before=_types_alone(found.before))
-
-
-def _types_alone(source: str) -> str:
-    """Return imports and classes, with the functions that these use: another function may be the reference solution,
-    which the program could call."""
-    tree = ast.parse(source)
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    used = {name.id for node in classes for name in ast.walk(node) if isinstance(name, ast.Name)}
-    kept = (node for node in tree.body if not isinstance(node, ast.FunctionDef) or node.name in used)
-    return "\n".join(map(ast.unparse, kept))
-
-
-def _has_cases(tree: ast.Module) -> bool:
-    bases = [ast.unparse(base) for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases]
-    return any(base.endswith("TestCase") for base in bases)
-
-
-def _pytest(text: str, module: Any) -> SourceTests:
-    ast.parse(text)
-    return SourceTests(setup=text, discover=True, modules=(str(module),) if module else _MODULES)
-
-
-def _asserts(tests: Sequence[str], payload: Mapping[str, Any]) -> SourceTests:
-    setup = str(payload.get("test_setup_code") or "")
-    imports = payload.get("test_imports") or ()
-    setup = "\n".join([*([imports] if isinstance(imports, str) else imports), setup])
-    if not tests:
-        raise BrokenTask("the list of tests is empty")
-    for text in tests:
-        if not ast.parse(text).body:
-            raise BrokenTask(f"an empty test {text!r}")
-    tree = ast.parse(setup)
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    definitions = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return SourceTests(
-        setup="\n".join(ast.unparse(node) for node in tree.body if node not in classes),
-        tests=tuple(tests),
-        before="\n".join(ast.unparse(node) for node in tree.body if isinstance(node, definitions)),
-        program_names=tuple(_shadowed(tests, payload)),
-        entry_point=str(payload.get("entry_point") or ""),
-    )
-
-
-def _shadowed(tests: Sequence[str], payload: Mapping[str, Any]) -> Iterator[str]:
-    """Give the names of Python, such as `sum`, that mean the program's function in these tests.
-
-    The task says so: its entry point, or its own solution defines it. Without, it is the function that every test
-    calls first, if no test uses a name of the program otherwise. Never because the program defines it: it could then
-    bring a `len` of its own.
-    """
-    stated = {str(payload["entry_point"])} if payload.get("entry_point") else set()
-    for column in ("code", "canonical_solution", "solution"):
-        stated |= _defined(payload.get(column))
-    if stated:
-        yield from sorted(name for name in stated if hasattr(builtins, name))
-        return
-    calls = [_calls(text) for text in tests]
-    only_builtins = all(names and all(hasattr(builtins, name) for name in names) for names in calls)
-    if only_builtins and len({names[0] for names in calls}) == 1:
-        yield calls[0][0]
-
-
-def _defined(code: Any) -> set[str]:
-    try:
-        tree = ast.parse(code) if isinstance(code, str) else ast.Module([], [])
-    except (SyntaxError, ValueError):
-        return set()
-    return {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-
-
-def _calls(text: str) -> list[str]:
-    return [n.func.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-
-
-def _check(text: str, tree: ast.Module, payload: Mapping[str, Any]) -> SourceTests:
-    entry = str(payload.get("entry_point") or "")
-    if not entry.isidentifier():
-        raise BrokenTask("a check function needs 'entry_point', the name of the function that it checks")
-    prompt = payload.get("prompt_code") or payload.get("prompt") or ""
-    if not isinstance(prompt, str) or entry not in _defined(prompt):
-        prompt = ""
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check")
-    parts = _split(function)
-    return SourceTests(
-        setup="\n".join([prompt, text, *(ast.unparse(part) for part in parts)]),
-        tests=tuple(f"{part.name}({entry})" for part in parts) or (f"check({entry})",),
-        prompt=prompt,
-        entry_point=entry,
-        program_names=(entry,),
-    )
-
-
-def _split(function: ast.FunctionDef) -> list[ast.FunctionDef]:
-    """Return a function for each `assert` of a check function, if it has them in its body alone."""
-    every = [node for node in ast.walk(function) if isinstance(node, ast.Assert)]
-    every = [node for node in every if not isinstance(node.test, ast.Constant)]  # assert True, "well done"
-    top = [node for node in function.body if node in every]
-    if len(top) != len(every) or len(top) < 2:
-        return []
-    parts = []
-    for i, wanted in enumerate(top):
-        body = [node for node in function.body[: function.body.index(wanted)] if not isinstance(node, ast.Assert)]
-        part = copy.copy(function)
-        part.name, part.body = f"__roll_check_{i}", [*body, wanted]
-        parts.append(part)
-    return [ast.fix_missing_locations(part) for part in parts]

@@ -16,9 +16,10 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from roll.catalog.rewards import REWARDS
 from roll.processes.limits import passed_environment
 from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
@@ -71,6 +72,7 @@ class RewardPool(ProcessPool[_Job]):
             memory_limit_mb: what a process may allocate; a function that wants more gets a `MemoryError`.
         """
         self._specs = dict(specs)
+        self._built_in = {domain for domain, spec in specs.items() if all(name in REWARDS for name in spec.functions)}
         self._numbers = itertools.count(1)
         self._retries, self._recycle_after = retries, recycle_after
         super().__init__(
@@ -89,6 +91,8 @@ class RewardPool(ProcessPool[_Job]):
             raise ValueError(
                 f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"
             )
+        if request.domain in self._built_in:  # none of which reads these
+            request = replace(request, completion_ids=None, completion_text=None, messages=())
         job = _Job(next(self._numbers), request, pickle.dumps(request), Future())
         self.post(lambda: self.enqueue(job))
         return job.future
@@ -125,6 +129,10 @@ class RewardPool(ProcessPool[_Job]):
             self._finish(job, "timeout", error=f"scoring took over {self.timeout_s:g} s")
             self.place()
             return
+        if answer[0] in ("unscored", "final") and len(answer) == 2 and isinstance(answer[1], str):
+            self._finish(job, "unscored" if answer[0] == "unscored" else "error", error=answer[1])
+            self._go_on(process)
+            return
         try:
             reward = as_reward(Reward(*answer[1:]), job.request.domain) if answer[0] == "ok" else None
         except (TypeError, ValueError, OverflowError) as error:
@@ -134,6 +142,9 @@ class RewardPool(ProcessPool[_Job]):
                 self._retry(job, answer[1] if isinstance(answer[1], str) else "its process gave no reward")
             else:
                 self._finish(job, "ok", reward)
+        self._go_on(process)
+
+    def _go_on(self, process: WorkerProcess[_Job]) -> None:
         if self._recycle_after and process.answers >= self._recycle_after:
             self.retire(process)
         self.place()

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import textwrap
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from roll.catalog.entries import implementation
 from roll.catalog.rewards import REWARDS
-from roll.rewards.base import Reward, RewardFn, RewardLoadError, RewardOutputError, RewardSpec, as_reward, ground_truth
+from roll.rewards.base import Reward, RewardFn, RewardLoadError, RewardOutputError, RewardRequest, RewardSpec, as_reward
+from roll.rewards.reward_calls import CallLog, Outcome, as_list, trl_arguments, verl_arguments
+from roll.rewards.weighted import weighted
 from roll.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
 from roll.sandbox.on_demand import SandboxOnDemand
 from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import FinishReason, Task
-from roll.utils.signatures import TRL, VERL, CallStyle, call_style, reward_problems, signature_of
-
-Asked = tuple[str, Task, FinishReason]
+from roll.utils.signatures import (
+    MAKES_REWARDS,
+    TOO_FEW,
+    TRL,
+    VERL,
+    VERL_LISTS,
+    CallStyle,
+    Signature,
+    call_style,
+    is_async_callable,
+    reward_problems,
+    signature_of,
+    unknown_state,
+    unknown_state_message,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,88 +44,111 @@ class LoadedReward:
     spec: RewardSpec
     function: RewardFn
     style: CallStyle
+    takes: Signature
     given: frozenset[str]
     """Parameters that aren't the configuration's: `finish_reason`, `sandbox`."""
     is_async: bool
     sandbox: Sandbox | None = None
+    parts: Mapping[str, LoadedReward] = field(default_factory=dict)
+    """Of `weighted`: what scores each part."""
 
-    def __call__(self, response: str, task: Task, finish_reason: FinishReason = "stop") -> Reward:
+    @property
+    def takes_lists(self) -> bool:
+        """Whether several responses are scored in one call."""
+        return self.style.batch or any(part.takes_lists for part in self.parts.values())
+
+    def __call__(self, response: str, task: Task, finish_reason: FinishReason = "stop") -> Reward | None:
         """Score one response; raises what the function raises, or `RewardOutputError`."""
-        return self.score_all([(response, task, finish_reason)])[0]
+        asked = RewardRequest(id=task.id, domain=task.domain, response=response, task=task, finish_reason=finish_reason)
+        return self.score(asked)
 
-    def score_all(self, asked: Sequence[Asked]) -> list[Reward]:
-        """Score several: in one call if the function takes lists."""
+    def score(self, request: RewardRequest) -> Reward | None:
+        """Score one response likewise; None: the function doesn't score this row."""
+        return settled(self.score_all([request])[0])
+
+    def score_all(self, requests: Sequence[RewardRequest]) -> list[Outcome]:
+        """Score several: in one call if the function takes lists. Such a call may raise."""
+        if self.function is weighted:
+            scores = {name: part.score_all(requests) for name, part in self.parts.items()}
+            weights = {name: weight for name, (weight, _) in self.spec.parts.items()}
+            return [_summed({name: of[row] for name, of in scores.items()}, weights) for row in range(len(requests))]
         if self.style.batch:
-            return self._checked(self._value(self._call(asked)), asked)
-        return [self._checked([self._value(self._call([one]))], [one])[0] for one in asked]
+            log = CallLog(self._name, len(requests))
+            return self._checked(self._value(self._call(requests, log)), requests, log)
+        return [self._single(request) for request in requests]
 
-    async def score_async(self, response: str, task: Task, finish_reason: FinishReason = "stop") -> Reward:
-        """Score one response with an async function."""
-        asked = [(response, task, finish_reason)]
-        output = await self._call(asked)
-        return self._checked(output if self.style.batch else [output], asked)[0]
+    async def score_async(self, request: RewardRequest) -> Reward | None:
+        """Score one response with an async function that takes no lists."""
+        output = self._call([request], CallLog(self._name, 1))
+        return as_reward(await output if inspect.isawaitable(output) else output, self._name, request.task.id)
+
+    @property
+    def _name(self) -> str:
+        return self.spec.name.rpartition(":")[2]
+
+    def _single(self, request: RewardRequest) -> Outcome:
+        try:
+            return as_reward(self._value(self._call([request], CallLog(self._name, 1))), self._name, request.task.id)
+        except Exception as error:  # noqa: BLE001 - that of this response alone
+            return error
 
     def _value(self, output: Any) -> Any:
-        return _kept_loop().run_until_complete(output) if self.is_async else output
+        return _reward_loop().run_until_complete(_awaited(output)) if inspect.isawaitable(output) else output
 
-    def _call(self, asked: Sequence[Asked]) -> Any:
+    def _call(self, requests: Sequence[RewardRequest], log: CallLog) -> Any:
         """Call the function as its parameters say."""
-        kwargs = dict(self.spec.kwargs)
+        kwargs, first = dict(self.spec.kwargs), requests[0]
         if "sandbox" in self.given:
             kwargs["sandbox"] = self.sandbox
-        response, task, finish_reason = asked[0]
         if self.style is VERL:
-            return self.function(**_of_verl(response, task, self.given), **kwargs)
+            return self.function(**verl_arguments(first, self.given), **kwargs)
+        if self.style is VERL_LISTS:
+            columns = [verl_arguments(request, {name[:-1] for name in self.given}) for request in requests]
+            return self.function(**{f"{name}s": [one[name] for one in columns] for name in columns[0]}, **kwargs)
         if self.style is TRL:
-            return self.function(**{**self._columns(asked), **kwargs})
+            return self.function(**{**trl_arguments(requests, self.takes, self.spec, log), **kwargs})
         if self.style.batch:
             if "finish_reasons" in self.given:
-                kwargs["finish_reasons"] = [one[2] for one in asked]
-            return self.function([one[0] for one in asked], [one[1] for one in asked], **kwargs)
+                kwargs["finish_reasons"] = [one.finish_reason for one in requests]
+            return self.function([one.response for one in requests], [one.task for one in requests], **kwargs)
         if "finish_reason" in self.given:
-            kwargs["finish_reason"] = finish_reason
-        return self.function(response, task, **kwargs)
+            kwargs["finish_reason"] = first.finish_reason
+        return self.function(first.response, first.task, **kwargs)
 
-    def _columns(self, asked: Sequence[Asked]) -> dict[str, Any]:
-        """TRL's arguments: messages where the prompt is messages, and the columns that the function has."""
-        signature = signature_of(self.function, skip=0)
-        names = [name for _, task, _ in asked for name in task.payload]
-        columns = {name: [task.payload.get(name) for _, task, _ in asked] for name in dict.fromkeys(names)}
-        columns["prompts"] = [task.payload.get("messages", task.payload.get("prompt", "")) for _, task, _ in asked]
-        columns["completions"] = [
-            [{"role": "assistant", "content": response}] if "messages" in task.payload else response
-            for response, task, _ in asked
-        ]
-        return {name: value for name, value in columns.items() if signature.takes_any or name in signature.annotations}
+    def _checked(self, outputs: Any, requests: Sequence[RewardRequest], log: CallLog) -> list[Outcome]:
+        """Return what a list says of each response; None only from a function of TRL's kind, where it has a meaning."""
+        outcomes: list[Outcome] = []
+        for output, request in zip(as_list(outputs, len(requests), f"{self._name!r} returned"), requests, strict=True):
+            try:
+                unscored = output is None and self.style.columns
+                outcomes.append(None if unscored else as_reward(output, self._name, request.task.id))
+            except RewardOutputError as error:
+                outcomes.append(error)
+        return log.add_to(outcomes)
 
-    def _checked(self, outputs: Any, asked: Sequence[Asked]) -> list[Reward]:
-        function = self.spec.name.rpartition(":")[2]
-        if not hasattr(outputs, "__len__") or isinstance(outputs, (str, Mapping)) or len(outputs) != len(asked):
-            got = f"{len(outputs)}" if hasattr(outputs, "__len__") else type(outputs).__name__
-            raise RewardOutputError(
-                f"reward function {function!r} was given {len(asked)} responses and returned {got}, "
-                "expected a list of as many rewards"
-            )
-        return [as_reward(output, function, task.id) for output, (_, task, _) in zip(outputs, asked, strict=True)]
+
+def settled(outcome: Outcome) -> Reward | None:
+    """Return a reward, or raise what is wrong."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _summed(scores: Mapping[str, Outcome], weights: Mapping[str, float]) -> Outcome:
+    wrong = next((score for score in scores.values() if isinstance(score, Exception)), None)
+    if wrong is not None:
+        return wrong
+    return weighted({name: score for name, score in scores.items() if isinstance(score, Reward)}, weights)
+
+
+async def _awaited(output: Awaitable[Any]) -> Any:
+    return await output
 
 
 @functools.cache
-def _kept_loop() -> asyncio.AbstractEventLoop:
+def _reward_loop() -> asyncio.AbstractEventLoop:
     """One loop for all calls: what an async function keeps open stays usable."""
     return asyncio.new_event_loop()
-
-
-def _of_verl(response: str, task: Task, given: frozenset[str]) -> dict[str, Any]:
-    nested = task.payload.get("reward_model")
-    has_own = task.payload.get("ground_truth") is not None
-    truth = nested.get("ground_truth") if isinstance(nested, Mapping) and not has_own else None
-    all_of_them = {
-        "data_source": task.payload.get("data_source", task.tag),
-        "solution_str": response,
-        "ground_truth": ground_truth(task) if truth is None else truth,
-        "extra_info": task.payload.get("extra_info"),
-    }
-    return {name: value for name, value in all_of_them.items() if name in given}
 
 
 def load_reward(spec: RewardSpec) -> LoadedReward:
@@ -124,15 +163,21 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
         raise RewardLoadError(str(error)) from error.__cause__
     if not callable(function) or inspect.isclass(function):
         raise RewardLoadError(f"{spec.key}: {spec.name} is not a function, plain or async")
-    if spec.parts:
-        spec = replace(spec, kwargs={**spec.kwargs, "parts": _loaded_parts(spec)})
-    style, given = _check_signature(function, spec)
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    return LoadedReward(spec, function, style, given, is_async, _opened(spec) if "sandbox" in given else None)
+    parts = {name: load_reward(part) for name, (_, part) in spec.parts.items()}
+    style, takes, given = _check_signature(function, spec)
+    sandbox = _opened(spec) if "sandbox" in given else None
+    return LoadedReward(spec, function, style, takes, given, is_async_callable(function), sandbox, parts)
 
 
-def _loaded_parts(spec: RewardSpec) -> dict[str, tuple[float, LoadedReward]]:
-    return {name: (weight, load_reward(part)) for name, (weight, part) in spec.parts.items()}
+def _source(function: RewardFn) -> ast.AST:
+    """Return the definition of a function, of an object's `__call__`, or nothing where there is no source."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        called = function if inspect.isroutine(function) else type(function).__call__
+        return ast.parse(textwrap.dedent(inspect.getsource(called)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
 
 
 def _opened(spec: RewardSpec) -> Sandbox:
@@ -144,10 +189,13 @@ def _opened(spec: RewardSpec) -> Sandbox:
         raise RewardLoadError(f"{spec.key}: {spec.name} needs a sandbox. {error}") from error
 
 
-def _check_signature(function: RewardFn, spec: RewardSpec) -> tuple[CallStyle, frozenset[str]]:
-    """Return how the function is called, and which of the style's `given` it takes; raise if it can't be called as
-    configured."""
-    signature = inspect.signature(function)
+def _check_signature(function: RewardFn, spec: RewardSpec) -> tuple[CallStyle, Signature, frozenset[str]]:
+    """Return how the function is called, what it takes, and which of the style's `given` it takes; raise if it can't be
+    called as configured."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError) as error:
+        raise RewardLoadError(f"{spec.key}: the parameters of {spec.name} can't be seen: {error}") from error
     style = call_style(list(signature.parameters))
     if "sandbox" in spec.kwargs and "sandbox" in signature.parameters:
         raise RewardLoadError(
@@ -155,17 +203,23 @@ def _check_signature(function: RewardFn, spec: RewardSpec) -> tuple[CallStyle, f
             "`sandbox` there and use the key `sandbox` at the top level"
         )
     takes = signature_of(function, skip=style.positional)
+    by_keywords = takes.takes_any and style in (VERL, VERL_LISTS)
     given = frozenset(
-        name
-        for name in style.given
-        if name not in spec.kwargs and (name in takes.annotations or (takes.takes_any and style is VERL))
+        name for name in style.given if name not in spec.kwargs and (name in takes.annotations or by_keywords)
     ) - (frozenset({"sandbox"}) if "sandbox" not in takes.annotations else frozenset())
     wrong = [f"{name}: {problem}" for name, problem in reward_problems(takes, style, spec.kwargs)]
     if takes.too_few:
-        wrong.append("it takes too few arguments")
+        wrong.append(TOO_FEW)
+    if takes.returns_function:
+        wrong = [MAKES_REWARDS]
+    if style is TRL and (names := unknown_state(_source(function))):
+        wrong.append(unknown_state_message(names))
+    if style is TRL and not spec.in_run:
+        needs = sorted({"completion_ids", "trainer_state"} & takes.required - spec.kwargs.keys())
+        wrong += [f"{name}: only the episodes of a run have them, and this is none" for name in needs]
     if wrong:
         raise RewardLoadError(
             f"{spec.key}: {spec.name} can't be called with reward_kwargs {sorted(spec.kwargs)}: {'; '.join(wrong)}; "
             f"its signature is {signature}, and it is called as {style.called}"
         )
-    return style, given
+    return style, takes, given

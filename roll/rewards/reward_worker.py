@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from roll.processes.child import short_traceback
-from roll.rewards.base import Reward, RewardRequest, RewardSpec
-from roll.rewards.reward_registry import LoadedReward, load_reward
+from roll.rewards.base import Reward, RewardContractError, RewardOutputError, RewardRequest, RewardSpec
+from roll.rewards.reward_calls import Outcome
+from roll.rewards.reward_registry import LoadedReward, load_reward, settled
 
 _MAX_OUTPUT_CHARS = 500
 _MAX_SUMMARY_CHARS = 500
@@ -35,8 +36,9 @@ class _Tail(io.TextIOBase):
 class RewardHandler:
     """The functions by domain.
 
-    A request is a pickled `RewardRequest`, an answer `("ok", value, parts, answer, explanation)` or `("error", text)`.
-    The text's first line says what was raised and where; it ends with what the function printed, up to a limit.
+    A request is a pickled `RewardRequest`, an answer `("ok", value, parts, answer, explanation)`, `("unscored", text)`,
+    `("error", text)`, or `("final", text)` for an error that another try would hide. The text's first line says what
+    was raised and where; it ends with what the function printed, up to a limit.
     """
 
     def __init__(self, specs: Mapping[str, RewardSpec]) -> None:
@@ -44,7 +46,7 @@ class RewardHandler:
         functions = self._functions.values()
         self.mode = ""
         self.slots = 1
-        if len(self._functions) == 1 and any(function.style.batch for function in functions):
+        if len(self._functions) == 1 and any(function.takes_lists for function in functions):
             self.mode = "batch"
         elif all(function.is_async for function in functions):
             self.mode = "async"
@@ -57,19 +59,29 @@ class RewardHandler:
         output = _Tail()
         try:
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                reward = function(asked.response, asked.task, asked.finish_reason)
+                reward = function.score(asked)
         except Exception:  # noqa: BLE001 - the boundary: it becomes a status with this text
             return _failed(function, output.text)
-        return _ok(reward)
+        return _scored(function, reward)
 
     def answer_all(self, requests: Sequence[tuple[Any, ...]], restart_clock: Callable[[], None]) -> list[Answer]:
-        """Score all in one call; if that fails, each alone, so that one bad row costs itself."""
+        """Score all in one call; if that raises, each alone, so that one bad row costs itself.
+
+        A function that breaks its contract isn't called again: a list of one value would look right for one response.
+        """
         asked: list[RewardRequest] = [pickle.loads(request[0]) for request in requests]
         if len(asked) > 1:
             (function,) = self._functions.values()
             output = _Tail()
-            with contextlib.suppress(Exception), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                return [_ok(r) for r in function.score_all([(a.response, a.task, a.finish_reason) for a in asked])]
+            try:
+                with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                    outcomes = function.score_all(asked)
+            except RewardContractError:
+                return [_failed(function, output.text)] * len(asked)
+            except Exception:  # noqa: BLE001 - raised again below, if it wasn't another row's
+                outcomes = []
+            if outcomes:
+                return [_settled(function, outcome, output.text) for outcome in outcomes]
         answers = []
         for request in requests:
             restart_clock()
@@ -81,13 +93,23 @@ class RewardHandler:
         asked: RewardRequest = pickle.loads(request[0])
         function = self._functions[asked.domain]
         try:
-            reward = await function.score_async(asked.response, asked.task, asked.finish_reason)
+            reward = await function.score_async(asked)
         except Exception:  # noqa: BLE001 - the boundary, as above
             return _failed(function, "")
-        return _ok(reward)
+        return _scored(function, reward)
 
 
-def _ok(reward: Reward) -> Answer:
+def _settled(function: LoadedReward, outcome: Outcome, printed: str) -> Answer:
+    try:
+        return _scored(function, settled(outcome))
+    except Exception:  # noqa: BLE001 - what was raised for this response
+        return _failed(function, printed)
+
+
+def _scored(function: LoadedReward, reward: Reward | None) -> Answer:
+    if reward is None:
+        names = function.parts or [function.spec.name.rpartition(":")[2]]
+        return "unscored", f"no reward function scores this row: {', '.join(names)} returned None"
     parts = {str(name): part for name, part in reward.parts.items()}
     return "ok", reward.value, parts, reward.answer, reward.explanation
 
@@ -96,17 +118,18 @@ def _failed(function: LoadedReward, printed: str) -> Answer:
     """The current exception: a line about it, its traceback, what was printed."""
     kind, value, frames = sys.exc_info()
     said = " ".join("".join(traceback.format_exception_only(kind, value)).split())[:_MAX_SUMMARY_CHARS]
-    text = f"{said}{_place(function, frames)}\n{short_traceback(skip=1)}"
+    text = f"{said}{_place(function, value, frames)}\n{short_traceback(skip=1)}"
     text = f"{text}\nprinted: {printed}" if printed else text
-    return "error", text.encode("utf-8", "backslashreplace").decode()
+    status = "final" if isinstance(value, RewardContractError) else "error"
+    return status, text.encode("utf-8", "backslashreplace").decode()
 
 
-def _place(function: LoadedReward, frames: TracebackType | None) -> str:
+def _place(function: LoadedReward, error: BaseException | None, frames: TracebackType | None) -> str:
     """` (rewards.py:31, in score)`: the last line in the function's own file, else the last line."""
     stack = traceback.extract_tb(frames)
     code = getattr(function.function, "__code__", None)
     own = [frame for frame in stack if code is not None and frame.filename == code.co_filename]
-    if not stack:
-        return ""
+    if not stack or (not own and isinstance(error, RewardOutputError)):
+        return ""  # what it returned is wrong, and no line of it
     last = (own or stack)[-1]
     return f" ({last.filename}:{last.lineno}, in {last.name})"

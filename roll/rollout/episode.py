@@ -211,12 +211,21 @@ class Episode:
             )
         return self._turns.last
 
-    async def step_env(self, text: str | None = None, *, turn: int | None = None, by_policy: bool = True) -> StepResult:
+    async def step_env(
+        self,
+        text: str | None = None,
+        *,
+        turn: int | None = None,
+        by_policy: bool = True,
+        messages: Sequence[Mapping[str, Any]] = (),
+    ) -> StepResult:
         """Give a response to the environment, or in RLVR to the reward function.
 
         Args:
             text: what it says; None: what the turn says.
             turn: number of the turn that is answered and paid; None: the one whose response came last.
+            messages: all that was said after the prompt, for reward functions that read conversations; empty: the
+                response alone.
             by_policy: false: the text is somebody else's. It is no turn, and no turn is paid (see `pay`).
         """
         number = (self._unanswered if turn is None else turn) if by_policy else None
@@ -226,7 +235,15 @@ class Episode:
             said = None if number is None else self._turns[number]
             if text is None and said is not None:
                 text = self._agent.decode_response(said.response_ids, self.params.stop_strings)
-            result = await self._env.step(Action(text or "", "stop" if said is None else said.finish_reason))
+            action = Action(
+                text or "",
+                "stop" if said is None else said.finish_reason,
+                completion_ids=lambda: None if number is None else self._turns.completion(number),
+                completion_text=lambda: self._agent.decode_response(self._turns.completion(number or 0), ()),
+                messages=messages,
+                step=self._key.trained_steps,
+            )
+            result = await self._env.step(action)
             spans.annotate(reward=float(result.reward), ended=result.terminated or result.truncated)
         if self._under_way:
             self._engines.mark_waiting(self._name)

@@ -25,6 +25,14 @@ def row_messages(task: Task) -> tuple[Message, ...]:
     return as_chat(messages)
 
 
+def check_scored(result: RewardResult) -> None:
+    """Raise `EpisodeError` for a result without a reward: its function failed, or doesn't score this row."""
+    if result.status == "unscored":
+        raise EpisodeError("unscored", result.error)
+    if result.reward is None:
+        raise EpisodeError("reward_error", f"{result.status} after {result.attempts} attempts: {result.error}")
+
+
 class RewardEnv:
     """RLVR's: hands over the prompt, takes one response, asks a reward function. `name` is the id of the request."""
 
@@ -45,10 +53,14 @@ class RewardEnv:
             response=action.text,
             task=self._task,
             finish_reason=action.finish_reason,
+            completion_ids=action.completion_ids(),
+            completion_text=action.completion_text() if action.messages else None,
+            messages=action.messages,
+            step=action.step,
         )
         result = await asyncio.wrap_future(self._submit(request))
-        if result.reward is None:
-            raise EpisodeError("reward_error", f"{result.status} after {result.attempts} attempts: {result.error}")
+        check_scored(result)
+        assert result.reward is not None
         # Whoever takes a single response knows that one without an end was the episode's last word.
         return StepResult(
             reward=result.reward.value,

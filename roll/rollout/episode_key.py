@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from roll.envs.base import Observation, StepResult
 from roll.types.episode import FinishReason, Task
@@ -17,6 +17,14 @@ class Action:
 
     text: str
     finish_reason: FinishReason
+    completion_ids: Callable[[], Sequence[int] | None] = lambda: None
+    """Gives the tokens after the context's first prompt, up to this response."""
+    completion_text: Callable[[], str] = lambda: ""
+    """Gives their text, without special tokens."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """What was said after the prompt, this response included, where that is more than it."""
+    step: int | None = None
+    """Steps that were trained when the episode began."""
 
 
 class EpisodeEnv(Protocol):
@@ -43,6 +51,11 @@ class EpisodeKey:
     step: int
     position: int  # Place of the task in the step's plan
     member: int
+
+    @property
+    def trained_steps(self) -> int:
+        """Steps that were trained when the episode began. A validation has the number of the step before it."""
+        return max(0, self.step - (self.purpose != "val"))
 
     def name(self, task: Task) -> str:
         """Return the unique name of the episode within a run."""

@@ -18,7 +18,7 @@ from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_key import EpisodeKey
 from roll.rollout.progress import RolloutProgress
 from roll.strategies.base import SamplingParams
-from roll.types.episode import Group, Task, Trajectory
+from roll.types.episode import LEFT_OUT, Group, Task, Trajectory
 from roll.types.metrics import Metrics
 
 
@@ -290,8 +290,8 @@ class GroupFilter:
         group = outcome.group
         self._any_well = self._any_well or bool(group.survivors)
         for trajectory in (*group.trajectories, *outcome.replaced):
-            if trajectory.status == "filtered":
-                metrics.add_sum("rollout/filtered_responses", 1)
+            if trajectory.status in LEFT_OUT:
+                metrics.add_sum(f"rollout/{trajectory.status}_responses", 1)
                 self._any_well = True
             elif not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
@@ -303,10 +303,14 @@ class GroupFilter:
         if outcome.surplus:
             metrics.add_sum("rollout/surplus_episodes", outcome.surplus)
         if len(group.survivors) < self._min_survivors:
-            filtered = any(trajectory.status == "filtered" for trajectory in group.trajectories)
-            reason = f"fewer than {self._min_survivors} usable responses"
-            reason = f"filtered: {reason} are left by response_filter_config" if filtered else reason
-            metrics.add_sum("rollout/filtered_groups" if filtered else "rollout/failed_groups", 1)
+            statuses = {trajectory.status for trajectory in group.trajectories}
+            reason, dropped = f"fewer than {self._min_survivors} usable responses", "failed"
+            if "filtered" in statuses:
+                reason, dropped = f"filtered: {reason} are left by response_filter_config", "filtered"
+            elif "unscored" in statuses:
+                why = next(t.error for t in group.trajectories if t.status == "unscored")
+                reason, dropped = f"unscored: {reason}; {why}", "unscored"
+            metrics.add_sum(f"rollout/{dropped}_groups", 1)
         else:
             kept_out = self._keep(group) if self._min_survivors else None
             if kept_out is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roll.types.episode import Trajectory
+from roll.types.episode import LEFT_OUT, Trajectory
 
 _LONGEST_FAILURE = 300
 
@@ -43,7 +43,7 @@ class RolloutProgress:
     def ended(self, trajectory: Trajectory) -> None:
         """Count an episode that has ended by itself."""
         self.episodes_ended += 1
-        if not trajectory.trainable and trajectory.status != "filtered":
+        if not trajectory.trainable and trajectory.status not in LEFT_OUT:
             self.episodes_failed += 1
             words = (trajectory.error or "").strip().partition("\n")[0]
             self.last_failure = f"{trajectory.id}, {trajectory.status}: {words}"[:_LONGEST_FAILURE]

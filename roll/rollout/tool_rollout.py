@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from typing import Any
 
-from roll.envs.base import Observation
+from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
 from roll.rollout.episode_envs import row_messages
@@ -12,17 +14,38 @@ from roll.rollout.tool_turns import ToolTurns
 from roll.tools.interactions import Interactions, Messages, UserSession
 from roll.tools.rows import row_interaction, row_tool_kwargs, row_tools
 from roll.tools.toolbox import EpisodeTools
+from roll.types.chat import ToolCall
 from roll.types.episode import EpisodeError
 
 INTERACTION_PART = "interaction"
 """Part of a reward: what a simulated user scored, by its weight."""
 
 
+def chat_message(message: Message) -> dict[str, Any]:
+    """Return a message as data sets and TRL's completions have it: calls as functions, their arguments as values."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.name:
+        shown["name"] = message.name
+    if message.tool_calls:
+        calls = [{"name": call.name, "arguments": _arguments(call)} for call in message.tool_calls]
+        shown["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+    return shown
+
+
+def _arguments(call: ToolCall) -> Any:
+    try:
+        return json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+
+
 class ToolRollout:
     """Plays the episodes of one domain; implements `Rollout`.
 
-    The reward function is given the last response. An episode that ends because of a limit (turns, tokens, room) is
-    scored likewise and counts as truncated.
+    The reward function is given the last response, and one of TRL's kind all messages after the prompt. An episode that
+    ends because of a limit (turns, tokens, room) is scored likewise and counts as truncated.
 
     Args:
         interaction: who plays the user where a row doesn't say; None: nobody.
@@ -59,11 +82,13 @@ class ToolRollout:
     async def _play(self, episode: Episode, tools: EpisodeTools | None, user: UserSession | None) -> None:
         prompt = await episode.first_prompt()
         history: Messages = [{"role": m.role, "content": m.content} for m in row_messages(episode.task)]
+        completion: list[dict[str, Any]] = []  # what reward functions that read conversations are given
         left, cut_off = self._turns.max_turns, False
         while True:
             said = await self._turns.respond(episode, prompt, tools, max_turns=left)
             left -= said.turns
             history += [{"role": message.role, "content": message.content} for message in said.messages]
+            completion += map(chat_message, said.messages)
             cut_off = said.ended in ("turns", "room")
             if user is None or said.ended != "answer":
                 break
@@ -72,12 +97,13 @@ class ToolRollout:
             if over:
                 break
             history.append({"role": "user", "content": text})
+            completion.append({"role": "user", "content": text})
             episode.answered(episode.number_of(said.completion), text)
             prompt = self._agent.reply(Observation.of(text), said.completion.token_ids)
             cut_off = not left or len(prompt) >= episode.room
             if cut_off:
                 break
-        await episode.step_env()
+        await episode.step_env(messages=completion)
         if cut_off:
             episode.truncate()
         if user is not None:

@@ -63,6 +63,15 @@ class TurnTree:
             chain.from_iterable(part for turn in reversed(walk) for part in (turn.prompt_ids, turn.response_ids))
         )
 
+    def completion(self, number: int) -> tuple[int, ...]:
+        """Return what follows the first prompt of a turn's context, up to the end of the turn."""
+        first = number
+        while (parent := self._parents[first]) is not None:
+            first = parent
+        if first == number:
+            return tuple(self._turns[number].response_ids)
+        return self.tokens(number)[len(self._turns[first].prompt_ids) :]
+
     def stored(self) -> tuple[Turn, ...]:
         """Return the turns depth first, as `Trajectory` holds them: a turn's continuations in the order of numbers."""
         place: dict[int | None, int] = {None: -1}

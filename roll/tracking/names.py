@@ -125,6 +125,8 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("rollout/rows", "rows", "Training rows: an episode has one for every context that began in it", "sum"),
         _M("rollout/filtered_groups", "groups", "Groups dropped by a filter", "sum"),
         _M("rollout/filtered_responses", "responses", "Responses left out by `response_filter_config`", "sum"),
+        _M("rollout/unscored_responses", "responses", "Responses that no reward function scores (None)", "sum"),
+        _M("rollout/unscored_groups", "groups", "Groups dropped since too few of their responses are scored", "sum"),
         _M("rollout/failed_groups", "groups", "Groups dropped for too few members", "sum"),
         _M("rollout/failed_episodes", "responses", "Episodes that failed, never trained on", "sum"),
         _M("rollout/failed_<status>", "responses", "Those of this status", "sum"),

@@ -15,8 +15,12 @@ import numpy as np
 from roll.types.columns import Column, PackedColumns
 
 FinishReason = Literal["stop", "length", "abort"]
-Status = Literal["ok", "truncated", "filtered", "env_error", "reward_error", "timeout", "aborted"]
-"""`filtered`: nothing went wrong, but the configuration says not to train on it (`response_filter_config`)."""
+Status = Literal["ok", "truncated", "filtered", "unscored", "env_error", "reward_error", "timeout", "aborted"]
+"""`filtered`: nothing went wrong, but the configuration says not to train on it (`response_filter_config`).
+`unscored`: nothing went wrong either, but no reward function scores this row."""
+
+LEFT_OUT: frozenset[Status] = frozenset({"filtered", "unscored"})
+"""Statuses of what isn't trained on, though nothing failed."""
 
 TRAINABLE: frozenset[Status] = frozenset({"ok", "truncated"})
 """Statuses whose reward says something about the policy."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,15 @@ class Signature:
     """As it is written, for messages."""
     too_few: bool = False
     """It doesn't take as many parameters by position as were skipped."""
+    unnamed: tuple[str, ...] = ()
+    """Those without a default that can't be given by name."""
+    returns: str = ""
+    """The annotation of what it returns."""
+
+    @property
+    def returns_function(self) -> bool:
+        """Whether it says that it makes functions."""
+        return self.returns.partition("[")[0].rpartition(".")[2] == "Callable"
 
     def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield (name, what is wrong with it) of arguments that are unknown, missing, or of another type."""
@@ -57,6 +67,8 @@ class CallStyle:
     """It takes several responses and returns a list."""
     columns: bool = False
     """It takes the columns of the data by name."""
+    needs_truth: bool = False
+    """It is given the row's ground truth, and fails for a row without."""
 
 
 NATIVE = CallStyle("fn(response, task, **reward_kwargs)", 2, frozenset({"finish_reason", "sandbox"}))
@@ -67,32 +79,88 @@ VERL = CallStyle(
     "fn(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs)",
     0,
     frozenset({"data_source", "solution_str", "ground_truth", "extra_info", "sandbox"}),
+    needs_truth=True,
+)
+VERL_LISTS = CallStyle(
+    "fn(data_sources=, solution_strs=, ground_truths=, extra_infos=, **reward_kwargs), with lists",
+    0,
+    frozenset({"data_sources", "solution_strs", "ground_truths", "extra_infos", "sandbox"}),
+    batch=True,
+    needs_truth=True,
 )
 TRL = CallStyle(
-    "fn(prompts=, completions=, **columns, **reward_kwargs), with lists",
+    "fn(prompts=, completions=, completion_ids=, trainer_state=, log_extra=, log_metric=, **columns, "
+    "**reward_kwargs), with lists",
     0,
-    frozenset({"prompts", "completions", "sandbox"}),
+    frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "sandbox"}),
     batch=True,
     columns=True,
 )
+NEVER_PASSED = {
+    "environments": "TRL passes it with environment_factory, and there is none here",
+    "reward_router_address": "verl passes it with a reward model, and there is none of verl's here",
+    "reward_model_tokenizer": "verl passes it with a reward model, and there is none of verl's here",
+}
+"""What the functions of others may ask for and never get."""
+
+
+TOO_FEW = (
+    "it takes too few arguments, and none of these names, which say whose signature it has: response and task, "
+    "solution_str (verl), completions, prompts or completion_ids (TRL)"
+)
+
+
+MAKES_REWARDS = (
+    "it returns a function: call it in a file of your own, as in `short = make_reward(100)`, and name what it returns, "
+    "my_rewards.py:short"
+)
+
+
+def is_async_callable(function: Callable[..., Any]) -> bool:
+    """Return whether a function, a partial of one, or an object with `__call__` is async."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def call_style(names: Sequence[str]) -> CallStyle:
     """Return how a reward function with these parameters is called."""
-    if "solution_str" in names and "ground_truth" in names:
-        return VERL
-    if "completions" in names:
-        return TRL
-    return BATCH if list(names[:2]) == ["responses", "tasks"] else NATIVE
+    for first, style in ((["response", "task"], NATIVE), (["responses", "tasks"], BATCH)):
+        if list(names[:2]) == first:
+            return style
+    for telling, style in (
+        (("solution_str",), VERL),
+        (("solution_strs",), VERL_LISTS),
+        (("prompts", "completions", "completion_ids"), TRL),
+    ):
+        if any(name in names for name in telling):
+            return style
+    return NATIVE
 
 
-def reward_problems(takes: Signature, style: CallStyle, kwargs: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (name, what is wrong with it) of a reward function's options. Of a function that takes columns it isn't
-    known which ones there are."""
+def reward_problems(
+    takes: Signature, style: CallStyle, kwargs: Mapping[str, Any], columns: Collection[str] | None = None
+) -> list[tuple[str, str]]:
+    """Return (name, what is wrong with it) of a reward function's options.
+
+    Args:
+        columns: of the data, for a function that takes them; None: nobody knows which there are.
+    """
     by_process = {name for name in style.given if name in takes.annotations}
-    required = frozenset() if style.columns else takes.required - by_process
+    required = takes.required - by_process
     own = {name: text for name, text in takes.annotations.items() if name not in style.given or name in kwargs}
-    return list(replace(takes, required=required, annotations=own).problems(kwargs))
+    missing = [name for name in sorted(required - set(kwargs)) if name in NEVER_PASSED]
+    wrong = [(name, f"it has no default; {NEVER_PASSED[name]}") for name in missing]
+    required -= set(missing)
+    if style.columns:
+        if columns is not None:
+            there = ", ".join(sorted(columns)) or "none"
+            absent = sorted(required - set(kwargs) - set(columns))
+            wrong += [(name, f"no row has such a column, and it has no default; columns: {there}") for name in absent]
+        required = frozenset()
+    if style.positional == 0 and takes.unnamed:
+        wrong += [(name, "it can be given by position alone, and is called by name") for name in takes.unnamed]
+    return wrong + list(replace(takes, required=required, annotations=own).problems(kwargs))
 
 
 def signature_of(function: Callable[..., Any], *, skip: int) -> Signature:
@@ -108,6 +176,8 @@ def signature_of(function: Callable[..., Any], *, skip: int) -> Signature:
         takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
         text=str(signature),
         too_few=len(by_position) < skip and not any(p.kind is p.VAR_POSITIONAL for p in first),
+        unnamed=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty),
+        returns="" if inspect.isclass(function) else _text(signature.return_annotation),
     )
 
 
@@ -131,15 +201,40 @@ def signature_in_source(node: ast.AST, *, skip: int) -> Signature:
         takes_any=spec.kwarg is not None,
         text=f"({ast.unparse(spec)})",
         too_few=len(positional) < skip and spec.vararg is None,
+        unnamed=tuple(one.arg for one in spec.posonlyargs[skip:] if one.arg in required),
+        returns=ast.unparse(node.returns) if node.returns else "",
     )
 
 
-def call_style_in_source(node: ast.AST) -> CallStyle:
-    """Return how a reward function is called that is only read."""
+STATE_ATTRIBUTES = ("global_step", "max_steps")
+"""What a reward function is told of TRL's `trainer_state`."""
+
+
+def unknown_state(node: ast.AST) -> list[str]:
+    """Return the attributes of `trainer_state` that a function reads and isn't told, in its source."""
+    read = {
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute)
+        and ast.unparse(part.value) in ("trainer_state", "kwargs['trainer_state']", "kwargs.get('trainer_state')")
+    }
+    return sorted(read - set(STATE_ATTRIBUTES))
+
+
+def unknown_state_message(names: Sequence[str]) -> str:
+    """Return what is wrong with reading these."""
+    return (
+        f"it reads trainer_state.{', trainer_state.'.join(names)}, and reward functions here are told "
+        f"{' and '.join(STATE_ATTRIBUTES)} alone"
+    )
+
+
+def parameter_names(node: ast.AST) -> list[str]:
+    """Return the names of the parameters of a function that is only read."""
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return NATIVE
+        return []
     spec = node.args
-    return call_style([one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)])
+    return [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
 
 
 def _text(annotation: Any) -> str:

@@ -12,7 +12,7 @@ from roll.tracking.rollouts import Kind, clean
 from roll.view.api import Api
 from roll.view.runs import Run
 
-FAILED = ("env_error", "reward_error", "timeout", "aborted")
+FAILED = ("unscored", "env_error", "reward_error", "timeout", "aborted")
 """Statuses of episodes that have no reward."""
 KIND_WORDS: dict[Kind, str] = {"train": "trained on", "dropped": "dropped", "validation": "of validations"}
 _DEEPEST = 100  # levels of a tool call's arguments: writing them takes several frames of the stack for each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import pickle
 from pathlib import Path
@@ -123,6 +124,18 @@ def test_a_function_that_cannot_be_called_is_refused_with_all_else_and_without_a
     assert "roll-" not in said.replace("given/", "")
     with pytest.raises(ConfigError, match="1 problem in the given configuration"):
         roll.check({})
+
+
+def test_a_function_that_needs_columns_which_the_given_rows_lack_is_refused(here, tiny_model):
+    def graded(completions, rubric, **kwargs):
+        return [1.0 for _ in completions]
+
+    settings = {**SETTINGS, "pretrain": tiny_model}
+    with pytest.raises(ConfigError, match="rubric: no row has such a column, and it has no default"):
+        roll.check(settings, reward=graded, data=ROWS)
+    assert roll.check(settings, reward=graded, data=[{**row, "rubric": "short"} for row in ROWS])
+    with pytest.raises(ConfigError, match="rubric: no row has such a column"):
+        roll.check(settings, reward=functools.partial(graded, weight=2), data=ROWS)
 
 
 @pytest.mark.parametrize(

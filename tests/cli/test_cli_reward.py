@@ -30,6 +30,25 @@ def strict(response, task, *, scale: float = 1.0):
 """
 
 
+TRL = """
+def one_for_all(completions, **kwargs):
+    return [1.0]
+
+def even_alone(completions, answer, **kwargs):
+    return [float(a in c) if int(a) % 2 == 0 else None for a, c in zip(answer, completions)]
+
+def none(completions, **kwargs):
+    return [None] * len(completions)
+
+def in_messages(prompts, completions, answer, **kwargs):
+    assert all(prompt[0]["role"] == "user" for prompt in prompts)
+    return [float(a in c[0]["content"]) for a, c in zip(answer, completions)]
+
+def short(completion_ids, **kwargs):
+    return [float(0 < len(ids) < 5) for ids in completion_ids]
+"""
+
+
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -216,3 +235,47 @@ def test_the_response_made_of_a_reference_answer(
     answer = answer_text(name, truth, kwargs)
     assert filled(reference_template(name, kwargs), answer) == reference
     assert perturbed(name, answer) == wrong
+
+
+def test_functions_that_take_lists_are_given_lists_in_every_domain(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from roll.configs.schema.reward_config import RewardConfig
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+    (tmp_path / "trl.py").write_text(TRL)
+    rewards = {"a": RewardConfig(name=f"{tmp_path}/trl.py:one_for_all"), "b": RewardConfig(name="gsm8k")}
+    config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards=rewards)
+    monkeypatch.setattr("roll.cli.train.load", lambda *_: config)
+    file = tmp_path / "run.yaml"
+    file.write_text("pipeline: rlvr\n")
+    data = rows(tmp_path / "d.jsonl", *({"prompt": "x", "answer": "4", "tag": "ab"[i % 2]} for i in range(40)))
+    for subject in (f"{tmp_path}/trl.py:one_for_all", str(file)):
+        status, out, err = ran(capsys, subject, data, "--show", "1000")
+        assert status == 1, err
+        assert "'one_for_all' returned 1 value for" in out
+
+
+def test_rows_that_a_function_does_not_score_are_counted_and_no_exceptions(capsys: Any, tmp_path: Path):
+    (tmp_path / "trl.py").write_text(TRL)
+    data = rows(tmp_path / "d.jsonl", {"prompt": "x", "answer": "4"}, {"prompt": "x", "answer": "7"})
+    status, out, _ = ran(capsys, f"{tmp_path}/trl.py:even_alone", data)
+    # Of the row with 7 three responses: empty, reference and perturbed.
+    assert (status, out) == (0, "2 rows, 3 responses that the function doesn't score (None), 0 exceptions\n")
+    status, _, err = ran(capsys, f"{tmp_path}/trl.py:none", data)
+    assert status == 2
+    assert "it returned None for all" in err
+
+
+def test_prompts_that_are_messages_come_as_messages(capsys: Any, tmp_path: Path):
+    (tmp_path / "trl.py").write_text(TRL)
+    data = rows(tmp_path / "d.jsonl", {"prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4"})
+    assert ran(capsys, f"{tmp_path}/trl.py:in_messages", data)[:2] == (0, "1 rows, 0 exceptions\n")
+
+
+def test_a_function_that_reads_tokens_is_refused_without_the_model_that_writes_them(capsys: Any, tmp_path: Path):
+    (tmp_path / "trl.py").write_text(TRL)
+    data = rows(tmp_path / "d.jsonl", {"prompt": "x", "answer": "4"})
+    status, _, err = ran(capsys, f"{tmp_path}/trl.py:short", data)
+    assert status == 2
+    assert "completion_ids: only the episodes of a run have them" in err

@@ -462,6 +462,25 @@ def test_query_filters_replace_groups_by_other_prompts(small):
     assert {(line["reason"], tuple(line["sample"]["scores"])) for line in dropped} == {("filtered_group", (-0.5, -0.5))}
 
 
+def test_responses_that_no_function_scores_leave_their_group_and_are_counted(small):
+    count = "import itertools\nnumbers = itertools.count()\n"
+    reward = f"{count}def case(completions, **kwargs):\n    return [next(numbers) % 4 or None for _ in completions]\n"
+    keys = ("num_return_sequences_in_group=8", "rollout_batch_size=1", "adv_estimator=dr_grpo")
+    run = small(*keys, reward=reward, dump=True)
+    rows = run.rollouts()
+    assert sorted(row.reward for row in rows) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]  # two of eight are None
+    assert {round(row.advantages[-1], 6) for row in rows} == {-1.0, 0.0, 1.0}, "compared with the six that are left"
+    assert run.last["rollout/unscored_responses"] == run.last["dropped/unscored_response"] == 2
+    assert "rollout/failed_episodes" not in run.last
+    assert run.lines("dropped.jsonl")[0]["detail"].startswith("no reward function scores this row")
+
+
+def test_a_run_whose_rows_no_function_scores_ends_with_that_reason(small):
+    reward = "def case(completions, **kwargs):\n    return [None for _ in completions]\n"
+    with pytest.raises(FilterBudgetExhausted, match="unscored: fewer than 2 usable responses; no reward"):
+        small(reward=reward)
+
+
 def test_response_filters_leave_out_single_responses_before_their_group_is_compared(small):
     count = "import itertools\nnumbers = itertools.count()\n"
     reward = f"{count}def case(response, task):\n    return float(next(numbers) % 4)\n"

@@ -23,12 +23,13 @@ def test_a_function_explains_in_its_dict_or_its_reward():
 
 
 def test_parts_of_a_weighted_reward_explain_under_their_names():
-    parts = {
-        "tests": (1.0, lambda *_: Reward(1.0, explanation="3 of 3 passed")),
-        "form": (0.5, lambda *_: Reward(0.0)),
-        "style": (0.5, lambda *_: Reward(0.5, explanation="long lines")),
+    scores = {
+        "tests": Reward(1.0, explanation="3 of 3 passed"),
+        "form": Reward(0.0),
+        "style": Reward(0.5, explanation="long lines"),
     }
-    assert weighted("", TASK, parts=parts).explanation == "tests: 3 of 3 passed\n\nstyle: long lines"
+    found = weighted(scores, {"tests": 1.0, "form": 0.5, "style": 0.5})
+    assert found is not None and found.explanation == "tests: 3 of 3 passed\n\nstyle: long lines"
     assert explained({}) == explained({"a": ""}) == ""
 
 

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from roll.catalog.rewards import REWARDS
-from roll.rewards.base import Reward, RewardLoadError, RewardOutputError, RewardSpec, as_reward
+from roll.rewards.base import Reward, RewardLoadError, RewardOutputError, RewardRequest, RewardSpec, as_reward
 from roll.rewards.reward_registry import load_reward
 from roll.types.episode import Task
 
 CUSTOM = str(Path(__file__).with_name("rewards_custom.py"))
 TASK = Task(id="t:1", source="t", payload={"ground_truth": "72"}, seed=0, tag="t", domain="d")
+
+
+def request(response: str, task: Task = TASK, **more: Any) -> RewardRequest:
+    return RewardRequest(id=task.id, domain="d", response=response, task=task, **more)
 
 
 @pytest.mark.parametrize("name", sorted(REWARDS))
@@ -119,10 +123,10 @@ def test_trls_signature_is_called_as_trl_does() -> None:
 
 def test_a_function_that_takes_lists_scores_several_in_one_call() -> None:
     reward = load_reward(RewardSpec(name=f"{CUSTOM}:lists"))
-    scored = reward.score_all([("a", TASK, "stop"), ("bcd", TASK, "length")])
+    scored = reward.score_all([request("a"), request("bcd", finish_reason="length")])
     assert [(one.value, one.parts["together"], one.parts["stopped"]) for one in scored] == [(1, 2, 1), (3, 2, 0)]
     assert reward("abcd", TASK).value == 4.0
-    with pytest.raises(RewardOutputError, match="was given 1 responses and returned 2"):
+    with pytest.raises(RewardOutputError, match="returned 2 values for 1 responses, expected a list of 1"):
         load_reward(RewardSpec(name=f"{CUSTOM}:wrong_lists"))("a", TASK)
 
 

@@ -83,7 +83,7 @@ def own(tmp_path, monkeypatch):
 CALCULATOR = ToolConfig(name="calculator")
 
 
-def played(*answers, tools=(CALCULATOR,), payload=None, use=None, limit=10_000, **more):
+def played(*answers, tools=(CALCULATOR,), payload=None, use=None, limit=10_000, requests=None, **more):
     """(the engines, the trajectory, what the reward function was given)"""
     use, asked = use or ToolUseConfig(), []
     agent = Agent(CHAT)
@@ -92,6 +92,8 @@ def played(*answers, tools=(CALCULATOR,), payload=None, use=None, limit=10_000, 
 
     def score(request):
         asked.append(request.response)
+        if requests is not None:
+            requests.append(request)
         return 1.0
 
     with Toolbox(tools) as toolbox:
@@ -125,6 +127,24 @@ def test_calls_are_answered_in_the_same_context_until_a_response_calls_nothing()
     assert CHAT.decode(row.row("token_ids", 0)) == engines.texts[2] + "It is 43."
     trained = [t for t, m in zip(row.row("token_ids", 0), row.row("action_mask", 0), strict=True) if m]
     assert CHAT.decode(trained) == first + CALL % "42+1" + "It is 43."
+
+
+def test_a_reward_function_can_read_the_whole_conversation_and_its_tokens():
+    requests = []
+    first = f"Let me see. {CALL % '6*7'}"
+    _, trajectory, _ = played(first, "It is 42.", requests=requests)
+    (request,) = requests
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "6*7"}}}
+    assert list(request.messages) == [
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "content": "42", "name": "calculator"},
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    # All tokens behind the first prompt: two responses, and the reply between them.
+    reply = "<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert CHAT.decode(request.completion_ids) == first + reply + "It is 42."
+    assert request.completion_text == CHAT.decode(request.completion_ids, skip_special_tokens=True)
+    assert (request.step, len(trajectory.turns)) == (KEY.step - 1, 2)
 
 
 def test_parallel_calls_are_answered_in_their_order_and_those_beyond_the_limit_are_refused():

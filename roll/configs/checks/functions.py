@@ -13,14 +13,24 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.envs import hub_of
 from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS, TrackerEntry
+from roll.configs.checks.definitions import definition_in, module_file
 from roll.configs.checks.folders import nearby
+from roll.configs.checks.reward_columns import RewardColumns
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.preference_config import DPOConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.utils.signatures import call_style_in_source, reward_problems, signature_in_source
+from roll.utils.signatures import (
+    MAKES_REWARDS,
+    TOO_FEW,
+    parameter_names,
+    reward_problems,
+    signature_in_source,
+    unknown_state,
+    unknown_state_message,
+)
 
 Arguments = tuple[str, Mapping[str, Any]]
 """The key of keyword arguments, and what it says."""
@@ -65,36 +75,39 @@ def preference_checks(config: DPOConfig) -> Iterator[Violation]:
 
 
 def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
-    """So do rewards, with their options, and rollouts."""
-    custom = config.custom_reward_function
+    """So do rewards, with their options and the columns that they take, and rollouts."""
+    custom, columns = config.custom_reward_function, RewardColumns(config)
     for domain, reward in config.rewards.items():
         args = (f"rewards.{domain}.reward_kwargs", reward.reward_kwargs)
         if OWN_PATH.match(reward.name):
-            yield from _named_reward(f"rewards.{domain}.name", reward.name, args)
+            yield from _named_reward(f"rewards.{domain}.name", reward.name, args, (columns, domain))
         elif reward.name in REWARDS:
             yield from _built_in(reward.name, args)
         elif reward.name == "custom" and custom is not None:
             path = f"{custom.path}:{custom.name}"
             args = (args[0], {**custom.reward_kwargs, **args[1]})
-            yield from _named_reward("custom_reward_function.path", path, args)
+            yield from _named_reward("custom_reward_function.path", path, args, (columns, domain))
         for part, term in reward.parts.items():
             where = f"rewards.{domain}.parts.{part}"
             args = (f"{where}.reward_kwargs", term.reward_kwargs)
             if OWN_PATH.match(term.name):
-                yield from _named_reward(f"{where}.name", term.name, args)
+                yield from _named_reward(f"{where}.name", term.name, args, (columns, domain))
             elif term.name in REWARDS:
                 yield from _built_in(term.name, args)
         if reward.rollout is not None:
             yield from named_checks(f"rewards.{domain}.rollout", reward.rollout, "class")
 
 
-def _named_reward(key: str, value: str, args: Arguments) -> Iterator[Violation]:
-    """There is such a function; one in a file can be called as it will be."""
+def _named_reward(
+    key: str, value: str, args: Arguments, rows: tuple[RewardColumns, str] | None = None
+) -> Iterator[Violation]:
+    """There is such a function, and it can be called as it will be, as far as its source says."""
     missing = list(named_checks(key, value))
     yield from missing
     where, _, name = value.rpartition(":")
-    if where.endswith(".py") and not missing:
-        yield from _reward_arguments(Path(where).expanduser(), name, value, args)
+    file = Path(where).expanduser() if where.endswith(".py") else module_file(where)
+    if file is not None and not missing:
+        yield from _reward_arguments(file, name, value, args, rows, key)
 
 
 def _built_in(reward: str, args: Arguments) -> Iterator[Violation]:
@@ -156,21 +169,39 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
         yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
 
 
-def _reward_arguments(file: Path, name: str, value: str, args: Arguments) -> Iterator[Violation]:
-    key, given = args
-    node, where = definition(file, name), f"{key.rpartition('.')[0]}.name"
-    if isinstance(node, ast.ClassDef):
+def _reward_arguments(
+    file: Path, name: str, value: str, args: Arguments, rows: tuple[RewardColumns, str] | None = None, where: str = ""
+) -> Iterator[Violation]:
+    (key, given), found = args, definition_in(file, name)
+    where = where or f"{key.rpartition('.')[0]}.name"
+    if found is None:
+        return
+    if found.is_class:
         yield Violation(where, f"a function, plain or async; {name} is a class", f"see {file}", value)
         return
-    style = call_style_in_source(node)
-    signature = signature_in_source(node, skip=style.positional)
+    style = found.style
+    signature = found.signature(skip=style.positional)
     call = f"{name}{signature.text} is called as {style.called}"
-    if signature.too_few:
-        yield Violation(where, f"a function that can be called; {call}", f"see {file}", value)
-    for arg, said in reward_problems(signature, style, given):
-        yield Violation(
-            f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}: {call}", given.get(arg, NO_VALUE)
-        )
+    unfit = MAKES_REWARDS if signature.returns_function else TOO_FEW if signature.too_few else None
+    if unfit is not None:
+        yield Violation(where, f"a function that can be called: {unfit}; {call}", f"see {file}", value)
+        return
+    columns = None
+    if style.columns and rows is not None:
+        columns = rows[0].of(rows[1], signature.required - style.given - set(given))
+    for arg, problem in reward_problems(signature, style, given, columns):
+        if arg in given or not style.columns:
+            expected = f"an argument of {value}: {problem}"
+            yield Violation(f"{key}.{arg}", expected, f"see {file}: {call}", given.get(arg, NO_VALUE))
+        else:
+            yield Violation(where, f"a function that can be called; {arg}: {problem}", f"see {file}: {call}", value)
+    if style.columns and (names := unknown_state(found.node)):
+        yield Violation(where, f"a function that can be called; {unknown_state_message(names)}", f"see {file}", value)
+    if style.needs_truth and rows is not None and set(parameter_names(found.node)) & {"ground_truth", "ground_truths"}:
+        there = rows[0].of(rows[1], ("ground_truth",))
+        if there is not None and "ground_truth" not in there:
+            expected = f"rows with a ground truth, which this function is given; columns: {', '.join(sorted(there))}"
+            yield Violation(where, expected, "name the column in data_args.ground_truth", value)
 
 
 def definition(file: Path, name: str) -> ast.AST:

@@ -125,7 +125,7 @@ class RewardConfig:
     null: one prompt, one response."""
     tools: tuple[str, ...] = one_or_many()
     """Names in `tools` that the policy can call in this domain's episodes, over several turns (`tool_use.max_turns`).
-    The reward function is given the last response. Empty: none."""
+    The reward function is given the last response, one of TRL's or verl's kind all of them. Empty: none."""
     interaction: str | None = None
     """Name in `interactions` of the simulated user who answers this domain's responses; a row's `interaction_kwargs`
     may name another. null: nobody, unless the row says so."""

@@ -228,6 +228,8 @@ class _Play:
             id=self._episode.name, domain=self._tag, response=answer, task=self._episode.task, finish_reason="stop"
         )
         result = await asyncio.wrap_future(self._submit_reward(request))
+        if result.status == "unscored":
+            raise _Reward("unscored", result.error)
         if result.reward is None:
             raise _Reward("reward_error", f"{result.status} after {result.attempts} attempts: {result.error}")
         return Score(reward=result.reward.value, parts=result.reward.parts, answer=result.reward.answer)
