@@ -244,7 +244,9 @@ def _add_eval(groups: Any) -> None:
     score.add_argument(
         "--response_key", "--response", default="response", metavar="COLUMN", help="text, or list of texts (response)"
     )
-    score.add_argument("--prompt_key", metavar="COLUMN", help="what responses to one question share (default: `row`)")
+    score.add_argument(
+        "--prompt_key", metavar="COLUMN", help="what responses to one question share (default: the row without them)"
+    )
     score.add_argument("--data_source_key", metavar="COLUMN", help="kind of task (default: `tag`, else `data_source`)")
     score.add_argument(
         "--reward_model_key", metavar="COLUMN", help="ground truth, or what has one (default: `ground_truth`, ...)"
