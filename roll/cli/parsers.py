@@ -144,7 +144,12 @@ def _add_export(groups: Any) -> None:
     parser.add_argument(
         "run_folder", metavar="RUN", help="the run's folder (its output_dir), or a checkpoint's folder or address"
     )
-    parser.add_argument("--step", type=int, help="of the run's checkpoint (default: the newest)")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="N|best",
+        help="of the run's checkpoint (default: the newest); best: see save_best",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -230,6 +235,16 @@ def _add_profile(groups: Any) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
     parser.add_argument("--step", type=int, help="show this profiled step alone (default: all, and the run's timings)")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="operators that are listed (default 10)")
+
+
+def _step(text: str) -> int | str:
+    """Return the number of a step, or `best`."""
+    if text == "best":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected the number of a step, or best") from None
 
 
 def _add_eval(groups: Any) -> None:
@@ -322,7 +337,12 @@ def _add_serve(groups: Any) -> None:
         "roll.cli.serve:serve",
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL_OR_RUN", help="Hugging Face folder or hub id, or the folder of a run")
-    parser.add_argument("--step", type=int, help="of the run's checkpoint (default: its last model)")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="N|best",
+        help="of the run's checkpoint (default: its last model); best: see save_best",
+    )
     parser.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
     parser.add_argument("--engines", type=int, default=1, help="so many, each with the whole model (default 1)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine)")

@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from roll.utils.metric_names import name_part as name_part
+from roll.utils.metric_names import name_parts as name_parts
+
 
 @dataclass(frozen=True, slots=True)
 class MetricName:
@@ -373,27 +376,6 @@ TIMING_PREFIXES = ("time/", "throughput/", "memory/", "judge/")
 def is_timing(name: str) -> bool:
     """Return True for a metric that depends on the machine; comparisons of runs leave it out."""
     return name.startswith(TIMING_PREFIXES)
-
-
-_ESCAPED = re.compile(r"%(?=[0-9A-Fa-f]{2})")
-
-
-def name_part(text: str) -> str:
-    """Return a text, such as a domain or a reward's part, as one part of a metric's name.
-
-    A slash, which would begin another part, and what can't be printed are written as in an address: `math/easy` is
-    `math%2Feasy`. Two texts never give the same.
-    """
-    text = _ESCAPED.sub("%25", text) or "\0"
-    return "".join(
-        c if c != "/" and c.isprintable() else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
-        for c in text
-    )
-
-
-def name_parts(text: str, prefix: str) -> str:
-    """Return the same, but for a beginning of its own that stays as it is: `env/` of `env/steps`."""
-    return prefix + name_part(text[len(prefix) :]) if text.startswith(prefix) else name_part(text)
 
 
 def undocumented(names: Iterable[str]) -> list[str]:
