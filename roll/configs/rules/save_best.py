@@ -82,7 +82,8 @@ def _is_unscored(config: RLVRConfig, metric: str) -> bool:
     """Whether only rewards that give every response 0 are behind a metric."""
     if metric.rpartition("/")[2] in ("length_mean", "failed"):
         return False
-    domains = [domain for domain in config.rewards if metric.startswith(f"val/{name_part(domain)}/")]
+    parts = metric.split("/")
+    domains = [domain for domain in config.rewards if len(parts) > 2 and parts[1] == name_part(domain)]
     return all(
         config.rewards[domain].name == "none" and not config.rewards[domain].models
         for domain in domains or config.rewards
