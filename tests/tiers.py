@@ -42,6 +42,8 @@ FULL = (
     # Other engines, and compilers.
     "strategies/test_engines_vllm*",
     "strategies/test_engines_device_buckets.py::test_vllm*",
+    "test_claims_about_packages.py::test_*vllm*",
+    "test_claims_about_packages.py::test_a_ray*",
     "strategies/test_engines_sglang*",
     "strategies/test_hf_compile.py::test_a_compiled_role*",
     "strategies/test_hf_half_stream.py::test_compiled_layers*",

@@ -227,8 +227,9 @@ def correct(
         bounds: dict[str, Any] = {"level": weight_level, "cap": weight_cap, "lower": weight_lower}
         weights = importance_weights(log_ratio, inside, **bounds, versions=versions)
         metrics.add_mean("mismatch/weight_mean", float(masked_sum(weights, inside)), tokens)
-        metrics.add_mean("mismatch/weight_capped_share", float((inside & (weights >= weight_cap)).sum()), tokens)
         undefined = inside & (weights == 0)  # a ratio that is defined is at least e^-20
+        bounded = inside & ~undefined & ((weights >= weight_cap) | (weights <= weight_lower))
+        metrics.add_mean("mismatch/weight_capped_share", float(bounded.sum()), tokens)
         if bool(undefined.any()):
             metrics.add_sum("mismatch/undefined_weights", float(undefined.sum()))
         if weight_mean_one:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from roll.checkpoint.best import LINK, Best, best_of
 from roll.checkpoint.files import MANIFEST, Checkpoint, CheckpointError, parse_manifest
 from roll.checkpoint.store import CheckpointStore, verify
 from roll.utils.disk import first_line
@@ -119,17 +120,19 @@ class RemoteCheckpoints:
             if size != record.size:
                 raise RemoteError(f"{target} has {size} bytes after its upload, expected {record.size}")
         _tried(lambda: self._put(checkpoint.path / MANIFEST, self._place(name, MANIFEST)))
-        self._prune(name)
+        self._prune(name, best_of(checkpoint.meta))
 
     def _put(self, source: Path, target: str) -> None:
         self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)  # does nothing in stores without folders
         self._fs.put_file(str(source), target)
 
-    def _prune(self, written: str) -> None:
-        """Remove what is beyond `max_to_keep` or left of an upload that was cut off, never what was just written."""
+    def _prune(self, written: str, best: Best | None) -> None:
+        """Remove what is beyond `max_to_keep` or left of an upload that was cut off, never what was just written, never
+        the best."""
         complete = self._complete()
         keep = complete if self._max_to_keep is None else complete[: self._max_to_keep]
         kept = {written, *(f"checkpoint-{checkpoint.step}" for checkpoint in keep)}
+        kept |= set() if best is None else {f"checkpoint-{best.step}"}
         unreadable = {name for name in self._named() if self._has_manifest(name)}
         unreadable -= {f"checkpoint-{checkpoint.step}" for checkpoint in complete}  # another version's, perhaps
         for name in set(self._named()) - kept - unreadable:
@@ -169,7 +172,10 @@ def download(url: str, folder: Path, seconds: float) -> Checkpoint:
     """
     parent, _, name = url.rstrip("/").rpartition("/")
     remote = RemoteCheckpoints(parent, seconds=seconds)
-    there = {f"checkpoint-{checkpoint.step}": checkpoint for checkpoint in remote.complete()}
+    complete = remote.complete()
+    there = {f"checkpoint-{checkpoint.step}": checkpoint for checkpoint in complete}
+    if name == LINK and complete and (best := best_of(complete[0].meta)) is not None:
+        name = f"checkpoint-{best.step}"
     if name not in there:
         listing = ", ".join(sorted(there)) or "no checkpoint-<step>"
         raise CheckpointError(f"{remote.shown} holds {listing}; {name} isn't a complete checkpoint there")

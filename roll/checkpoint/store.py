@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from roll.checkpoint.best import LINK, best_of, link_best, remove_dead_link, remove_unfinished_links
 from roll.checkpoint.files import (
     MANIFEST,
     Checkpoint,
@@ -100,6 +101,7 @@ class CheckpointStore:
         try:
             # Renamed first: a kill in the middle of deleting must not leave half of a checkpoint under its name.
             os.rename(checkpoint.path, doomed)
+            remove_dead_link(self.root)
             shutil.rmtree(doomed)
         except OSError as error:
             _logger.warning("couldn't delete the old checkpoint %s: %s", checkpoint.path, error)
@@ -117,6 +119,8 @@ class CheckpointStore:
             aside.mkdir()
             for path in self._named():
                 os.rename(path, aside / path.name)
+            if (self.root / LINK).is_symlink():
+                os.rename(self.root / LINK, aside / LINK)
         return aside
 
     def complete(self) -> list[Checkpoint]:
@@ -134,15 +138,29 @@ class CheckpointStore:
         """Return the complete checkpoint that was saved last."""
         return next(iter(self.complete()), None)
 
+    def best(self) -> Checkpoint | None:
+        """Return the complete checkpoint that the newest one says is the best so far; None: it says nothing, or that
+        one isn't here."""
+        there = self.complete()
+        best = best_of(there[0].meta) if there else None
+        return next((checkpoint for checkpoint in there if best is not None and checkpoint.step == best.step), None)
+
     def resolve(self, resume: bool | str | Path) -> Checkpoint | None:
         """Return the checkpoint to resume from, its hashes verified; None to start afresh.
 
         False: none. True: the newest intact one, which must exist. `auto`: the same, but none where none is there at
-        all. A path: that
-        one, also relative to the store's folder. A damaged newer checkpoint is skipped with a warning.
+        all. `best`: the one that `save_best` has chosen. A path: that one, also relative to the store's folder. A
+        damaged newer checkpoint is skipped with a warning.
         """
         if resume is False:
             return None
+        if resume == LINK:
+            if (best := self.best()) is None:
+                raise CheckpointError(
+                    f"resume_from_checkpoint is best, but {self.root} holds no best checkpoint ({self._listing()}); "
+                    "save_best chooses one while a run trains"
+                )
+            return verify(best.path)
         if resume is not True and str(resume) != "auto":
             return self._at(Path(resume))
         for checkpoint in self.complete():
@@ -220,16 +238,20 @@ class CheckpointStore:
         return old
 
     def _prune(self, written: int) -> None:
-        """Delete the oldest beyond `max_to_keep`, never the one just written, never a folder without our manifest."""
+        """Delete the oldest beyond `max_to_keep`, never the one just written, never the best, never a folder without
+        our manifest."""
         if self.max_to_keep is None:
             return
-        for checkpoint in self.complete()[self.max_to_keep :]:
-            if checkpoint.step == written:
-                continue
-            self.remove(checkpoint)
+        there = self.complete()
+        best = next((best_of(checkpoint.meta) for checkpoint in there if checkpoint.step == written), None)
+        retained = {written, *([] if best is None else [best.step])}
+        for checkpoint in there[self.max_to_keep :]:
+            if checkpoint.step not in retained:
+                self.remove(checkpoint)
 
     def _clean(self) -> None:
         """Remove what killed writers left, and only that. The lock is held, so none of them is alive."""
+        remove_unfinished_links(self.root)
         for path in list(self.root.iterdir()):
             match = _OURS.fullmatch(path.name)
             if match is None:
@@ -280,6 +302,8 @@ class Unfinished:
         `known`: size and hash of files that were flushed and hashed where they were written.
         """
         self._store._finish(self.folder, self.step, self._meta, known or {})
+        if (best := best_of(self._meta)) is not None:
+            link_best(self._store.root, best.step)
         self._store._prune(self.step)
         self.release()
 

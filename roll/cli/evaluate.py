@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from roll.cli.accuracy_table import (
+    ScoredResponse,
+    digest,
+    distinguishing_columns,
+    print_table,
+    question_key,
+    results_table,
+)
 from roll.cli.exits import Exit, say
 from roll.cli.key_values import key_values
 from roll.configs.parsing.find import find_config
@@ -23,6 +30,8 @@ from roll.utils.rows import column_value, has_column
 
 TRUTHS = ("ground_truth", "answer", "reward_model.ground_truth")
 """Columns in which the expected answer is looked for; the last is where verl has it."""
+PROMPTS = ("row", "prompt", "messages", "question")
+"""Columns in which the question is looked for."""
 TAGS = ("tag", "data_source")
 """Columns that say which kind of task a row is."""
 
@@ -33,53 +42,135 @@ def score(options: argparse.Namespace) -> int:
         raise ValueError("give either --reward, a function for all rows, or --config, whose rewards go by tags")
     if options.output is not None:
         check_output(options.output, "-o")
+    ks, votes = _counts(options.pass_at_k, "--pass_at_k"), _counts(options.maj_at_k, "--maj_at_k")
     rows = read_all(options.file)
     specs, domains = _specs(options)
-    said = [(row, text) for row in rows for text in _responses(row, options.response_key)]
-    requests = [_request(row, text or "", options, domains) for row, text in said]
-    silent = {number for number, (_, text) in enumerate(said) if text is None}
-    scored = iter(_scored(specs, [request for number, request in enumerate(requests) if number not in silent]))
-    results = [_unsaid(one) if number in silent else next(scored) for number, one in enumerate(requests)]
-    table = by_tag(requests, results, options.threshold, options.pass_at_k or (), options.maj_at_k or ())
-    _print(table)
+    tasks = [_task(row, options, domains) for row in rows]
+    questions = [_question(row, task, options) for row, task in zip(rows, tasks, strict=True)]
+    answers = [
+        answer
+        for row, task, question in zip(rows, tasks, questions, strict=True)
+        for answer in _answers(row, task, question, options.response_key)
+    ]
+    scores = iter(_scored(specs, [answer.request for answer in answers if answer.text is not None]))
+    results = [None if answer.text is None else next(scores) for answer in answers]
+    responses = [
+        ScoredResponse(question=answer.question, tag=answer.request.task.tag, result=result)
+        for answer, result in zip(answers, results, strict=True)
+    ]
+    print_table(results_table(responses, options.threshold, ks, votes))
     if options.output is not None:
         write_rows(_with_scores(rows, results, options.response_key), options.output)
         say(f"scores in {options.output}")
-    failed = [result for result in results if result.reward is None]
-    if failed:
-        say(f"{len(failed)} responses have no score, e.g. {failed[0].id}: {failed[0].error}")
-    return Exit.FAILED if len(failed) == len(results) else Exit.DONE
+    _report_left_out(results)
+    _report_questions(rows, tasks, questions, answers, max([*ks, *votes], default=1), options)
+    return Exit.FAILED if all(result is None or result.reward is None for result in results) else Exit.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One response of a row, or the place of one that isn't there."""
+
+    text: str | None
+    request: RewardRequest
+    question: str
+
+
+def _counts(values: Sequence[int] | None, option: str) -> list[int]:
+    if small := [value for value in values or () if value < 1]:
+        raise ValueError(f"{option}: got {small[0]}, expected at least 1")
+    return list(dict.fromkeys(values or ()))
+
+
+def _question(row: Row, task: Task, options: argparse.Namespace) -> str:
+    """Return what responses to one question share: the column that is named, or the row."""
+    if options.prompt_key is not None and (prompt := column_value(row.values, options.prompt_key)) is not None:
+        return digest([prompt, task.payload.get("ground_truth"), task.tag])
+    return question_key(row.values, options.response_key)
+
+
+def _answers(row: Row, task: Task, question: str, column: str) -> list[_Answer]:
+    """Return the responses of a row; one that is absent for a row that has none."""
+    texts = _responses(row, column) or [None]
+    endings = column_value(row.values, "finish_reason")
+    if not isinstance(endings, (list, tuple)) or len(endings) != len(texts):
+        endings = [endings] * len(texts)
+    return [
+        _Answer(text, _request(text or "", task, ending), question) for text, ending in zip(texts, endings, strict=True)
+    ]
+
+
+def _report_left_out(results: Sequence[RewardResult | None]) -> None:
+    """Say how many responses are absent, and how many have no score."""
+    if absent := sum(result is None for result in results):
+        say(
+            f"{absent} of {len(results)} responses are null: they count as not right in accuracy, pass@k and maj@k, "
+            "and have no score"
+        )
+    if failed := [result for result in results if result is not None and result.reward is None]:
+        say(
+            f"{len(failed)} responses have no score and are left out of every mean, e.g. {failed[0].id}: "
+            f"{failed[0].error}"
+        )
+
+
+def _report_questions(
+    rows: Sequence[Row],
+    tasks: Sequence[Task],
+    questions: Sequence[str],
+    answers: Sequence[_Answer],
+    draws: int,
+    options: argparse.Namespace,
+) -> None:
+    """Say where there are too few responses to draw from, and which rows look like one question but aren't."""
+    most = max(Counter(answer.question for answer in answers).values())
+    if draws > most:
+        say(f"no question has {draws} responses; {most} at most")
+    if options.prompt_key is not None:
+        return
+    shared = [
+        question if (prompt := _prompt(row, options)) is None else digest([prompt, task.payload.get("ground_truth")])
+        for row, task, question in zip(rows, tasks, questions, strict=True)
+    ]
+    count, columns = distinguishing_columns([row.values for row in rows], questions, shared, options.response_key)
+    if count:
+        say(
+            f"{count} rows have the prompt and the expected answer of an earlier row, but differ in column "
+            f"{', '.join(columns)}: each is a question of its own. If they are further responses to one question, name "
+            "the column that these share with --prompt_key"
+        )
+
+
+def _prompt(row: Row, options: argparse.Namespace) -> Any:
+    return _named(row, options.prompt_key, "--prompt_key", PROMPTS)
 
 
 def _responses(row: Row, column: str) -> list[str | None]:
     """Return what a row's column has: a text, or a list of texts as verl writes several to one prompt; None: nothing
     was said."""
     value = column_value(row.values, column, 0)
-    found = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not all(text is None or isinstance(text, str) for text in found):
+    texts = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError(
             f"{row.where}: no text in column {column!r}; columns: {', '.join(row.values)}; name another with "
             "--response_key"
         )
-    return found
+    return texts
 
 
-def _unsaid(request: RewardRequest) -> RewardResult:
-    return RewardResult(id=request.id, status="error", reward=None, error="there is no response")
-
-
-def _with_scores(rows: Sequence[Row], results: Sequence[RewardResult], column: str) -> list[dict[str, Any]]:
+def _with_scores(rows: Sequence[Row], results: Sequence[RewardResult | None], column: str) -> list[dict[str, Any]]:
     """Return the rows with their scores: lists where the responses are lists."""
-    left, found = iter(results), []
+    remaining, scored = iter(results), []
     for row in rows:
-        own = [next(left) for _ in _responses(row, column)]
-        scores = [result.reward.value if result.reward else None for result in own]
-        errors = [result.error for result in own]
+        texts = _responses(row, column)
+        own = [next(remaining) for _ in texts or [None]][: len(texts)]
+        scores = [None if result is None or result.reward is None else result.reward.value for result in own]
+        errors = ["there is no response" if result is None else result.error for result in own]
         several = isinstance(column_value(row.values, column), (list, tuple))
-        found.append(
+        scored.append(
             {**row.values, "score": scores if several else scores[0], "score_error": errors if several else errors[0]}
         )
-    return found
+    return scored
 
 
 def _specs(options: argparse.Namespace) -> tuple[dict[str, RewardSpec], dict[str, str] | None]:
@@ -104,7 +195,8 @@ def _specs(options: argparse.Namespace) -> tuple[dict[str, RewardSpec], dict[str
     return specs, {tag: domain for domain in config.rewards for tag in config.tags_of(domain)}
 
 
-def _request(row: Row, response: str, options: argparse.Namespace, domains: Mapping[str, str] | None) -> RewardRequest:
+def _task(row: Row, options: argparse.Namespace, domains: Mapping[str, str] | None) -> Task:
+    """Return the row as a task, with its expected answer where rewards look for it."""
     payload = dict(row.values)
     source = _named(row, options.data_source_key, "--data_source_key", TAGS)
     tag = "all" if source is None else str(source)
@@ -114,22 +206,25 @@ def _request(row: Row, response: str, options: argparse.Namespace, domains: Mapp
         domain = domains.get(tag, domains.get(ANY_TAG, next(iter(domains.values()))))
     else:
         raise ValueError(f"{row.where}: no domain of the configuration has tag {tag!r}; tags: {', '.join(domains)}")
-    truth = _named(row, options.reward_model_key, "--reward_model_key", TRUTHS)
+    columns = [column for column in TRUTHS if column != options.response_key]
+    truth = _named(row, options.reward_model_key, "--reward_model_key", columns)
     if isinstance(truth, Mapping) and "ground_truth" in truth:
         truth = truth["ground_truth"]
     if truth is not None:
         payload["ground_truth"] = truth
     if options.data_source_key is not None:
         payload["data_source"] = source  # where functions of verl's look for it
-    prompt = _named(row, options.prompt_key, "--prompt_key", ("row", "prompt", "messages", "question"))
-    question = json.dumps(prompt, default=str)
-    task = Task(id=question, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
+    _prompt(row, options)  # refuses a column that isn't there
+    return Task(id=row.where, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
+
+
+def _request(response: str, task: Task, finish_reason: Any) -> RewardRequest:
     return RewardRequest(
-        id=row.where,
-        domain=domain,
+        id=task.id,
+        domain=task.domain,
         response=response,
         task=task,
-        finish_reason=payload["finish_reason"] if payload.get("finish_reason") in ("stop", "length") else "stop",
+        finish_reason=finish_reason if finish_reason in ("stop", "length") else "stop",
     )
 
 
@@ -147,60 +242,6 @@ def _scored(specs: Mapping[str, RewardSpec], requests: Sequence[RewardRequest]) 
     with RewardPool(specs) as pool:
         pool.wait_ready()
         return pool.score(requests)
-
-
-def by_tag(
-    requests: Sequence[RewardRequest],
-    results: Sequence[RewardResult],
-    threshold: float,
-    ks: Sequence[int],
-    votes: Sequence[int] = (),
-) -> list[dict[str, Any]]:
-    """Return a row for each tag, and one for all: how many, mean score, accuracy, pass@k and maj@k by question."""
-    from roll.pipelines.validation import majority_of_k, pass_at_k
-
-    tags: dict[str, list[tuple[str, RewardResult]]] = defaultdict(list)
-    for request, result in zip(requests, results, strict=True):
-        tags[request.task.tag].append((request.task.id, replace(result, error="")))
-    if len(tags) > 1:
-        tags["(all)"] = [pair for pairs in list(tags.values()) for pair in pairs]
-    table = []
-    for tag, pairs in tags.items():
-        questions: dict[str, list[bool]] = defaultdict(list)
-        answers: dict[str, list[str | None]] = defaultdict(list)
-        values = [result.reward.value for _, result in pairs if result.reward is not None]
-        for question, result in pairs:
-            if result.reward is not None:
-                questions[question].append(result.reward.value >= threshold)
-                answers[question].append(result.reward.answer)
-        row: dict[str, Any] = {"tag": tag, "rows": len(questions), "responses": len(pairs)}
-        row["failed"] = len(pairs) - len(values)
-        row["mean score"] = f"{fmean(values):.4g}" if values else "–"
-        row["accuracy"] = f"{fmean(fmean(right) for right in questions.values()):.1%}" if values else "–"
-        for k in ks:
-            enough = [right for right in questions.values() if len(right) >= k]
-            mean = fmean(pass_at_k(len(right), sum(right), k) for right in enough) if enough else None
-            row[f"pass@{k}"] = "–" if mean is None else f"{mean:.1%}"
-        said = any(answer is not None for of in answers.values() for answer in of)
-        for k in votes:
-            voted = [
-                majority_of_k(answers[question], [float(one) for one in right], k, question)
-                for question, right in questions.items()
-                if said and len(right) >= k
-            ]
-            row[f"maj@{k}"] = f"{fmean(voted):.1%}" if voted else "–"
-        table.append(row)
-    return table
-
-
-def _print(rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console(highlight=False, markup=False).print(table)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ STEPS = 2
 """Steps of the run; the last is reported, as the first also loads and compiles."""
 _DRY: dict[str, Any] = {
     "max_steps": STEPS, "num_train_epochs": None, "val_before_train": False, "eval_steps": 0, "save_steps": 0,
-    "export_model": False, "resume_from_checkpoint": False, "track_with": ("jsonl",), "tracker_kwargs": {},
-    "logging_dir": None, "rollout_dump_dir": None, "render_save_dir": None, "log_val_generations": 0,
-    "profile_steps": (),
+    "save_best": None, "export_model": False, "resume_from_checkpoint": False, "track_with": ("jsonl",),
+    "tracker_kwargs": {}, "logging_dir": None, "rollout_dump_dir": None, "render_save_dir": None,
+    "log_val_generations": 0, "profile_steps": (),
 }  # fmt: skip
 """What a dry run leaves out, by key, in the pipelines that have it."""
 

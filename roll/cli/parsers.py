@@ -144,7 +144,12 @@ def _add_export(groups: Any) -> None:
     parser.add_argument(
         "run_folder", metavar="RUN", help="the run's folder (its output_dir), or a checkpoint's folder or address"
     )
-    parser.add_argument("--step", type=int, help="of the run's checkpoint (default: the newest)")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="N|best",
+        help="of the run's checkpoint (default: the newest); best: see save_best",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -232,6 +237,16 @@ def _add_profile(groups: Any) -> None:
     parser.add_argument("--top", type=int, default=10, metavar="N", help="operators that are listed (default 10)")
 
 
+def _step(text: str) -> int | str:
+    """Return the number of a step, or `best`."""
+    if text == "best":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected the number of a step, or best") from None
+
+
 def _add_eval(groups: Any) -> None:
     group = command(groups, "eval", "let a model answer a data file, or score answers")
     commands = group.add_subparsers(required=True, metavar="COMMAND")
@@ -244,7 +259,9 @@ def _add_eval(groups: Any) -> None:
     score.add_argument(
         "--response_key", "--response", default="response", metavar="COLUMN", help="text, or list of texts (response)"
     )
-    score.add_argument("--prompt_key", metavar="COLUMN", help="what responses to one question share (default: `row`)")
+    score.add_argument(
+        "--prompt_key", metavar="COLUMN", help="what responses to one question share (default: the row without them)"
+    )
     score.add_argument("--data_source_key", metavar="COLUMN", help="kind of task (default: `tag`, else `data_source`)")
     score.add_argument(
         "--reward_model_key", metavar="COLUMN", help="ground truth, or what has one (default: `ground_truth`, ...)"
@@ -320,7 +337,12 @@ def _add_serve(groups: Any) -> None:
         "roll.cli.serve:serve",
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL_OR_RUN", help="Hugging Face folder or hub id, or the folder of a run")
-    parser.add_argument("--step", type=int, help="of the run's checkpoint (default: its last model)")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="N|best",
+        help="of the run's checkpoint (default: its last model); best: see save_best",
+    )
     parser.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
     parser.add_argument("--engines", type=int, default=1, help="so many, each with the whole model (default 1)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine)")

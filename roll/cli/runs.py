@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll.checkpoint import CheckpointStore
+from roll.checkpoint.best import LINK, best_of
 from roll.checkpoint.files import MANIFEST, Checkpoint, read_manifest
 from roll.cli.exits import Exit, say
 from roll.cli.train import load, run
@@ -18,6 +19,7 @@ from roll.configs.parsing.loader import load_config
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, is_address
 from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.kept_config import CONFIG_FILE, kept_directory, kept_file
+from roll.utils.secrets import without_passwords
 
 if TYPE_CHECKING:
     from roll.strategies.merging import Merge
@@ -46,10 +48,11 @@ def resumed(folder: Path, overrides: Sequence[str]) -> Iterator[RunConfig]:
         remote = config.checkpoint_config.address is not None  # it is looked at when the run starts
         there = remote or CheckpointStore(config.checkpoint_path).complete()
         if config.resume_from_checkpoint is True and not there:
-            unsaved = "; save_steps is 0, so that it saves none" if not config.save_steps else ""
+            saves = config.save_steps or config.save_best
+            unsaved = "; save_steps is 0, so that it saves none" if not saves else ""
             raise ValueError(
                 f"{folder} has no checkpoint to go on from{unsaved}. To start anew: roll train {file}"
-                + ("" if config.save_steps else " save_steps=10")
+                + ("" if saves else " save_steps=10")
             )
         yield load(file, [*overrides, *extra])
 
@@ -137,19 +140,32 @@ def _export(checkpoint: Checkpoint, target: Path, options: argparse.Namespace, c
     say(f"{what} of step {checkpoint.step} {'are' if options.adapters else 'is'} in {target}")
 
 
-def _checkpoint(config: RunConfig, step: int | None) -> Checkpoint:
-    """Return the checkpoint of a step, or the newest one."""
-    there = CheckpointStore(config.checkpoint_path).complete()
+def _checkpoint(config: RunConfig, step: int | str | None) -> Checkpoint:
+    """Return the checkpoint of a step, the best or the newest one."""
+    store = CheckpointStore(config.checkpoint_path)
+    there = store.complete()
     if not there:
         hint = (
             f"; the trained model is in {config.export_path}" if (config.export_path / "config.json").is_file() else ""
         )
         raise ValueError(f"{config.checkpoint_path} has no complete checkpoint{hint}")
+    if step == LINK:
+        if (best := store.best()) is None:
+            raise ValueError(_no_best(config, there[0]))
+        return best
     chosen = [checkpoint for checkpoint in there if step in (None, checkpoint.step)]
     if not chosen:
         steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(there))
         raise ValueError(f"--step: there is no checkpoint of step {step}; there are those of {steps}")
     return chosen[0]
+
+
+def _no_best(config: RunConfig, newest: Checkpoint) -> str:
+    best, address = best_of(newest.meta), config.checkpoint_config.address
+    if best is None:
+        return f"--step best: {config.checkpoint_path} has no best checkpoint; save_best chooses one while a run trains"
+    where = f"; it is at {without_passwords(address, '***')}, from where roll export takes it" if address else ""
+    return f"--step best: that is checkpoint-{best.step}, which isn't in {config.checkpoint_path}{where}"
 
 
 def _moved(config: RunConfig, folder: Path) -> list[str]:

@@ -167,6 +167,7 @@ def _way_on(config: RunConfig) -> str:
     latest = CheckpointStore(config.checkpoint_path).latest()
     if latest is None:
         saves = f"save_steps is {config.save_steps}" if config.save_steps else "save_steps=10 would save every 10 steps"
+        saves = f"save_best is {config.save_best}" if config.save_best and not config.save_steps else saves
         return f"no checkpoint was saved yet, so the next start begins at the first step ({saves})"
     if (config.output_path / CONFIG_FILE).is_file():
         return f"roll resume {config.output_dir} goes on after step {latest.step}"

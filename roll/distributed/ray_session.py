@@ -21,7 +21,8 @@ _REPORT_SECONDS = 1.5
 """Processes report what they have done every second."""
 _LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Says, on any system, that a cluster may have several machines. Without it Ray's seven ports listen on loopback only,
-where they should: it has no authentication. (An address of loopback that is given to `ray.init` is replaced.)"""
+where they should: a token in the home folder is all that Ray asks for. (An address of loopback that is given to
+`ray.init` is replaced.)"""
 _LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS
+from roll.catalog.validation_metrics import better_of
 from roll.migrate.conversions import conversion, first, mapped
 from roll.migrate.conversions_verl import DOMAIN
 from roll.migrate.draft import Step
@@ -114,6 +115,42 @@ def of_trl_dataset(step: Step) -> None:
         step.dead("it is so without being said")
     else:
         step.use.ours, step.use.note = (step.place,), ""
+
+
+_BEST = {
+    "loss": "val/loss", "rewards/accuracies": "val/accuracy", "accuracy": "val/accuracy",
+    "rewards/margins": "val/margin", "margin": "val/margin", "mean_token_accuracy": "val/token_accuracy",
+    "reward": f"val/{DOMAIN}/reward",
+}  # fmt: skip
+"""Metrics of TRL's trainers in evaluation, by ours."""
+
+
+@conversion
+def best_metric(step: Step) -> None:
+    """A metric of evaluation, and which way is better."""
+    name = str(step.value).removeprefix("eval_")
+    draft, metric = step.draft, _BEST.get(name)
+    known = {"loss": ("sft", "dpo", "reward_model"), "mean_token_accuracy": ("sft",), "reward": ("rlvr",)}
+    if metric is None or draft.pipeline not in known.get(name, ("dpo", "reward_model")):
+        step.absent("no validation here gives it; see save_best in docs/checkpoints.md")
+        return
+    # As transformers has it: higher is better, but for names that end in loss.
+    greater = draft.their("greater_is_better", not name.endswith("loss"))
+    usual = better_of(metric) == "higher"
+    step.put(metric if bool(greater) is usual else f"{'max' if greater else 'min'}:{metric}")
+
+
+@conversion
+def best_at_end(step: Step) -> None:
+    """The best model, by the loss where no metric is named."""
+    if not step.value:
+        step.dead("it is off")
+    elif step.draft.their("metric_for_best_model") is not None:
+        step.dead("metric_for_best_model says which one is kept; roll export RUN --step best writes it")
+    elif step.draft.pipeline in ("sft", "dpo", "reward_model"):
+        step.put("val/loss")
+    else:
+        step.absent("no validation here gives a loss; see save_best in docs/checkpoints.md")
 
 
 def _of_hub(name: object) -> bool:

@@ -35,8 +35,10 @@ def _validation(draft: Draft) -> None:
     if draft.has(section) or (offline and draft.get("validation_share")):
         if not draft.get("eval_steps") and not draft.get("val_before_train") and not draft.get("val_only"):
             draft.abandon("val_before_train", "validation is off")
+        if not draft.get("eval_steps") and draft.has("save_best"):
+            draft.abandon("save_best", "eval_steps is off")
         return
-    for key in ("eval_steps", "val_before_train", "val_only", "val_batch_size", "log_val_generations",
+    for key in ("eval_steps", "save_best", "val_before_train", "val_only", "val_batch_size", "log_val_generations",
                 "render_save_dir"):  # fmt: skip
         if draft.has(key):
             draft.abandon(key, f"there is no {section}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.checkpoint.background import STALLED_SECONDS, BackgroundSave
+from roll.checkpoint.best import LINK, best_of, link_best
 from roll.checkpoint.files import (
     Checkpoint,
     CheckpointError,
@@ -21,6 +22,7 @@ from roll.checkpoint.remote import RemoteCheckpoints, RemoteError, download
 from roll.checkpoint.store import CheckpointStore
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent, is_address
 from roll.configs.schema.run_config import RunConfig
+from roll.pipelines.best_checkpoint import BestCheckpoint
 from roll.pipelines.clusters import Clusters
 from roll.workers.train import Records, TrainWorker
 
@@ -47,6 +49,9 @@ class Checkpoints:
         self._to_delete: Checkpoint | None = None
         self._downloaded: Checkpoint | None = None
         self._on_its_way: BackgroundSave | None = None
+        self._best_to_upload: Checkpoint | None = None
+        self.best = BestCheckpoint(config.save_best)
+        """What validations are compared with; every checkpoint says which one is the best so far."""
         self.loaded = False
         """Whether the roles that train have weights of a checkpoint."""
 
@@ -62,7 +67,8 @@ class Checkpoints:
         options = self._config.checkpoint_config
         contents = options.saved
         meta = {"exp_name": self._config.exp_name, "strategies": self._strategies, "contents": list(contents)}
-        unfinished = self._store.begin(step, meta)
+        best = self.best.record
+        unfinished = self._store.begin(step, meta if best is None else {**meta, **best.as_meta()})
         with unfinished.attributed():
             folder = unfinished.folder
             parts: list[str] | None = [] if options.async_save else None
@@ -82,7 +88,15 @@ class Checkpoints:
         if self._remote is not None:
             self._upload(self._remote, checkpoint)
         loaded, self._to_delete = self._to_delete, None
-        if loaded is not None and loaded.path.is_dir() and loaded.path.resolve() != checkpoint.path.resolve():
+        best = best_of(checkpoint.meta)
+        if (
+            loaded is not None
+            and best is not None
+            and loaded.step == best.step
+            and loaded.path.parent == self._store.root
+        ):
+            logger.info("%s stays: it is the best so far", loaded.path)
+        elif loaded is not None and loaded.path.is_dir() and loaded.path.resolve() != checkpoint.path.resolve():
             logger.info("deleting %s, which this run resumed from (delete_after_load)", loaded.path)
             self._store.remove(loaded)
 
@@ -90,13 +104,26 @@ class Checkpoints:
         """A failure doesn't end the run, whose state is on the disk; the next upload makes up for it, and its end asks
         for it again."""
         try:
-            remote.upload(checkpoint)
+            self._upload_with_best(remote, checkpoint)
         except RemoteError as error:
             logger.error("%s; it is complete in %s", error, checkpoint.path)
             self._not_uploaded = checkpoint
         else:
             self._not_uploaded = None
             logger.info("%s was uploaded to %s", checkpoint.path.name, remote.shown)
+
+    def _upload_with_best(self, remote: RemoteCheckpoints, checkpoint: Checkpoint) -> None:
+        """Upload a checkpoint, and before it the best one where its own upload failed."""
+        best = best_of(checkpoint.meta)
+        if best is not None and best.step == checkpoint.step:
+            self._best_to_upload = checkpoint
+        missing = self._best_to_upload
+        if missing is not None and missing is not checkpoint and best is not None and missing.step == best.step:
+            remote.upload(missing)
+            self._best_to_upload = None
+        remote.upload(checkpoint)
+        if self._best_to_upload is checkpoint:
+            self._best_to_upload = None
 
     def _save_roles(self, folder: Path, contents: Sequence[CheckpointContent], parts: list[str] | None) -> Records:
         """Have the roles write; with `parts` into memory first, and the names of their parts into it.
@@ -137,7 +164,7 @@ class Checkpoints:
         if self._remote is None or checkpoint is None:
             return
         try:
-            self._remote.upload(checkpoint)
+            self._upload_with_best(self._remote, checkpoint)
         except RemoteError as error:
             raise CheckpointWriteError(
                 f"the last checkpoint is complete in {checkpoint.path}, but not in {self._remote.shown}: {error}. "
@@ -168,7 +195,7 @@ class Checkpoints:
             write_model(self._config.export_path, lambda folder: actor.call(TrainWorker.export, str(folder)), record)
         except CheckpointWriteError as error:
             latest = self.latest()
-            rest = "no checkpoint was kept (save_steps is 0)" if latest is None else f"{latest} is intact: "
+            rest = "no checkpoint was kept" if latest is None else f"{latest} is intact: "
             if latest is not None:
                 rest += "resume_from_checkpoint=auto does what is left and writes the model again"
             raise CheckpointWriteError(f"{error}; {rest}") from error
@@ -224,8 +251,27 @@ class Checkpoints:
             self._starts_fresh = True
             logger.info("starting at step 1 with the %s of %s", " and the ".join(contents), checkpoint.path)
             return None
+        self._go_on_comparing(checkpoint)
         logger.info("resumed from %s", checkpoint.path)
         return state, checkpoint.path
+
+    def _go_on_comparing(self, checkpoint: Checkpoint) -> None:
+        """Take the best so far from a checkpoint, unless its own is gone or elsewhere."""
+        best = best_of(checkpoint.meta)
+        if best is None:
+            return
+        if any(there.step == best.step for there in self._store.complete()):
+            link_best(self._store.root, best.step)
+        elif self._remote is None or all(there.step != best.step for there in self._remote.complete()):
+            logger.warning(
+                "the best checkpoint so far, of step %d with %s = %.6g, isn't in %s: the next validation is the best",
+                best.step,
+                best.metric,
+                best.value,
+                self._store.root,
+            )
+            return
+        self.best.record = best
 
     def release_loaded(self) -> None:
         """Delete a downloaded copy that everything was taken out of, if the configuration says so."""
@@ -242,6 +288,8 @@ class Checkpoints:
             return self._downloaded
         if remote is None:
             return self._store.resolve(wanted)
+        if wanted == LINK:
+            return self._best_of_both(remote)
         if wanted not in (True, "auto"):
             if there := remote.complete():
                 raise CheckpointError(
@@ -259,6 +307,18 @@ class Checkpoints:
             except CheckpointError as error:
                 logger.warning("not resuming from checkpoint-%d of %s: %s", candidate.step, remote.shown, error)
         return self._store.resolve(wanted)
+
+    def _best_of_both(self, remote: RemoteCheckpoints) -> Checkpoint | None:
+        """Return the best checkpoint by the newest of disk and address, downloaded where it isn't here."""
+        there, newest = remote.complete(), self._store.latest()
+        if there and (newest is None or there[0].serial > newest.serial):
+            best = best_of(there[0].meta)
+            if best is not None and all(mine.step != best.step for mine in self._store.complete()):
+                for candidate in there:
+                    if candidate.step == best.step:
+                        self._downloaded = remote.download(candidate, self._store)
+                        return self._downloaded
+        return self._store.resolve(LINK)
 
     @property
     def _strategies(self) -> dict[str, str]:

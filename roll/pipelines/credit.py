@@ -261,6 +261,7 @@ class CreditAssigner:
         cost = self._kl_coef * zero_outside(kl.detach(), mask)
         mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
         metrics.update({"kl/reference": mean_kl})
+        metrics.add_max("kl/token_max", zero_outside(kl.detach(), mask).amax())
         if exact is None:
             share = int(clamped_tokens(old, reference, mask)) / max(float(mask.sum()), 1.0)
             metrics.update({"kl/clamped_share": share})

@@ -112,7 +112,7 @@ class Loop(ABC):
                     self.train()
                     self.export()
                     self.checkpoints.finish()
-            self.report.finish(self.checkpoints.latest())
+            self.report.finish(self.checkpoints.latest(), self.checkpoints.best.record)
         finally:
             self.checkpoints.close()
             self.stop()
@@ -150,18 +150,23 @@ class Loop(ABC):
         """Evaluate, log and save as far as they are due. Logged before saved: a resumed run repeats no row."""
         self.checkpoints.check()
         validates = self.is_due(step, self.validation_period)
+        improves = False
         if validates:
             values.update(self.validated(step))
+            improves = self.checkpoints.best.improves(step, values)
         shown = validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps
         self.report.row(step, values, due=shown)
-        if self.is_due(step, self.config.save_steps):
+        if improves or self.is_due(step, self.config.save_steps):
             self.save(step)
 
     def conclude_late(self, step: int) -> None:
         """Do what is due at the last step, where nobody knew in time that the tasks would end there."""
+        improves = False
         if self.validation_period and step % self.validation_period:
-            self.report.row(step, self.validated(step))
-        if self.config.save_steps and step % self.config.save_steps:
+            values = self.validated(step)
+            improves = self.checkpoints.best.improves(step, values)
+            self.report.row(step, values)
+        if improves or (self.config.save_steps and step % self.config.save_steps):
             self.save(step)
 
     def is_due(self, step: int, period: int | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from roll.checkpoint.best import Best
 from roll.configs.schema.run_config import RunConfig
 from roll.data.quarantine import BAD_ROWS
 from roll.pipelines.assemble import Rollouts
@@ -216,10 +217,13 @@ class Report:
     def _text(self, trajectory: Trajectory) -> str:
         return self._tokenizer.decode([token for turn in trajectory.turns for token in turn.response_ids])
 
-    def finish(self, checkpoint: Path | None) -> None:
-        """Hand the closing numbers to the trackers, then print the summary: a live table must have ended by then."""
+    def finish(self, checkpoint: Path | None, best: Best | None = None) -> None:
+        """Hand the closing numbers to the trackers, then print the summary: a live table must have ended by then.
+
+        `checkpoint` is the newest one, `best` what `save_best` has chosen.
+        """
         self._show()
-        summary = self._summary(checkpoint)
+        summary = self._summary(checkpoint, best)
         self._trackers.finish(summary.metrics())
         self._live.end("finished")
         if not self._config.print_summary:
@@ -229,7 +233,7 @@ class Report:
             console.print(table(self._eval_results))
         console.print(render(summary))
 
-    def _summary(self, checkpoint: Path | None) -> RunSummary:
+    def _summary(self, checkpoint: Path | None, best: Best | None) -> RunSummary:
         files = {"metrics and logs": self._config.logging_path}
         if "tensorboard" in self._config.track_with:
             files["tensorboard"] = self._config.logging_path / "tensorboard"
@@ -237,6 +241,8 @@ class Report:
         files.update({what: path for what, path in bad.items() if path.is_file()})
         if checkpoint is not None:
             files["checkpoint"] = checkpoint
+        if checkpoint is not None and best is not None:
+            files[f"best, {best.metric} {best.value:.4g}"] = checkpoint.with_name(f"checkpoint-{best.step}")
         if self._eval_results:
             files["scores"] = self._config.output_path / "scores.json"
             files["episodes"] = self._config.output_path / "episodes.jsonl"
@@ -252,13 +258,22 @@ class Report:
             accuracy_after=self._accuracy[-1] if self._accuracy else {},
             reward_before=self._rewards[0] if len(self._rewards) > 1 and not self._resumed_at else {},
             reward_after=self._rewards[-1] if self._rewards else {},
-            notices=[*self._health.told(), *(f"tracker {name}: {why}" for name, why in self._trackers.failed.items())],
+            notices=[
+                *self._without_best(best),
+                *self._health.told(),
+                *(f"tracker {name}: {why}" for name, why in self._trackers.failed.items()),
+            ],
             tokens=self._tokens,
             step_seconds=self._spans.get("step", 0.0),
             spans={name: self._spans[name] for name in (*_WORK, *OUTSIDE_STEP) if name in self._spans},
             files=files,
             hazards=self._config.hazards,
         )
+
+    def _without_best(self, best: Best | None) -> list[str]:
+        if self._config.save_best is None or best is not None or self._config.only_validates:
+            return []
+        return [f"save_best: no validation gave {self._config.save_best}, so that no checkpoint was kept as the best"]
 
     def close(self) -> None:
         """Close what wasn't closed; after a failure the trackers are told that there is no summary."""

@@ -54,6 +54,14 @@ class RunResult:
 
         return [checkpoint.path for checkpoint in reversed(CheckpointStore(self.config.checkpoint_path).complete())]
 
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """Folder of the checkpoint that `save_best` has chosen; None: there is none."""
+        from roll.checkpoint import CheckpointStore
+
+        best = CheckpointStore(self.config.checkpoint_path).best()
+        return None if best is None else best.path
+
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a metric was logged, and its values."""
         points = [(row["step"], float(row[name])) for row in self.metrics if name in row]

@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from roll.utils.metric_names import name_part as name_part
+from roll.utils.metric_names import name_parts as name_parts
+
 
 @dataclass(frozen=True, slots=True)
 class MetricName:
@@ -163,6 +166,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("actor/pg_loss", "–", "Its policy-gradient term", _AS_LOSS),
         _M("actor/kl_loss", "nats", "Its KL term, before the coefficient", _AS_LOSS),
         _M("actor/kl_clamped_share", "fraction", "Tokens with a log-ratio to the reference beyond +-10", _LOSS_TOKENS),
+        _M("actor/kl_token_max", "nats", "Largest KL term of a token, before the coefficient", "max over loss tokens"),
         _M("actor/entropy_loss", "nats", "Its entropy term, likewise", _AS_LOSS),
         _M("actor/sft_loss", "nats", "Its imitation term on positive samples, likewise", _AS_LOSS),
         _M("actor/entropy", "nats", "Entropy, estimated from the sampled tokens", _LOSS_TOKENS),
@@ -240,7 +244,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("mismatch/all_ppl_ratio", "–", "The trainer's perplexity to the sampler's", _ROWS),
         _M("mismatch/all_log_ppl_abs_diff", "nats", "Difference of the logarithms of the two", _ROWS),
         _M("mismatch/weight_mean", "–", "Train/infer importance weight", _TOKENS),
-        _M("mismatch/weight_capped_share", "fraction", "Weights at their upper bound", _TOKENS),
+        _M("mismatch/weight_capped_share", "fraction", "Weights at their upper or lower bound", _TOKENS),
         _M("mismatch/undefined_weights", "tokens", "Tokens of weight 0: a ratio 0 / 0, or of 0 and infinity", "sum"),
         _M("mismatch/ess", "fraction", "Effective sample size of the weights; a rejected token has 0", _VALUE),
         _M("mismatch/rejected_share", "fraction", "Tokens rejected by a filter", _TOKENS),
@@ -252,6 +256,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("staleness/share_2_or_more", "fraction", "Tokens older than that", _TOKENS),
         _M("kl/reference", "nats", "KL from the policy to the reference, before the update", _TOKENS),
         _M("kl/clamped_share", "fraction", "Tokens with a log-ratio to the reference beyond +-10", _TOKENS),
+        _M("kl/token_max", "nats", "Largest KL of one token, before the coefficient", "max over action tokens"),
         _M("kl/coef", "–", "Coefficient of the KL term in the reward", _VALUE),
     ),
     "Fine-tuning": (
@@ -373,27 +378,6 @@ TIMING_PREFIXES = ("time/", "throughput/", "memory/", "judge/")
 def is_timing(name: str) -> bool:
     """Return True for a metric that depends on the machine; comparisons of runs leave it out."""
     return name.startswith(TIMING_PREFIXES)
-
-
-_ESCAPED = re.compile(r"%(?=[0-9A-Fa-f]{2})")
-
-
-def name_part(text: str) -> str:
-    """Return a text, such as a domain or a reward's part, as one part of a metric's name.
-
-    A slash, which would begin another part, and what can't be printed are written as in an address: `math/easy` is
-    `math%2Feasy`. Two texts never give the same.
-    """
-    text = _ESCAPED.sub("%25", text) or "\0"
-    return "".join(
-        c if c != "/" and c.isprintable() else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
-        for c in text
-    )
-
-
-def name_parts(text: str, prefix: str) -> str:
-    """Return the same, but for a beginning of its own that stays as it is: `env/` of `env/steps`."""
-    return prefix + name_part(text[len(prefix) :]) if text.startswith(prefix) else name_part(text)
 
 
 def undocumented(names: Iterable[str]) -> list[str]:

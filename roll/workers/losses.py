@@ -127,6 +127,7 @@ def actor_loss(config: RLConfig) -> LossFn:
             reference = batch.pad("teacher_logprobs").to(logprobs)
             kl = kl_loss(outputs.pad("student_logprobs"), reference, mask, kind="full")
             combine.add("actor/kl_loss", kl, config.kl_loss_coef)
+            metrics.add_max("actor/kl_token_max", kl.detach().amax())
         elif uses_kl:
             reference = batch.pad("ref_logprobs")
             sampler = old if batch.sampling_logprobs is None else batch.pad("sampling_logprobs")
@@ -137,6 +138,7 @@ def actor_loss(config: RLConfig) -> LossFn:
             combine.add("actor/kl_loss", kl, config.kl_loss_coef)
             clamped = clamped_tokens(logprobs, reference, mask)
             metrics.add_mean("actor/kl_clamped_share", clamped, mask.sum())
+            metrics.add_max("actor/kl_token_max", kl.detach().amax())
         if config.entropy_loss_coef > 0:
             combine.add("actor/entropy_loss", entropy_loss(outputs.pad("entropy"), mask), config.entropy_loss_coef)
         if config.sft_loss_coef > 0:

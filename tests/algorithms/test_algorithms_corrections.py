@@ -307,6 +307,26 @@ def test_weights_and_their_truncation_are_measured():
     assert result["mismatch/weight_capped_share"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(
+    ("lower", "cap", "share"),
+    [
+        (0.0, 2.0, 1 / 4),  # 8 at the cap; what has no ratio is at no bound
+        (0.5, 2.0, 2 / 4),  # 0.25 is raised to 0.5 as well
+        (0.5, 100.0, 1 / 4),
+        (0.0, 100.0, 0.0),
+        (2.0, 2.0, 3 / 4),  # every ratio that there is
+    ],
+)
+def test_weights_at_either_bound_are_counted(lower, cap, share):
+    # Ratios 1/4, 1, 8, and one that neither side can have sampled: 0 / 0.
+    train = torch.tensor([[0.25, 1.0, 8.0, 0.0]]).log()
+    infer = torch.tensor([[1.0, 1.0, 1.0, 0.0]]).log()
+    bounds = {"weight_lower": lower, "weight_cap": cap}
+    found = correct(train, infer, torch.ones(1, 4), weight_level="token", **bounds)
+    assert found.metrics.result()["mismatch/weight_capped_share"] == pytest.approx(share)
+    assert found.metrics.result()["mismatch/undefined_weights"] == 1
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
 def test_junk_under_the_mask_changes_no_weight_and_no_filter(level, junk):

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from roll.cli.__main__ import main
-from roll.cli.evaluate import by_tag, write_rows
+from roll.cli.accuracy_table import ScoredResponse, results_table
+from roll.cli.evaluate import write_rows
 from roll.cli.generate import Job, _files_of
 from roll.pipelines.validation_progress import ValidationProgress
-from roll.rewards.base import Reward, RewardRequest, RewardResult
-from roll.types.episode import Task
+from roll.rewards.base import Reward, RewardResult
 
 # --- generate ---------------------------------------------------------------------------------------------------------
 
@@ -155,22 +155,132 @@ def test_a_model_that_is_not_there_is_told_without_a_file_that_nobody_wrote(tmp_
 # --- score ------------------------------------------------------------------------------------------------------------
 
 
+def scored(question: str, tag: str, value: float | None) -> ScoredResponse:
+    reward = None if value is None else Reward(value)
+    result = RewardResult(id="r", status="ok" if reward else "error", reward=reward)
+    return ScoredResponse(question=question, tag=tag, result=result)
+
+
 def test_scores_are_averaged_by_question_and_tag():
     # Question 1 of tag a: right, wrong: accuracy 1/2, pass@1 1/2, pass@2 1. Of question 2 one has no score.
-    def pair(question: str, tag: str, value: float | None):
-        task = Task(id=question, source="s", payload={}, seed=0, tag=tag, domain="all")
-        request = RewardRequest(id="r", domain="all", response="x", task=task)
-        reward = None if value is None else Reward(value)
-        return request, RewardResult(id="r", status="ok" if reward else "error", reward=reward)
-
-    pairs = [pair("1", "a", 1.0), pair("1", "a", 0.0), pair("2", "b", 1.0), pair("2", "b", None)]
-    a, b, both = by_tag([p[0] for p in pairs], [p[1] for p in pairs], 1.0, [1, 2])
+    responses = [scored("1", "a", 1.0), scored("1", "a", 0.0), scored("2", "b", 1.0), scored("2", "b", None)]
+    a, b, both = results_table(responses, 1.0, [1, 2])
     assert a == {
-        "tag": "a", "rows": 1, "responses": 2, "failed": 0, "mean score": "0.5", "accuracy": "50.0%",
+        "tag": "a", "rows": 1, "responses": 2, "no response": 0, "failed": 0, "mean score": "0.5", "accuracy": "50.0%",
         "pass@1": "50.0%", "pass@2": "100.0%",
     }  # fmt: skip
-    assert (b["failed"], b["accuracy"], b["pass@2"]) == (1, "100.0%", "–")
-    assert (both["tag"], both["rows"], both["accuracy"]) == ("(all)", 2, "75.0%")
+    assert (b["failed"], b["mean score"], b["accuracy"], b["pass@2"]) == (1, "1 (1 of 2)", "100.0% (1 of 2)", "–")
+    assert (both["tag"], both["rows"], both["accuracy"]) == ("(all)", 2, "75.0% (3 of 4)")
+    assert both["pass@2"] == "100.0% (1 of 2)", "question 2 has one response with a score"
+
+
+def test_an_absent_response_is_not_right_and_a_question_that_never_got_a_score_is_told():
+    # One right of three: 1/3. Votes: right with its answer, two that state none: the first of two equal... none win.
+    absent = ScoredResponse(question="1", tag="a", result=None)
+    right = RewardResult(id="r", status="ok", reward=Reward(1.0, answer="2"))
+    (row,) = results_table([ScoredResponse(question="1", tag="a", result=right), absent, absent], 1.0, [1, 2], [3])
+    assert (row["responses"], row["no response"], row["failed"]) == (3, 2, 0)
+    assert (row["accuracy"], row["mean score"]) == ("33.3%", "1 (1 of 3)")
+    # pass@2: 1 - C(2, 2) / C(3, 2) = 2/3; maj@3: two state no answer, one states 2
+    assert (row["pass@1"], row["pass@2"], row["maj@3"]) == ("33.3%", "66.7%", "0.0%")
+    (row,) = results_table([scored("1", "a", 1.0), scored("2", "a", None)], 1.0, [1])
+    assert (row["rows"], row["accuracy"], row["pass@1"]) == (2, "100.0% (1 of 2)", "100.0% (1 of 2)")
+
+
+def score_rows(rows: list[dict], *arguments: str) -> int:
+    Path("answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return main(["eval", "score", "answers.jsonl", "--reward", "math_rule", *arguments])
+
+
+def cells(output: str) -> list[list[str]]:
+    """Return the cells of the printed table, without its head."""
+    return [[cell.strip() for cell in line.strip("│\n").split("│")] for line in output.splitlines() if "│" in line]
+
+
+CHAT = [{"role": "user", "content": "Solve the problem."}]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # the text is the same, the question is in another column
+        [{"prompt": "Solve it.", "problem": f"{i}+1", "answer": str(i + 1), "response": "2"} for i in range(4)],
+        # the same text and no other column than the expected answer
+        [{"question": "Which number?", "answer": str(i + 1), "response": "2"} for i in range(4)],
+        [{"messages": CHAT, "reward_model": {"ground_truth": str(i + 1)}, "response": "2"} for i in range(4)],
+        [{"messages": CHAT, "answer": "2", "extra_info": {"index": i}, "response": "2" if i == 1 else "3"}
+         for i in range(4)],
+        # the question has a name that nobody looks for
+        [{"input": f"{i}+1", "answer": str(i + 1), "response": "2"} for i in range(4)],
+        # two files whose rows were numbered each by itself
+        [{"row": 1, "prompt": f"{i}+1", "answer": str(i + 1), "response": "2"} for i in range(4)],
+    ],
+)  # fmt: skip
+def test_rows_that_differ_in_more_than_the_response_are_questions_of_their_own(rows, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert score_rows(rows, "--pass_at_k", "1", "--pass_at_k", "2") == 0
+    captured = capsys.readouterr()
+    assert cells(captured.out) == [["all", "4", "4", "0", "0", "0.25", "25.0%", "25.0%", "–"]]
+    assert "no question has 2 responses; 1 at most" in captured.err
+
+
+def test_rows_that_differ_in_the_response_and_its_score_alone_are_one_question(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    common = {"prompt": CHAT, "answer": "2", "meta": {"a": 1, "b": None}}
+    rows = [
+        {**common, "response": "2", "score": 1.0, "score_error": "", "sample": 0, "finish_reason": "stop", "error": ""},
+        {**common, "response": "3", "score": 0.0, "sample": 1, "finish_reason": "length", "tag": None},
+        {"answer": "2", "meta": {"b": None, "a": 1}, "prompt": CHAT, "response": None, "sample": 2, "error": "x"},
+    ]
+    assert score_rows(rows, "--pass_at_k", "2", "-o", "scores.jsonl") == 0
+    captured = capsys.readouterr()
+    # 1 of 3 right; pass@2 = 1 - C(2, 2) / C(3, 2)
+    assert cells(captured.out) == [["all", "1", "3", "1", "0", "0.5 (2 of 3)", "33.3%", "66.7%"]]
+    assert "1 of 3 responses are null" in captured.err
+    assert [json.loads(line)["score"] for line in Path("scores.jsonl").read_text().splitlines()] == [1.0, 0.0, None]
+
+
+def test_a_column_of_the_response_that_makes_questions_is_named_and_prompt_key_mends_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "1+1", "answer": "2", "took": 0.1 * i, "response": str(i)} for i in (1, 2)]
+    rows += [{"prompt": "1+1", "answer": "3", "took": 0.5, "response": "2"}]
+    assert score_rows(rows) == 0
+    assert "1 rows have the prompt and the expected answer of an earlier row, but differ in column took: each" in (
+        capsys.readouterr().err
+    )
+    assert score_rows(rows, "--prompt_key", "prompt", "--pass_at_k", "2") == 0
+    captured = capsys.readouterr()
+    assert "differ in column" not in captured.err
+    # Two expected answers are two questions, whatever they share: (1/2 + 0) / 2
+    assert cells(captured.out) == [["all", "2", "3", "0", "0", "0.3333", "25.0%", "100.0% (1 of 2)"]]
+
+
+def test_a_list_without_responses_is_a_question_without_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"prompt": "1+1", "answer": "2", "responses": ["2", "2"]},
+        {"prompt": "1+2", "answer": "3", "responses": []},
+        {"prompt": "1+3", "answer": "4", "responses": None},
+    ]
+    assert score_rows(rows, "--response_key", "responses", "--pass_at_k", "1", "-o", "s.jsonl") == 0
+    captured = capsys.readouterr()
+    assert cells(captured.out) == [["all", "3", "4", "2", "0", "1 (2 of 4)", "33.3%", "33.3%"]]
+    assert [json.loads(line)["score"] for line in Path("s.jsonl").read_text().splitlines()] == [[1.0, 1.0], [], None]
+
+
+def test_each_response_of_a_list_has_its_own_finish_reason(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def ended(response, task, finish_reason):\n    return float(finish_reason == 'stop')\n")
+    row = {"prompt": "1+1", "answer": "2", "response": ["2", "2", "2"], "finish_reason": ["stop", "length", "length"]}
+    Path("answers.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["eval", "score", "answers.jsonl", "--reward", "mine.py:ended", "-o", "s.jsonl"]) == 0
+    assert json.loads(Path("s.jsonl").read_text())["score"] == [1.0, 0.0, 0.0]
+
+
+def test_a_file_in_which_nothing_was_said_is_no_success(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert score_rows([{"prompt": "1+1", "answer": "2", "response": None}]) == 1
+    assert cells(capsys.readouterr().out) == [["all", "1", "1", "1", "0", "–", "0.0%"]]
 
 
 def test_a_file_of_responses_is_scored(tmp_path, capsys):
@@ -214,6 +324,7 @@ def test_a_file_of_responses_is_scored(tmp_path, capsys):
         (["--reward", "math_rule", "--data_source_key", "kind"], "--data_source_key: "),
         (["--reward", "math_rules"], "unknown name 'math_rules'"),
         (["--reward", "math_rule", "x={"], "x={ is no YAML"),
+        (["--reward", "math_rule", "--pass_at_k", "0"], "--pass_at_k: got 0, expected at least 1"),
     ],
 )
 def test_what_cannot_be_scored_is_said(arguments, expected, tmp_path, capsys):
@@ -256,7 +367,7 @@ def test_files_as_verl_writes_them_are_scored(tmp_path, monkeypatch, capsys):
     assert first["score"] == [1.0, 0.0, None] and first["score_error"][2] == "there is no response"
     assert second["score"] == [0.25] * 3
     said = capsys.readouterr().out
-    assert "gsm8k" in said and "50.0%" in said  # of the two that said something
+    assert "gsm8k" in said and "33.3%" in said  # of three, one of which is null
 
 
 @pytest.mark.parametrize(

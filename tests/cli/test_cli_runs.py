@@ -74,11 +74,13 @@ def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
 
 def test_an_interrupt_advises_to_resume_only_what_was_saved(tmp_path):
     config = SimpleNamespace(
-        only_validates=False, save_steps=0, checkpoint_path=tmp_path / "checkpoints", output_path=tmp_path,
-        output_dir=str(tmp_path),
+        only_validates=False, save_steps=0, save_best=None, checkpoint_path=tmp_path / "checkpoints",
+        output_path=tmp_path, output_dir=str(tmp_path),
     )  # fmt: skip
     assert "no checkpoint was saved yet" in _way_on(config)
     assert "save_steps=10" in _way_on(config)
+    config.save_best = "val/accuracy"
+    assert "save_best is val/accuracy" in _way_on(config)
     config.save_steps = 5
     assert "save_steps is 5" in _way_on(config)
     with roll_store(tmp_path / "checkpoints").writing(3) as folder:

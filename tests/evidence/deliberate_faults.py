@@ -187,8 +187,8 @@ FAULTS = (
     _fault(
         "one checkpoint too many is kept",
         "checkpoint/store.py",
-        "self.complete()[self.max_to_keep :]",
-        "self.complete()[self.max_to_keep + 1 :]",
+        "there[self.max_to_keep :]",
+        "there[self.max_to_keep + 1 :]",
         "checkpoint/test_checkpoint_store.py",
     ),
     _fault(

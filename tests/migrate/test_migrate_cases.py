@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from roll.configs.parsing.loader import read_config, read_tree
+from roll.migrate import finish
 from roll.migrate.report import Report
 from roll.migrate.translate import migrate
 from roll.migrate.writing import as_yaml
@@ -370,3 +371,26 @@ def test_a_preference_file_of_trl_has_its_own_notes_and_a_reference_in_the_same_
     assert (tree["pipeline"], tree["beta"], tree["loss_type"]) == ("dpo", 0.1, "sigmoid")
     assert tree["reference"] == {"model_args": {"dtype": "bf16"}}
     assert {use.note for use in report.uses if use.key in ("beta", "loss_type")} == {""}
+
+
+@pytest.mark.parametrize(
+    ("job", "keys", "expected"),
+    [
+        ("max_length: 8\n", "metric_for_best_model: eval_loss\n", "val/loss"),
+        ("max_length: 8\n", "load_best_model_at_end: true\n", "val/loss"),
+        ("max_length: 8\n", "metric_for_best_model: mean_token_accuracy\n", "val/token_accuracy"),
+        ("max_length: 8\n", "metric_for_best_model: loss\ngreater_is_better: true\n", "max:val/loss"),
+        ("max_length: 8\nbeta: 0.1\n", "metric_for_best_model: eval_rewards/accuracies\n", "val/accuracy"),
+        ("num_generations: 4\n", "metric_for_best_model: eval_reward\n", "val/all/reward"),
+        ("num_generations: 4\n", "metric_for_best_model: eval_loss\n", None),
+        ("max_length: 8\n", "metric_for_best_model: bleu\n", None),
+    ],
+)
+def test_the_best_model_of_trl_is_the_best_checkpoint(job, keys, expected, tmp_path, monkeypatch):
+    (tmp_path / "job.yaml").write_text(f"model_name_or_path: a/b\neval_steps: 5\n{job}{keys}", "utf-8")
+    settle, written = finish._validation, []
+    monkeypatch.setattr(finish, "_validation", lambda draft: (written.append(draft.get("save_best")), settle(draft)))
+    report, tree = migrate(tmp_path / "job.yaml", "trl")
+    assert written == [expected]
+    assert "save_best" not in tree, "files of TRL's scripts name no held-out rows"
+    assert bool(report.of("absent")) is (expected is None)

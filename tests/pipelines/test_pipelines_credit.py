@@ -136,6 +136,24 @@ def test_the_kl_penalty_is_taken_off_every_token_and_the_score_stays_on_the_last
     )
 
 
+@pytest.mark.parametrize("kind", KL)
+def test_the_largest_kl_of_a_token_is_logged(kind):
+    credit, rows = with_kl(kl_penalty=kind)
+    metrics = credit.assign(fresh(rows, 1), step=1)[1].result()
+    assert metrics["kl/token_max"] == pytest.approx(max(KL[kind]), abs=1e-5)
+
+
+def test_one_token_far_from_the_reference_costs_k3_what_its_clamp_allows():
+    # d = -12 is clamped to -10: e^10 - 1 - 10 = 22026.47 - 11; `kl` costs -10.
+    for kind, largest in (("low_var_kl", 22015.47), ("kl", 1.0), ("mse", 50.0)):
+        credit, rows = with_kl(kl_penalty=kind)
+        far = on_actions(rows, -13.5, -1.2, -2.0, -1.0)
+        rows = replace(rows, batch=rows.batch.with_columns(old_logprobs=far))
+        metrics = credit.assign(fresh(rows, 1), step=1)[1].result()
+        assert metrics["kl/token_max"] == pytest.approx(largest, rel=1e-6)
+        assert metrics["kl/clamped_share"] == 0.25
+
+
 def test_without_a_target_the_kl_coefficient_stays():
     credit, rows = with_kl()
     credit.assign(fresh(rows, 1), step=1)

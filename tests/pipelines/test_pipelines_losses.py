@@ -365,6 +365,8 @@ def test_the_kl_term_has_the_ratio_to_the_sampler_with_the_cap_of_the_importance
     assert_close(loss, (weight * (torch.exp(-d) - 1 + d) * mask).sum() / 10, rtol=0, atol=1e-10)
     assert_close(gradient, weight * d * mask / 10, rtol=0, atol=1e-10)
     assert metrics["actor/kl_clamped_share"] == 0.0
+    largest = (weight * (torch.exp(-d) - 1 + d))[mask].max()
+    assert metrics["actor/kl_token_max"] == pytest.approx(float(largest))
     shifted = batch.with_columns(ref_logprobs=torch.where(torch.arange(len(mask)) == 2, 99.0, batch.ref_logprobs))
     assert evaluate(actor_loss(config), shifted)[2]["actor/kl_clamped_share"] == pytest.approx(1 / 10)
 

@@ -86,8 +86,11 @@ def _resume(config: RunConfig) -> Iterator[Violation]:
     if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
         expected = f"checkpoints in {config.checkpoint_path}, and there are none"
         yield Violation("resume_from_checkpoint", expected, "false, auto, or the folder of a checkpoint", True)
-    elif isinstance(wanted, str) and wanted != "auto" and not Path(wanted).expanduser().is_dir():
-        expected = f"true, false, auto, or a checkpoint's folder that exists{nearby(Path(wanted))}"
+    elif wanted == "best" and not any(config.checkpoint_path.glob("checkpoint-*")):
+        expected = f"a best checkpoint in {config.checkpoint_path}, and there is none: save_best chooses one"
+        yield Violation("resume_from_checkpoint", expected, "auto, or the folder of a checkpoint", wanted)
+    elif isinstance(wanted, str) and wanted not in ("auto", "best") and not Path(wanted).expanduser().is_dir():
+        expected = f"true, false, auto, best, or a checkpoint's folder that exists{nearby(Path(wanted))}"
         yield Violation("resume_from_checkpoint", expected, "check the path", wanted)
 
 

@@ -108,7 +108,7 @@ def schedule_rules(config: RunConfig) -> Iterator[Violation]:
     wanted = config.resume_from_checkpoint
     if isinstance(wanted, str) and wanted.lower() in ("true", "false", ""):
         fix = "write true or false without quotes"
-        yield Violation("resume_from_checkpoint", "true, false, auto, or a folder", fix, wanted)
+        yield Violation("resume_from_checkpoint", "true, false, auto, best, or a folder", fix, wanted)
 
 
 _LOST = {
@@ -135,7 +135,8 @@ def checkpoint_rules(config: RunConfig) -> Iterator[Violation]:
             yield Violation(f"checkpoint_config.{key}", "each content once", "remove one", content)
     yield from _load_rules(config, wanted)
     lacking = [content for content in wanted if content not in saved and content in _LOST]
-    if config.resume_from_checkpoint in (True, "auto") and config.save_steps and lacking:
+    saves = config.save_steps or config.save_best
+    if config.resume_from_checkpoint in (True, "auto", "best") and saves and lacking:
         said = "; ".join(_LOST[content] for content in lacking)
         yield problem(
             path,
@@ -153,7 +154,7 @@ def _load_rules(config: RunConfig, wanted: tuple[str, ...]) -> Iterator[Violatio
         yield Violation(path, f"{', '.join(STATE_CONTENTS)}: hf_model is a copy for others", fix, list(wanted))
     elif "model" not in wanted:
         yield Violation(path, "model among them: the rest can't be used without the weights", "add model", list(wanted))
-    elif "extra" not in wanted and config.resume_from_checkpoint in (True, "auto"):
+    elif "extra" not in wanted and config.resume_from_checkpoint in (True, "auto", "best"):
         yield problem(
             path,
             "without extra a run starts at step 1, so that each start would throw away the steps of the one before",

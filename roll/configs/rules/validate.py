@@ -26,6 +26,7 @@ from roll.configs.rules import (
     roles,
     router_replay,
     run,
+    save_best,
     sft,
     teacher,
     tools,
@@ -53,6 +54,7 @@ _RUN: tuple[Rule, ...] = (
     run.end_rules,
     run.schedule_rules,
     run.checkpoint_rules,
+    save_best.save_best_rules,
     run.name_rules,
     run.token_budget_rules,
     profiler.profiler_rules,
@@ -115,7 +117,7 @@ def warnings_of(config: RunConfig) -> list[str]:
     for role, worker in config.trained_roles.items():
         if worker.model_args.dtype == "fp16":
             found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
-    if not (config.exports or config.save_steps or config.only_validates):
+    if not (config.exports or config.save_steps or config.save_best or config.only_validates):
         found.append("export_model is false and save_steps is 0: the trained weights are lost when the run ends")
     return found
 

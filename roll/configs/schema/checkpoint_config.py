@@ -27,7 +27,7 @@ class CheckpointConfig:
     """Folder of the checkpoints, or an address that fsspec reaches, such as `s3://bucket/run`: each is then written to
     `<output_dir>/checkpoints` first, and uploaded once it is complete. null: `<output_dir>/checkpoints`."""
     max_to_keep: int | None = number(2, ge=1)
-    """Newest complete checkpoints that stay. null: all."""
+    """Newest complete checkpoints that stay, besides the best one (`save_best`). null: all."""
     save_contents: tuple[CheckpointContent, ...] = one_or_many(STATE_CONTENTS)
     """What goes into a checkpoint: `model` (weights of the roles that train), `optimizer` (its moments), `extra`
     (step, position in the schedule and in the data, running statistics) and `hf_model` (the actor as a Hugging Face

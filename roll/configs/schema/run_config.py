@@ -100,14 +100,19 @@ class RunConfig:
     """Steps of the pipeline. 0 or null: `num_train_epochs` decides, in a pipeline that has it; with both, what comes
     first."""
     save_steps: int | None = number(0, ge=0)
-    """Steps between checkpoints; the last step is then saved too. 0 or null: none at all."""
+    """Steps between checkpoints; the last step is then saved too. 0 or null: none, but for `save_best`."""
     logging_steps: int | None = number(1, ge=0)
     """Steps between rows in the trackers. 0 or null: only the last."""
     eval_steps: int | None = acting(0, VALIDATES, idle=(None,), bounds={"ge": 0})
     """Steps between validations; the last step is then validated too. 0 or null: none."""
+    save_best: str | None = acting(None, VALIDATES, needs("eval_steps", fix="eval_steps=10, or remove save_best"))
+    """Metric of the validations, such as `val/accuracy`, whose best checkpoint is kept: each validation that is better
+    than all before it is saved, whatever `save_steps` says, and the best one stays besides the newest (`max_to_keep`).
+    `max:` or `min:` in front says which way is better, where the metric's name doesn't. null: off."""
     resume_from_checkpoint: bool | str = False
     """false: start from scratch. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
-    there is one. Else a checkpoint's folder, or its address (`s3://...`)."""
+    there is one. `best`: the one that `save_best` has chosen. Else a checkpoint's folder, or its address
+    (`s3://...`)."""
     export_model: bool = True
     """Write the trained model as a Hugging Face folder at the end of the run. false: its weights stay in checkpoints
     only, and without `save_steps` nowhere."""
@@ -322,7 +327,9 @@ class RunConfig:
     def _explain_files(self) -> str:
         if self.only_validates:
             return "validation only: no model is written"
-        every = f"every {self.save_steps} steps, in {self.checkpoint_path}"
+        when = [f"every {self.save_steps} steps"] if self.save_steps else []
+        when += [f"whenever {self.save_best} is better than before"] if self.save_best else []
+        every = f"{' and '.join(when)}, in {self.checkpoint_path}"
         every += f", and uploaded to {self.checkpoint_config.address}" if self.checkpoint_config.address else ""
         model = str(self.export_path) if self.exports else "not written (export_model is false)"
-        return f"trained model: {model}\ncheckpoints: {every if self.save_steps else 'none (save_steps is 0)'}"
+        return f"trained model: {model}\ncheckpoints: {every if when else 'none (save_steps is 0)'}"
