@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -73,7 +74,7 @@ def _tried(template: ChatTemplate) -> tuple[str | None, str]:
     written: list[tuple[str, Message]] = []
     for response in _RESPONSES:
         try:
-            written.append((_written(template, response), response))
+            written.append((written_call(template, response, _TOOLS), response))
         except TemplateError as error:
             if response is _RESPONSES[0]:
                 return None, f"this one writes none: {error}"  # others may be more than the family does at once
@@ -81,18 +82,18 @@ def _tried(template: ChatTemplate) -> tuple[str | None, str]:
     return next(fits, None), f"none gives back what this one writes: {written[0][0][:120]!r}"
 
 
-def _written(template: ChatTemplate, response: Message) -> str:
-    """Return what the template writes of a response, from where the prompt ends."""
+def written_call(template: ChatTemplate, response: Message, tools: Sequence[ToolSpec]) -> str:
+    """Return what the template writes of a response, from where the prompt ends. Raises `TemplateError`."""
     thinks = replace(response, reasoning="I need to know.")
-    for said, tools in ((response, _TOOLS), (thinks, _TOOLS), (response, ())):
+    for said, told in ((response, tools), (thinks, tools), (response, ())):
         with contextlib.suppress(TemplateError):
-            return template.response_text([_ASKED], said, tools)
+            return template.response_text([_ASKED], said, told)
     # It shows a response without the thought that prompts open: from where the two differ.
-    prompt, upto = template.unchecked([_ASKED], _TOOLS), template.unchecked([_ASKED, response], _TOOLS, opens=False)
+    prompt, upto = template.unchecked([_ASKED], tools), template.unchecked([_ASKED, response], tools, opens=False)
     begin = next((i for i, (a, b) in enumerate(zip_longest(prompt, upto)) if a != b), len(prompt))
     mark = upto.rfind("<", 0, begin)
     begin = mark if mark >= 0 and ">" not in upto[mark:begin] else begin
-    return upto[begin : len(upto) - len(template.closing_of([_ASKED], upto, _TOOLS))]
+    return upto[begin : len(upto) - len(template.closing_of([_ASKED], upto, tools))]
 
 
 def _gives_back(parser: str, text: str, response: Message) -> bool:

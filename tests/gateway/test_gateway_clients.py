@@ -124,6 +124,10 @@ def test_tools_are_not_shown_where_none_is_to_be_called(client, session):
         ("max_tokens", {"max_tokens": 0}),
         ("n", {"n": 0}),
         ("guided_regex", {"extra_body": {"guided_regex": "a+"}}),
+        ("continue_final_message", {"extra_body": {"continue_final_message": True}}),
+        ("add_generation_prompt", {"extra_body": {"add_generation_prompt": False}}),
+        ("add_generation_prompt", {"messages": [{"role": "assistant", "content": "x"}], "extra_body": {
+            "continue_final_message": True, "add_generation_prompt": True}}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [
             {"type": "image_url", "image_url": {"url": "data:"}}]}]}),
         ("tools[0].function.strict", {"tools": [{"type": "function", "function": {
@@ -260,6 +264,46 @@ def test_a_streamed_message_adds_up_to_the_response(claude):
             block.model_dump(exclude_none=True) for block in whole.content
         ]
         assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, 3)
+
+
+def test_a_last_message_of_the_assistants_begins_the_response(claude, client, session):
+    begun = [*asked("hello"), {"role": "assistant", "content": "The answer is"}]
+    claude.messages.create(model="policy", max_tokens=9, messages=begun)
+    assert session.calls[-1].continues and session.calls[-1].messages[-1] == Message("assistant", "The answer is")
+    with claude.messages.stream(model="policy", max_tokens=9, messages=begun) as stream:
+        assert stream.get_final_text() == "0: The answer is" and session.calls[-1].continues
+    claude.messages.create(model="policy", max_tokens=9, messages=ASK)
+    assert not session.calls[-1].continues
+    # In Chat Completions a field says so; without it a new turn begins, as in the original.
+    client.chat.completions.create(model="policy", messages=begun)
+    assert not session.calls[-1].continues
+    for more in ({}, {"add_generation_prompt": False}):
+        body = {"continue_final_message": True, **more}
+        client.chat.completions.create(model="policy", messages=begun, extra_body=body)
+        assert session.calls[-1].continues
+    client.chat.completions.create(model="policy", messages=ASK, extra_body={"add_generation_prompt": True})
+    assert not session.calls[-1].continues
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("bash_20250124", "is run by the client"),
+        ("text_editor_20250728", "is run by the client"),
+        ("memory_20250818", "is run by the client"),
+        ("computer_20251124", "is run by the client"),
+        ("browser_toolset_20260801", "is run by the client"),
+        ("web_search_20250305", "runs at Anthropic"),
+        ("tool_search_tool_bm25", "runs at Anthropic"),
+        ("tool_search_tool_regex_20251119", "runs at Anthropic"),
+        ("mcp_toolset", "runs at Anthropic"),
+        ("teleport_20300101", "isn't a type of tool that is known here"),
+    ],
+)
+def test_a_type_of_tool_that_has_no_schema_is_refused_with_who_runs_it(claude, session, kind, says):
+    with pytest.raises(anthropic.BadRequestError, match=says):
+        claude.messages.create(model="policy", max_tokens=9, messages=ASK, tools=[{"type": kind, "name": "x"}])
+    assert not session.calls
 
 
 def test_tokens_of_messages_are_counted(claude):

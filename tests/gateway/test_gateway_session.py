@@ -323,3 +323,108 @@ def test_what_the_template_does_not_take_is_the_clients_mistake():
     finally:
         TOKENIZER.chat_template = before
     assert (why.status, why.field) == (400, "messages")
+
+
+BEGUN = Message("assistant", "The answer ")
+
+
+def test_a_response_goes_on_from_what_the_client_has_begun_and_is_trained_from_there():
+    session, episode, engines = make("is 4.", "Yes.")
+    first = run(session.complete(ask(HELLO, BEGUN, continues=True))).choices[0]
+    assert first.message == Message("assistant", "is 4.")  # the beginning is the client's own
+    asked = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nThe answer "
+    assert TOKENIZER.decode(engines.requests[0].prompt_ids) == asked
+    # Sent back as one message it is the same turn, and the next one goes on from its tokens.
+    whole = Message("assistant", "The answer is 4.")
+    run(session.complete(ask(HELLO, whole, Message("user", "sure?"))))
+    shown = f"{asked}is 4.<|im_end|>\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\n"
+    assert TOKENIZER.decode(engines.requests[1].prompt_ids) == shown
+    episode.finish(1.0)
+    (branch,) = episode.finished().contexts
+    assert [turn.response_ids for turn in branch] == [(*ids_of("is 4."), END), (*ids_of("Yes."), END)]
+    assert TOKENIZER.decode(branch[0].prompt_ids) == asked
+    assert not [name for name in episode.finished().counts if "mismatch" in name]
+
+
+def test_a_beginning_in_the_middle_of_a_conversation_continues_its_tokens():
+    session, episode, engines = make("one", "two")
+    first = run(session.complete(ask(HELLO))).choices[0]
+    run(session.complete(ask(HELLO, first.message, Message("user", "more"), BEGUN, continues=True)))
+    assert TOKENIZER.decode(engines.requests[1].prompt_ids).endswith(
+        "more<|im_end|>\n<|im_start|>assistant\nThe answer "
+    )
+    episode.finish(1.0)
+    (branch,) = episode.finished().contexts
+    assert len(branch) == 2 and branch[0].response_ids == (*ids_of("one"), END)
+
+
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        (Message("assistant", "", (ToolCall("a", "weather", "{}"),)), "must be text of the assistant's"),
+        (Message("assistant", " \n"), "must be text of the assistant's"),
+    ],
+)
+def test_what_no_response_can_go_on_from_is_refused(begun, said):
+    session, *_ = make("one")
+    error = refused(session, ask(HELLO, begun, continues=True))
+    assert (error.status, error.field) == (400, "messages") and said in str(error)
+
+
+def test_a_template_that_opens_a_thought_reads_it_apart_without_tags_and_no_call_in_it_is_made(monkeypatch):
+    opens = TOKENIZER.chat_template.replace("<|im_start|>assistant\n{%", "<|im_start|>assistant\n<think>\n{%")
+    assert opens != TOKENIZER.chat_template
+    monkeypatch.setattr(TOKENIZER, "chat_template", opens)
+    agent = Agent(TOKENIZER)
+    tags = agent.thought_tags(None)
+    assert tags == ("<think>", "</think>") and agent.forced_think_prefix(tags) == "<think>"
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    reading = Reading(
+        decode=lambda ids: agent.decode_response(ids, ()), token_text=str, tool_parser="hermes", thinking_tags=tags,
+        opened=agent.forced_think_prefix(tags), marks=agent.marks,
+    )  # fmt: skip
+
+    def read(text, **options):
+        ids = ids_of(text)
+        done = Completion(
+            id="r", token_ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason="stop"
+        )
+        return reading.choice(ask(HELLO, tools=(TOOL,), **options), done).message
+
+    thought = read(f"I could {call}.\n</think>\n\nNo.")
+    assert (thought.content, thought.tool_calls) == ("No.", ()) and thought.reasoning.startswith("I could")
+    assert [made.name for made in read(f"Hm.</think>\n\n{call}").tool_calls] == ["weather"]
+    assert read(f"I could {call}").tool_calls == ()  # cut off inside of the thought
+    assert read("is 4.", continues=True).content == "is 4."
+
+
+def test_an_episodes_history_that_the_template_leaves_out_is_refused_or_said_once(monkeypatch, caplog):
+    # Like Llama 3.1's: one call per message, no text beside it, and tools in the first message, whoever's it is.
+    llama = (
+        "{% if tools %}{{ '[user]' + messages[0].content + tools[0].function.name + '<|im_end|>' }}"
+        "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if m.tool_calls %}"
+        "{{ '[assistant]' + m.tool_calls[0].function.name + '<|im_end|>' }}{% else %}"
+        "{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+    )
+    monkeypatch.setattr(TOKENIZER, "chat_template", llama)
+    call = ToolCall("a", "weather", "{}")
+    result, more = Message("tool", "25", tool_call_id="a", name="weather"), Message("user", "more")
+    session, _, engines = make("one", "two", "three")
+    greeting = refused(session, ask(Message("assistant", "Welcome."), HELLO, tools=(TOOL,)))
+    assert greeting.status == 400 and "opening message as the user's" in str(greeting)
+    run(session.complete(ask(Message("assistant", "Welcome."), HELLO)))  # without tools it is right
+    assert TOKENIZER.decode(engines.requests[0].prompt_ids).startswith("[assistant]Welcome.")
+    two = Message("assistant", "", (call, ToolCall("b", "other", "{}")))
+    lost = refused(session, ask(HELLO, two, result, more, tools=(TOOL,)))
+    assert lost.status == 400 and "leaves out calls of message 1" in str(lost)
+    for _ in range(2):
+        run(session.complete(ask(HELLO, Message("assistant", "I look.", (call,)), result, more, tools=(TOOL,))))
+    assert caplog.text.count("leaves out text that an assistant says beside its calls, such as 'I look.'") == 1
+
+
+def test_what_was_sampled_is_carried_whatever_the_template_leaves_out_of_it(monkeypatch):
+    drops = TOKENIZER.chat_template.replace("m.content", "(m.content if m.role != 'assistant' else '')")
+    monkeypatch.setattr(TOKENIZER, "chat_template", drops)
+    session, *_ = make("one", "two")
+    assert "leaves out the text of message 1" in str(refused(session, ask(HELLO, Message("assistant", "x"), HELLO)))

@@ -239,3 +239,152 @@ def test_thinking_is_split_off_and_calls_in_it_are_not_made():
     assert split_thinking("<think>" + SAID["hermes"], tags) == (SAID["hermes"], "")
     assert split_thinking("yes", tags) == ("", "yes")
     assert split_thinking("<think>a</think>b", None) == ("", "<think>a</think>b")
+
+
+# As pydantic writes it: what has a name of its own stands in $defs.
+PLACES = ToolSpec(
+    "go",
+    "Go.",
+    {
+        "$defs": {
+            "Unit": {"enum": ["m", "km"], "type": "string"},
+            "Level": {"enum": [1, 2, 3]},
+            "Place": {"properties": {"x": {"type": "integer"}}, "title": "Place"},
+            "Way": {"$ref": "#/$defs/Place"},
+            "Loop": {"$ref": "#/$defs/Loop"},
+        },
+        "type": "object",
+        "properties": {
+            "unit": {"$ref": "#/$defs/Unit"},
+            "level": {"allOf": [{"$ref": "#/$defs/Level"}], "default": 1},
+            "place": {"$ref": "#/$defs/Place"},
+            "way": {"anyOf": [{"$ref": "#/$defs/Way"}, {"type": "null"}]},
+            "count": {"oneOf": [{"type": "integer"}, {"type": "null"}]},
+            "kind": {"const": 7},
+            "flag": {"enum": [True, False, None]},
+            "mixed": {"enum": ["1", 2, "auto", None]},
+            "share": {"type": ["number", "null"]},
+            "name": {"type": ["string", "null"]},
+            "points": {"items": {"$ref": "#/$defs/Place"}},
+            "table": {"additionalProperties": {"type": "integer"}},
+            "old": {"type": "integer", "nullable": True},
+            "loop": {"$ref": "#/$defs/Loop"},
+            "gone": {"$ref": "#/$defs/Nowhere"},
+            "elsewhere": {"$ref": "https://example.org/schema"},
+            "any": {},
+            "both": {"allOf": [{"type": ["integer", "string"]}, {"type": "integer"}]},
+        },
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "value"),
+    [
+        ("unit", "km", "km"),
+        ("level", "2", 2),
+        ("place", '{"x": 1}', {"x": 1}),
+        ("way", '{"x": 1}', {"x": 1}),
+        ("way", "null", None),
+        ("way", "None", None),
+        ("count", "5", 5),
+        ("count", "null", None),
+        ("kind", "7", 7),
+        ("flag", "True", True),
+        ("flag", "null", None),
+        ("mixed", "1", "1"),
+        ("mixed", "2", 2),
+        ("mixed", "auto", "auto"),
+        ("mixed", "null", None),
+        ("share", "0.5", 0.5),
+        ("share", "1e400", "1e400"),  # no JSON text holds infinity: the schema refuses it later, with a sentence
+        ("name", "5", "5"),
+        ("name", "true", "true"),
+        ("name", "null", None),
+        ("points", '[{"x": 1}]', [{"x": 1}]),
+        ("table", '{"a": 1}', {"a": 1}),
+        ("old", "3", 3),
+        ("old", "null", None),
+        ("loop", "3", "3"),
+        ("gone", "3", "3"),
+        ("elsewhere", "3", "3"),
+        ("any", "3", "3"),
+        ("both", "3", 3),
+        ("nobody", "3", "3"),
+        ("count", str(2**80), 2**80),
+        ("count", "many", "many"),
+    ],
+)
+@pytest.mark.parametrize("form", ["qwen_coder", "glm"])
+def test_an_argument_has_the_type_that_the_schema_names_elsewhere(form, key, said, value):
+    text = {
+        "qwen_coder": f"<tool_call>\n<function=go>\n<parameter={key}>\n{said}\n</parameter>\n</function>\n</tool_call>",
+        "glm": f"<tool_call>go\n<arg_key>{key}</arg_key>\n<arg_value>{said}</arg_value>\n</tool_call>",
+    }[form]
+    (call,) = parse_calls(text, form, tools=[PLACES]).calls
+    back = json.loads(call.arguments)[key]
+    assert back == value and type(back) is type(value)
+
+
+def test_a_schema_whose_references_name_each_other_very_often_costs_little():
+    wide = {f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 30} for i in range(14)}
+    tool = ToolSpec("go", "", {"$defs": wide, "properties": {"x": {"$ref": "#/$defs/n0"}}})
+    begun = time.perf_counter()
+    parse_calls("<function=go><parameter=x>\n1\n</parameter></function>", "qwen_coder", tools=[tool])
+    assert time.perf_counter() - begun < 1
+
+
+@pytest.mark.parametrize(
+    ("said", "calls", "content", "thought"),
+    [
+        # gpt-oss itself writes the recipient after the channel.
+        ('<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.search '
+         '<|constrain|>json<|message|>{"query": "x"}<|call|>', [("search", {"query": "x"})], "", "Hm."),
+        (' to=functions.search<|channel|>commentary json<|message|>{}', [("search", {})], "", ""),
+        ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f<|channel|>commentary json"
+         "<|message|>{}<|call|>", [("f", {})], "I look.", ""),
+        ("<|channel|>analysis<|message|>I could say to=functions.f {}<|end|><|start|>assistant<|channel|>final"
+         "<|message|>No.<|return|>", [], "No.", "I could say to=functions.f {}"),
+        ("<|channel|>analysis<|message|>cut off", [], "", "cut off"),
+    ],
+)  # fmt: skip
+def test_harmonys_channels_are_thought_content_and_calls(said, calls, content, thought):
+    parsed = parse_calls(said, "harmony", tools=[SEARCH])
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == calls
+    assert (parsed.content, parsed.thought, parsed.problems) == (content, thought, ())
+
+
+def test_a_call_in_gemmas_thought_is_not_made_and_function_gemmas_marks_are_read():
+    call = '<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>'
+    parsed = parse_calls(f"<|channel>thought\n{call}\n<channel|>No.", "gemma")
+    assert (parsed.calls, parsed.content, parsed.thought) == ((), "No.", call)
+    assert called("<start_function_call>call:f{a:<escape>x<escape>}<end_function_call>", "gemma") == [("f", {"a": "x"})]
+    deep = "<|tool_call>call:f{a:" + "[" * 5000
+    assert [problem.kind for problem in parse_calls(deep, "gemma").problems] == ["unclosed"]
+
+
+UNFINISHED = {
+    "glm": "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>x",
+    "mistral": '[TOOL_CALLS]search[ARGS]{"query": "x',
+    "gemma": '<|tool_call>call:search{query:<|"|>x',
+    "harmony": '<|start|>assistant to=functions.search<|channel|>commentary json<|message|>{"query": "x',
+    "deepseek": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{"query": "x',
+    "kimi": '<|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{"query": "x',
+    "seed_oss": "<seed:tool_call>\n<function=search>\n<parameter=query>x",
+}
+
+
+@pytest.mark.parametrize("parser", UNFINISHED)
+def test_a_call_that_was_cut_off_is_not_made(parser):
+    parsed = parse_calls(f"Well. {UNFINISHED[parser]}", parser, tools=[SEARCH])
+    assert parsed.calls == () and [problem.kind for problem in parsed.problems] == ["unclosed"]
+    assert parsed.content == f"Well. {UNFINISHED[parser]}"
+
+
+def test_glms_value_ends_at_the_tag_that_the_call_goes_on_after():
+    text = "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>a</arg_value> b</arg_value>\n</tool_call>"
+    assert called(text, "glm") == [("search", {"query": "a</arg_value> b"})]
+    assert called("<tool_call>search<arg_key>query</arg_key><arg_value>x</arg_value></tool_call>", "glm") == [
+        ("search", {"query": "x"})
+    ]
+    assert called("<tool_call>search</tool_call>", "glm") == [("search", {})]

@@ -130,7 +130,8 @@ class AgentEnv:
     """Fields of requests that are ignored although their meaning is lost, e.g. `response_format`. Without it they are
     refused with HTTP 400."""
     tool_parser: str = "auto"
-    """How tool calls are found in responses; `auto`: as the chat template asks for them."""
+    """How tool calls are found in responses; `auto`: in the form that the chat template writes, as `tool_use.parser`
+    does it. Where no parser gives that form back, the run is refused."""
     models: dict[str, FrozenModel] = field(default_factory=dict)
     """Further models by the name that a request's `model` gives. The policy's is `policy`; with `model` among
     `ignore_fields` any other name is the policy, too."""

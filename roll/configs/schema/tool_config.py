@@ -65,11 +65,12 @@ class ToolUseConfig:
     """How a policy uses tools."""
 
     parser: str = "auto"
-    """How calls are written: `hermes` (Qwen too), `qwen_coder`, `llama`, `json`, a function of your own by its path, or
-    `auto`: as the chat template writes them."""
+    """How calls are written: `hermes` (Qwen 2.5 and 3), `qwen_coder` (Qwen3.5, Nemotron 3), `seed_oss`, `glm`, `llama`,
+    `mistral`, `gemma`, `harmony` (gpt-oss), `deepseek`, `kimi`, `json`, or a function of your own by its path. `auto`:
+    the one that gives back what the chat template writes; where none does, `roll check` says so."""
     thinking_tags: tuple[str, str] | None = None
     """Opening and closing tag of text that is thought, e.g. `["<think>", "</think>"]`: calls in it aren't made. null:
-    there are no such tags."""
+    `<think>` and `</think>` where the chat template itself opens the thought, else there are no such tags."""
     max_turns: int = number(8, ge=1)
     """Responses of an episode, or of an environment's step, at most; the calls of the last one aren't made."""
     max_parallel_calls: int = number(8, ge=1, le=32)

@@ -40,7 +40,8 @@ def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
         recipient = _RECIPIENT.search(header)
         channel = header.rpartition(_CHANNEL)[2].split()[:1] if _CHANNEL in header else []
         if recipient is not None:
-            _read_call(text[at:end], recipient.group(1), said, found, closed=ends is not None)
+            whole = text[at + (len(stray) if started else 0) : end]
+            _read_call(whole, recipient.group(1), said, found, closed=ends is not None)
         elif channel == ["analysis"]:
             thoughts.append(said.strip())
         else:

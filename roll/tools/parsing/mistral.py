@@ -29,7 +29,8 @@ def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
             following = text.find(_MARK, begin + len(_MARK))
             at = len(text) if following < 0 else following
             found.content.append(text[begin:at])
-            found.problem("unclosed" if error.end >= len(text) else error.kind, f"{error}; {_FORM}")
+            ran_out = following < 0 and error.kind == "bad_json"
+            found.problem("unclosed" if ran_out else error.kind, f"{error}; {_FORM}")
             continue
         found.calls += calls
     found.content.append(text[at:])

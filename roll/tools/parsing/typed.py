@@ -33,31 +33,29 @@ def typed_argument(said: str, key: str, parameters: Mapping[str, Any]) -> Any:
         return said
     facts = _Facts(parameters)
     kinds = facts.kinds(schema, 0)
-    value = _value(said, kinds)
-    if facts.values:  # an enum: of two readings, the one that it names
-        for reading in (said, said.strip(), value):
-            if any(reading == each and type(reading) is type(each) for each in facts.values):
-                return reading
-    return value
-
-
-def _value(said: str, kinds: set[str]) -> Any:
     if not kinds or kinds == {"string"}:
         return said
-    text = said.strip()
-    try:
-        value, end = read_value(text, 0)
-        json.dumps(value, allow_nan=False)
-    except BadCall:
-        word = text.lower()
+    value, is_json = _json(said.strip())
+    if facts.values:  # an enum: of all readings, the one that it names
+        for reading in (said, said.strip(), *([value] if is_json else [])):
+            if any(reading == each and type(reading) is type(each) for each in facts.values):
+                return reading
+    if not is_json:
+        word = said.strip().lower()
         return _WORDS[word] if word in _WORDS and _kind(_WORDS[word]) in kinds else said
-    except (ValueError, RecursionError):  # 1e400 is read as infinity, which no JSON text holds
-        return said
-    if end != len(text):
-        return said
     if "string" in kinds and (_kind(value) not in kinds or isinstance(value, str) or _is_number(value)):
         return said
     return value
+
+
+def _json(text: str) -> tuple[Any, bool]:
+    """Return what a text says as JSON, and whether it is JSON as a whole."""
+    try:
+        value, end = read_value(text, 0)
+        json.dumps(value, allow_nan=False)
+    except (BadCall, ValueError, RecursionError):  # 1e400 is read as infinity, which no JSON text holds
+        return None, False
+    return value, end == len(text)
 
 
 def _is_number(value: Any) -> bool:
