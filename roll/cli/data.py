@@ -175,7 +175,7 @@ class _DataCheck:
             found, data, encoder, prompt_length=limit, default_tag=tag, known=known, progress=self._progress
         )
         self._score(tasks, config, found)
-        self._common(found, lenient=data.max_bad_rows > 0)
+        self._common(found, lenient=data.max_bad_rows > 0, prompts=True)
         if found.repeated_ids:
             self.said.append(("PROBLEM", _listing(f"{name}: ids that are used twice", found.repeated_ids)))
         if found.duplicates:
@@ -183,7 +183,7 @@ class _DataCheck:
             self.said.append(("note", f"{name}: {found.duplicates} of {found.rows} prompts {what}"))
         return found
 
-    def _common(self, found: Findings, *, lenient: bool) -> None:
+    def _common(self, found: Findings, *, lenient: bool, prompts: bool = False) -> None:
         if found.failure:
             self.said.append(("PROBLEM", f"{found.name}: {found.failure}"))
         if found.bad:
@@ -194,7 +194,10 @@ class _DataCheck:
                 self.said.append(("note", f"{found.name}: {count} rows: the conversation {what}"))
         if found.unused:
             columns = ", ".join(f"{column} ({count:,} rows)" for column, count in found.unused.most_common())
-            self.said.append(("note", f"{found.name}: columns that nothing reads: {columns}"))
+            what = (
+                "columns beside the prompt, which rewards get and nothing else reads" if prompts else "unused columns"
+            )
+            self.said.append(("note", f"{found.name}: {what}: {columns}"))
         if found.overlap:
             said = f"{found.overlap} validation rows are in the training data too"
             self.said.append(("note", _listing(said, found.overlap_listed)))

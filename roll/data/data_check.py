@@ -92,7 +92,7 @@ class Findings:
     """What is odd about conversations, and how often; such rows are trained on."""
     untaught: int = 0
     unused: Counter[str] = field(default_factory=Counter)
-    """Columns that nothing reads, and in how many rows."""
+    """Columns that nothing reads, but rewards where there are some, and in how many rows."""
     failure: str = ""
     """Why reading stopped before the end."""
 
@@ -187,8 +187,10 @@ def check_prompts(
     ids: set[int] = set()
     try:
         tasks = reader.read(data_sources(data.file_name, data))
-        while chunk := [task for _, task, _ in itertools.islice(tasks, _CHUNK)]:
-            for task in chunk:
+        while items := list(itertools.islice(tasks, _CHUNK)):
+            chunk = [task for _, task, _ in items]
+            for _, task, row in items:
+                found.add_unused(unused_columns(row.values, reader.used_columns(task.source)))
                 found.tags[task.tag] += 1
                 found.odd[PLACE_WITHOUT_PICTURE] += any(has_place(text) for text in prompt_texts(task))
                 found.add_prompt(prompt_key(task), task.id, known)

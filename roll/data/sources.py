@@ -140,6 +140,12 @@ class TaskReader:
                     continue
                 yield number, task, item
 
+    def used_columns(self, source: str) -> set[str]:
+        """Return the columns of a source that are read here; all others are in the payload too, for rewards."""
+        roles = self._roles[source]
+        named = (roles.prompt, roles.messages, roles.ground_truth, roles.id, roles.tag, self._columns.curriculum.column)
+        return {"tools", *(name for name in named if name is not None)}
+
     def _read(self, source: Source) -> Iterator[Row | BadRow]:
         found = own_rows(source, self._columns.dataset_args) if source.format == "own" else scan_rows(source)
         # The columns are those of the first rows together: one row that lacks one is a bad row, wherever it is.

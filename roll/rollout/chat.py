@@ -42,6 +42,10 @@ _PROBE = "probe_of_tools"
 _CALL = ToolCall("a00000000", _PROBE, '{"probe_key": "probe value"}')
 _RESULT = Message("tool", "probe of results", tool_call_id=_CALL.id, name=_PROBE)
 _THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
+_WITHOUT_SYSTEM = (
+    "set system_template to null where an environment wrote it (custom_envs.<tag>), write that of a row into the "
+    "user's message, and for tools take a template with tools or a system role"
+)
 WAY_OUT = (
     "Tokens can't be carried from turn to turn under it. Set sample_unit: step, where every prompt is rendered again, "
     "or use another chat template"
@@ -259,7 +263,7 @@ class ChatTemplate(PlainText):
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
                 f"the tokenizer's chat template refuses a conversation of {roles}: {error}. If it is the system "
-                "message, set system_template to null"
+                f"message, {_WITHOUT_SYSTEM}"
             ) from error
 
     @cached_property
@@ -475,7 +479,7 @@ def _check_shown(text: str, messages: Sequence[Message]) -> None:
     lost = missing_from(text, shown)
     if lost is not None:
         role, content = shown[lost]["role"], shown[lost]["content"]
-        fix = "set system_template to null" if role == "system" else "give the message role user"
+        fix = _WITHOUT_SYSTEM if role == "system" else "give the message role user"
         raise TemplateError(
             f"the tokenizer's chat template leaves out a message of role {role}: {content!r:.80}; the policy would "
             f"never see it. Choose another template, or {fix}"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from roll.utils.arrow_values import Decode, json_decoder, without_padding
 from roll.utils.rows import BadRow, DataError, Row, Source
 
 _MAX_FIELD = 2**31 - 1
@@ -227,7 +228,9 @@ def read_parquet(source: Source) -> Iterator[Found]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(source.location) as file:
-            decoders = {field.name: decode for field in file.schema_arrow if (decode := _json_decoder(field.type))}
+            decoders = {
+                field.name: decode for field in file.schema_arrow if (decode := json_decoder(field.type, _json_value))
+            }
             for batch in file.iter_batches(_BATCH_ROWS):
                 for values in batch.to_pylist():
                     number += 1
@@ -239,57 +242,20 @@ def read_parquet(source: Source) -> Iterator[Found]:
         raise DataError(f"{source.location}: after row {number}: a text is not UTF-8: {error}") from error
 
 
-Decode = Callable[[Any], Any]
-
-
 def _decoded(row: Row, decoders: Mapping[str, Decode]) -> Found:
     """Return a row of parquet with its JSON columns as values."""
-    if not decoders:
-        return row
     values = dict(row.values)
     for name, decode in decoders.items():
         try:
             values[name] = decode(values[name])
         except ValueError as error:
             return BadRow(row.number, row.where, f"column {name!r} is of type JSON, and its text isn't: {error}")
-    return Row(row.number, row.where, values)
+    return Row(row.number, row.where, without_padding(values))
 
 
-def _json_decoder(kind: Any) -> Decode | None:
-    """Return what makes values of a column of this Arrow type, None where none of it is JSON (`arrow.json`).
-
-    Arrow stores JSON as text, and so do lists and structs of it; only the type says that it isn't a text.
-    """
-    import pyarrow
-
-    if isinstance(kind, pyarrow.BaseExtensionType):
-        return _json_value if kind.extension_name == "arrow.json" else None
-    if pyarrow.types.is_struct(kind):
-        parts = {field.name: decode for field in kind if (decode := _json_decoder(field.type))}
-        return (lambda value: value and {k: parts.get(k, _same)(v) for k, v in value.items()}) if parts else None
-    if pyarrow.types.is_map(kind):
-        key, item = _json_decoder(kind.key_type), _json_decoder(kind.item_type)
-        decode_key, decode_item = key or _same, item or _same
-        if key or item:
-            return lambda value: value and [(decode_key(k), decode_item(v)) for k, v in value]
-        return None
-    if pyarrow.types.is_dictionary(kind) or isinstance(getattr(kind, "value_type", None), pyarrow.DataType):
-        decode = _json_decoder(kind.value_type)
-        if decode is None or pyarrow.types.is_dictionary(kind):
-            return decode
-        return lambda value: value and [decode(item) for item in value]
-    return None
-
-
-def _json_value(text: Any) -> Any:
-    if text is None:
-        return None
+def _json_value(text: str) -> Any:
     value = parse_json(text)
     _check_depth(value)
-    return value
-
-
-def _same(value: Any) -> Any:
     return value
 
 
@@ -318,7 +284,7 @@ def read_dataset(source: Source) -> Iterator[Found]:
         elif split:
             raise DataError(f"{location}: a single dataset without splits; drop '#{split}'")
     for number, values in enumerate(data, 1):
-        yield Row(number, f"{source.location}[row {number}]", values)
+        yield Row(number, f"{source.location}[row {number}]", without_padding(values))
 
 
 READERS: dict[str, Callable[[Source], Iterator[Found]]] = {

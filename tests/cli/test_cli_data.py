@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from data_tokenizers import CHAT_TEMPLATE, word_tokenizer
 
 from roll.cli.__main__ import main
 
@@ -126,3 +130,58 @@ def test_conversations_of_a_fine_tuning_are_looked_at(capsys: pytest.CaptureFixt
     write("train.jsonl", [{"messages": [user, answer]}, {"messages": [user]}])
     assert main(["data", "check", "job.yaml"]) == 1
     assert "train.jsonl:2: 'messages' ends with a message of the user" in capsys.readouterr().out
+
+
+def test_columns_that_nothing_reads_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = [{"role": "user", "content": "look: <image>"}, {"role": "assistant", "content": "a"}]
+    write("train.jsonl", [{"messages": chat, "source": "web", "rank": 1}, {"messages": chat, "source": "web"}])
+    config = {"pipeline": "sft", "pretrain": "model", "max_steps": 1, "sequence_length": 8, "executor": "inline",
+              "actor_train": {"data_args": {"file_name": "train.jsonl"}}}  # fmt: skip
+    Path("job.yaml").write_text(yaml.safe_dump(config))
+    assert main(["data", "check", "job.yaml"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "note: training data: unused columns: source (2 rows), rank (1 rows)" in printed
+    assert "2 rows: the conversation has a place for a picture in its text, such as <image>, and no picture" in printed
+    write("prompts.jsonl", [{"prompt": "a", "answer": "b", "level": 3}])
+    assert main(["data", "check", "prompts.jsonl"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "columns beside the prompt, which rewards get and nothing else reads: level (1 rows)" in printed
+
+
+def test_a_check_refuses_what_a_run_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = word_tokenizer(chat_template=CHAT_TEMPLATE)
+    tokenizer.save_pretrained("model")
+    Path("model/config.json").write_text('{"model_type": "llama", "vocab_size": 9, "max_position_embeddings": 64}')
+    user = {"role": "user", "content": "w0"}
+    rows = [
+        {"messages": [user, {"role": "assistant", "content": "w1"}]},
+        {"messages": [user, {"role": "assistant", "content": "w2"}]},  # number 9
+        {"messages": [user, {"role": "assistant", "content": "w1", "thinking": "w0"}]},
+        {"messages": [user, {"role": "assistant", "content": "w1"}], "images": ["a.png"]},
+        {"messages": [user, {"role": "assistant", "content": "w1"}], "tools": [{"name": "f"}]},
+        {"messages": [user, {"role": "assistant", "content": "w1", "loss": 0}]},
+    ]
+    write("train.jsonl", rows)
+    config = {"pipeline": "sft", "pretrain": "model", "max_steps": 1, "sequence_length": 64, "executor": "inline",
+              "actor_train": {"data_args": {"file_name": "train.jsonl"}}}  # fmt: skip
+    Path("job.yaml").write_text(yaml.safe_dump(config))
+    assert main(["data", "check", "job.yaml"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "5 bad rows" in printed
+    for line, message in (
+        (2, "the conversation has the token 'w2' with number 9, and model has an embedding of 9 tokens"),
+        (3, "the chat template leaves out 'thinking' of message 2"),
+        (4, "the column 'images' holds pictures, videos or sounds"),
+        (5, "the chat template leaves out the row's tools (f)"),
+        (6, "the flags of its messages leave no token of the assistant to learn"),
+    ):
+        assert f"train.jsonl:{line}: {message}" in printed
+    write("prompts.jsonl", [{"prompt": "w0", "answer": "w1"}, {"prompt": "w2", "answer": "w1"}])
+    config = {"pipeline": "rlvr", "pretrain": "model", "max_steps": 1, "rollout_batch_size": 1, "executor": "inline",
+              "prompt_length": 8, "response_length": 8, "rewards": {"d": {"name": "exact"}},
+              "actor_train": {"training_args": {"per_device_train_batch_size": 1},
+                              "data_args": {"file_name": "prompts.jsonl"}}}  # fmt: skip
+    Path("job.yaml").write_text(yaml.safe_dump(config))
+    assert main(["data", "check", "job.yaml", "--no_rewards"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the prompt has the token 'w2' with number 9" in printed

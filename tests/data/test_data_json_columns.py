@@ -102,3 +102,27 @@ def test_json_inside_of_lists_and_maps_is_read_and_what_is_no_json_is_a_bad_row(
     _, wrong = scan_rows(source)
     assert isinstance(wrong, BadRow)
     assert "column 'a' is of type JSON, and its text isn't" in wrong.reason
+
+
+def test_arrows_nulls_in_calls_and_tools_are_no_arguments(tmp_path: Path) -> None:
+    import datasets
+
+    def row(**arguments: str) -> dict[str, Any]:
+        function = {"name": "f", "arguments": arguments}
+        call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        properties = {key: {"type": "string"} for key in arguments}
+        tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+        return {"messages": [{"role": "user", "content": "w0"}, call], "tools": [tool], "case": arguments}
+
+    rows = [row(city="w1"), row(day="w2", unit="w3")]
+    written = datasets.Dataset.from_list(rows)
+    assert written[0]["tools"][0]["parameters"]["properties"]["day"] is None  # else this shows nothing
+    written.to_parquet(str(tmp_path / "rows.parquet"))
+    written.save_to_disk(str(tmp_path / "disk"))
+    for name in ("rows.parquet", "disk"):
+        (source,) = resolve_sources(str(tmp_path / name))
+        found = [dict(each.values) for each in read_rows(source)]
+        for values, one in zip(found, rows, strict=True):
+            assert values["tools"] == one["tools"]
+            assert values["messages"][1]["tool_calls"] == one["messages"][1]["tool_calls"]
+        assert found[0]["case"] == {"city": "w1", "day": None, "unit": None}  # for rewards, as it stands in the file

@@ -13,6 +13,7 @@ from roll.configs.errors import Violation, did_you_mean, problem
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import DataArgs, ProceduralTask
+from roll.utils.pictures import refuse_pictures
 from roll.utils.readers import read_rows, resolve_sources, scan_rows
 from roll.utils.rows import DataError, Row, Source, has_column
 from roll.utils.signatures import Signature
@@ -57,6 +58,11 @@ def _columns(
     row = next(iter(rows), None)
     if row is None:
         raise DataError(f"{source.location}: no rows")
+    try:
+        refuse_pictures(row, [value for value in row.values.values() if isinstance(value, str)])
+    except DataError as error:
+        if not lenient:
+            yield problem(f"{path}.file_name", str(error), "", source.location)
     for key, column in columns.items():
         names = (column,) if isinstance(column, str) else column
         if not lenient and not any(has_column(row.values, name) for name in names):

@@ -21,6 +21,7 @@ from roll.configs.checks.functions import (
     reward_checks,
 )
 from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_machine
+from roll.configs.checks.media_models import media_checks
 from roll.configs.checks.model_hub import hub_problem
 from roll.configs.checks.sandbox import sandbox_checks
 from roll.configs.checks.teacher import teacher_checks
@@ -85,6 +86,8 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
             shape = read_shape(name, args.model_config_kwargs)
             limit = shape.positions if shape is not None else None
             yield from classifier_checks(role, worker, folder / "config.json", limit)
+        if not args.trust_remote_code and not isinstance(config.roles[role], (RewardModelConfig, JudgeConfig)):
+            yield from media_checks(path, name)
 
 
 def _not_staged(role: str, name: str) -> Violation:

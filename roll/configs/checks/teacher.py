@@ -14,11 +14,13 @@ from roll.configs.schema.run_config import RunConfig
 def teacher_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders whose tokenizer.json is at hand number the same tokens alike; others are compared when the run starts."""
     for role in () if config.makes_model else teacher_roles(config):
-        folders = (Path(config.tokenizer_path(of) or config.model_path(of)) for of in ("actor_train", role))
-        student, teacher = (_tokens(folder.expanduser()) for folder in folders)
+        folders = {of: config.tokenizer_path(of) or config.model_path(of) for of in ("actor_train", role)}
+        student, teacher = (_tokens(Path(folder).expanduser()) for folder in folders.values())
         if student is not None and teacher is not None and student != teacher:
-            key, fix = f"{role}.model_args.model_name_or_path", "a teacher of the same family, or its texts as sft rows"
-            yield Violation(key, f"a model with the student's tokenizer: {difference(student, teacher)}", fix, None)
+            own = "tokenizer" if config.tokenizer_path(role) else "model"
+            key, fix = f"{role}.model_args.{own}_name_or_path", "a teacher of the same family, or its texts as sft rows"
+            expected = f"a model with the student's tokenizer: {difference(student, teacher)}"
+            yield Violation(key, expected, fix, folders[role])
 
 
 def teacher_roles(config: RunConfig) -> list[str]:
