@@ -46,7 +46,7 @@ def prompts(engines, own) -> list[str]:
     return [own.decode(request.prompt_ids) for request in engines.requests]
 
 
-def test_a_body_has_the_field_that_vllm_and_sglang_have():
+def test_a_body_has_the_field_that_vllms_server_has():
     chat = ChatCompletions()
     body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
     assert chat.read(body, ()).call.template_variables == {}
