@@ -39,13 +39,13 @@ _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
 _PROBE = "probe_of_tools"
+_CALL = ToolCall("a00000000", _PROBE, '{"probe_key": "probe value"}')
+_RESULT = Message("tool", "probe of results", tool_call_id=_CALL.id, name=_PROBE)
+_THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 _WITHOUT_SYSTEM = (
     "set system_template to null where an environment wrote it (custom_envs.<tag>), write that of a row into the "
     "user's message, and for tools take a template with tools or a system role"
 )
-_CALL = ToolCall("a00000000", _PROBE, '{"probe_key": "probe value"}')
-_RESULT = Message("tool", "probe of results", tool_call_id=_CALL.id, name=_PROBE)
-_THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 WAY_OUT = (
     "Tokens can't be carried from turn to turn under it. Set sample_unit: step, where every prompt is rendered again, "
     "or use another chat template"

@@ -1,0 +1,88 @@
+"""Chat templates through whole runs: what was taught ends a response of the exported folder, and variables of the
+template reach every prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small import row_of, run_small
+from test_pipelines_sft import run, write
+from tiny_models import CHATML, char_tokenizer
+
+from roll.configs.errors import ConfigError
+
+SWITCH = CHATML.replace(
+    "assistant\n{% endif %}", "assistant\n{% if thinks is defined and not thinks %}(no thought){% endif %}{% endif %}"
+)
+OWN = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_start|>{% endfor %}"
+    "{{ 'assistant: ' if add_generation_prompt }}"
+)
+
+
+def ends_in(folder: Path) -> set[str]:
+    declared = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    ids = declared if isinstance(declared, list) else [declared]
+    return set(char_tokenizer().convert_ids_to_tokens(ids))
+
+
+def with_template(model: Path, target: Path, template: str) -> Path:
+    """Copy a model and give its tokenizer another template."""
+    import shutil
+
+    shutil.copytree(model, target)
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def test_the_exported_folder_declares_the_end_that_was_taught(tiny_model: Path, tmp_path: Path) -> None:
+    # The base model's settings know </s> alone, and its template ends turns with <|im_end|>.
+    assert ends_in(tiny_model) == {"</s>"}
+    folder = write(tmp_path, tiny_model)
+    run(folder, "max_steps=1", "save_steps=1")
+    assert ends_in(folder / "output" / "hf_model") == {"</s>", "<|im_end|>"}
+    # What `roll export` makes of a checkpoint takes its settings from here.
+    assert ends_in(folder / "output" / "checkpoints" / "checkpoint-1" / "actor_train" / "hf_config") == {
+        "</s>", "<|im_end|>",
+    }  # fmt: skip
+
+
+def test_a_template_of_the_configuration_says_what_is_declared(tiny_model: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path, tiny_model)
+    template = OWN.replace("'", "\\'")
+    run(folder, "max_steps=1", f"actor_train.data_args.template='{template}'")
+    assert ends_in(folder / "output" / "hf_model") == {"</s>", "<|im_start|>"}
+    folder = write(tmp_path / "text", tiny_model)
+    run(folder, "max_steps=1", "actor_train.data_args.template=question_answer")
+    assert ends_in(folder / "output" / "hf_model") == {"</s>"}
+
+
+def test_variables_of_the_template_are_in_prompts_that_are_sampled_from_and_trained(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = with_template(tiny_model, tmp_path / "model", SWITCH)
+    rows = [row_of(i) for i in range(4)]
+    reward = "def case(response, task):\n    return float(len(response) % 2)\n"
+    native = ("max_steps=1", "actor_train.data_args.template=native", "prompt_length=80")
+
+    def prompts(name: str, *variables: str) -> list[str]:
+        played = run_small(tmp_path / name, model, *native, *variables, data=rows, reward=reward).prompts()
+        return [char_tokenizer().decode(ids) for ids in played]
+
+    usual, told = prompts("usual"), prompts("told", "chat_template_kwargs={thinks: false}")
+    assert all(prompt.endswith("<|im_start|>assistant\n") for prompt in usual)
+    assert told == [f"{prompt}(no thought)" for prompt in usual]
+    own = "rewards.case.chat_template_kwargs={thinks: true}"
+    assert prompts("domain", "chat_template_kwargs={thinks: false}", own) == usual
+
+
+def test_a_variable_that_the_template_doesnt_read_is_refused_before_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path, with_template(tiny_model, tmp_path / "model", SWITCH))
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs.enable_thinking: .*it reads thinks"):
+        run(folder, "chat_template_kwargs={enable_thinking: false}")
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs: .*the template 'plain' is a text"):
+        run(folder, "chat_template_kwargs={thinks: false}", "actor_train.data_args.template=plain")
