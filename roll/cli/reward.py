@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,9 +102,7 @@ def test_reward(options: argparse.Namespace) -> int:
         for pool in pools.values():
             pool.wait_ready()
         while batch := list(itertools.islice(cases, _AT_ONCE)):
-            futures = [pools[case.request.domain].submit(case.request) for case in batch]
-            for case, future in zip(batch, futures, strict=True):
-                result = future.result()
+            for case, result in zip(batch, _results(batch, pools), strict=True):
                 if result.status == "unscored":
                     counts["responses that the function doesn't score (None)"] += 1
                     continue
@@ -120,6 +119,15 @@ def test_reward(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.data}: the reward function scores none of its rows: it returned None for all")
     _report(options, counts, found)
     return Exit.FAILED if found else Exit.DONE
+
+
+def _results(batch: Sequence[_Case], pools: Mapping[str, RewardPool]) -> list[RewardResult]:
+    """Return what came of each case; those of a domain are queued at once."""
+    futures: dict[int, Future[RewardResult]] = {}
+    for domain, pool in pools.items():
+        own = [number for number, case in enumerate(batch) if case.request.domain == domain]
+        futures |= zip(own, pool.submit_all([batch[number].request for number in own]), strict=True)
+    return [futures[number].result() for number in range(len(batch))]
 
 
 def _pool(domain: str, plan: _Plan) -> RewardPool:

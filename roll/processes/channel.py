@@ -46,12 +46,13 @@ class Channel:
             kill_group()
         return self._frames.feed(packet)
 
-    def take_waiting(self) -> list[Any]:
-        """Return the requests that have come meanwhile."""
+    def take_waiting(self, patience_ms: int) -> list[Any]:
+        """Return the requests that have come meanwhile, and those that follow each other within so many milliseconds:
+        what is sent at once arrives one by one."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         requests: list[Any] = []
-        while poll.poll(0) or self._frames.incomplete:
+        while poll.poll(patience_ms) or self._frames.incomplete:
             for batch in self.take():
                 requests += batch
         return requests

@@ -27,6 +27,8 @@ from roll.processes.channel import Channel, kill_group
 from roll.processes.child import short_traceback
 from roll.processes.limits import limit_memory
 
+_GATHER_MS = 2
+"""What comes within so many milliseconds of each other is served together, in mode `batch`."""
 _FLUSH_NS = 2_000_000
 _SEAL_FUTURE_WRITE = 0x10
 
@@ -89,7 +91,7 @@ def serve(fd: int, progress_fd: int, timeout_s: float, load: Callable[[Any], Any
     while True:
         for batch in channel.take():
             if mode == "batch":
-                server.serve_together([*batch, *channel.take_waiting()])
+                server.serve_together([*batch, *channel.take_waiting(_GATHER_MS)])
             else:
                 server.serve(batch)
             server.flush()

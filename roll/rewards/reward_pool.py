@@ -87,20 +87,31 @@ class RewardPool(ProcessPool[_Job]):
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one request. The future always gets a result, unless the functions can't load or the pool closes."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[RewardRequest]) -> list[Future[RewardResult]]:
+        """Queue several at once, so that a function that takes lists is given them in lists."""
+        jobs = [self._job(request) for request in requests]
+
+        def enqueue() -> None:
+            self._queue.extend(jobs)
+            self.place()
+
+        self.post(enqueue)
+        return [job.future for job in jobs]
+
+    def _job(self, request: RewardRequest) -> _Job:
         if request.domain not in self._specs:
             raise ValueError(
                 f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"
             )
         if request.domain in self._built_in:  # none of which reads these
             request = replace(request, completion_ids=None, completion_text=None, messages=())
-        job = _Job(next(self._numbers), request, pickle.dumps(request), Future())
-        self.post(lambda: self.enqueue(job))
-        return job.future
+        return _Job(next(self._numbers), request, pickle.dumps(request), Future())
 
     def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Score all requests; results in their order. Blocks; may be called from several threads."""
-        futures = [self.submit(request) for request in requests]
-        return [future.result() for future in futures]
+        return [future.result() for future in self.submit_all(requests)]
 
     # --- in the pool's thread ----------------------------------------------------------
 

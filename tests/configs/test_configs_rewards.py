@@ -12,7 +12,7 @@ from roll.configs.checks.definitions import definition_in, module_file
 from roll.configs.checks.functions import reward_checks
 from roll.configs.errors import Violation
 from roll.configs.parsing.build_config import build
-from roll.configs.schema.reward_config import RewardConfig
+from roll.configs.schema.reward_config import RewardConfig, ValidationConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import ActorTrainConfig, DataArgs, ProceduralTask
 
@@ -57,6 +57,20 @@ def test_each_domain_has_the_columns_of_its_own_rows(tmp_path: Path) -> None:
     part = {"a": {"name": "weighted", "parts": {"x": {"name": name, "reward_kwargs": {"factor": 1}}}}}
     found = violations(tmp_path, "scaled", ROWS[:1], rewards=part)
     assert [violation.path for violation in found] == ["rewards.a.parts.x.name"]
+
+
+def test_validation_rows_need_the_columns_too(tmp_path: Path) -> None:
+    rewards = {"all": build(RewardConfig, {"name": f"{OWN}:scaled", "reward_kwargs": {"factor": 1}}, "rewards.all")[0]}
+    files = {"train": {"prompt": "x", "level": 1}, "val": {"prompt": "x", "answer": "1"}}
+    for name, row in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+    train, val = (DataArgs(file_name=(str(tmp_path / f"{name}.jsonl"),)) for name in files)
+    config = RLVRConfig(
+        pipeline="rlvr", pretrain="none", rewards=rewards,  # type: ignore[arg-type]
+        actor_train=ActorTrainConfig(data_args=train), validation=ValidationConfig(data_args=val),
+    )  # fmt: skip
+    (found,) = reward_checks(config)
+    assert "level: no row has such a column, and it has no default; columns: answer, ground_truth" in found.expected
 
 
 def test_what_is_never_passed_is_refused_by_name(tmp_path: Path) -> None:

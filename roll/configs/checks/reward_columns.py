@@ -29,18 +29,22 @@ class RewardColumns:
             self._sections.append(config.validation.data_args)
 
     def of(self, domain: str, wanted: Collection[str]) -> frozenset[str] | None:
-        """Return the columns that rows of a domain have, all of `wanted` or every column of many rows; None: rows that
-        can't be read here, or none at all."""
-        columns: set[str] = set()
+        """Return the columns that rows of a domain have: all of `wanted`, or every column of many rows of the training
+        or validation data that lack one of them. None: rows that can't be read here, or none at all."""
+        known: set[str] = set()
         try:
             for section in self._sections:
+                columns: set[str] = set()
                 for found in self._columns(section, domain):
                     columns |= found
                     if set(wanted) <= columns:
-                        return frozenset(columns)
+                        break
+                if columns and not set(wanted) <= columns:
+                    return frozenset(columns)
+                known |= columns
         except (DataError, OSError, RecursionError, _UnreadableError):
             return None
-        return frozenset(columns) or None
+        return frozenset(known) or None
 
     def _columns(self, data: DataArgs, domain: str) -> Iterator[set[str]]:
         if data.dataset is not None:
