@@ -17,6 +17,7 @@ from rich.text import Text
 
 from roll.cli.exits import Exit, say
 from roll.cli.key_values import key_values
+from roll.configs.checks.data_files import procedural_checks
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.find import find_config
@@ -110,8 +111,10 @@ class _DataCheck:
             sections = [(_TRAIN, config.actor_train.data_args)]
             sections += [(_VAL, config.validation.data_args)] if config.validation is not None else []
             for name, data in sections:
+                key = "actor_train.data_args" if name == _TRAIN else "validation.data_args"
+                self.said += [("PROBLEM", str(violation)) for violation in procedural_checks(key, data, config)]
                 if not data.file_name and data.dataset is None:
-                    self.said.append(("note", f"{name}: no files; procedural tasks are checked when they are made"))
+                    self.said.append(("note", f"{name}: no files; each procedural data set was tried"))
                     self._tags(config, name, data, Findings(name))
                     continue
                 encoder = _encoder(tokenizer, config.global_template or data.template, config.tag_to_template)

@@ -16,6 +16,7 @@ from roll.cli.key_values import key_values
 from roll.configs.parsing.find import find_config
 from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.data.opened_thoughts import ends_with_thought
 from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
 from roll.types.episode import Task
 from roll.utils.readers import Row, read_rows, resolve_sources
@@ -124,6 +125,8 @@ def _request(row: Row, response: str, options: argparse.Namespace, domains: Mapp
     prompt = _named(row, options.prompt_key, "--prompt_key", ("row", "prompt", "messages", "question"))
     question = json.dumps(prompt, default=str)
     task = Task(id=question, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
+    if isinstance(prompt, str) and ends_with_thought(prompt):
+        task = replace(task, opens_thought=True)
     return RewardRequest(
         id=row.where,
         domain=domain,

@@ -22,7 +22,9 @@ from roll.cli.exits import Exit, say
 from roll.cli.key_values import key_values
 from roll.configs.schema.reward_config import WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
+from roll.data.opened_thoughts import prompted
 from roll.data.sources import GROUND_TRUTH_COLUMNS, VERL_TAG
+from roll.data.templates import PromptEncoder
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.references import JUDGING, answer_text, filled, perturbed, reference_template
 from roll.rewards.reward_pool import RewardPool
@@ -37,6 +39,8 @@ PROGRESS_S = 5.0
 _AT_ONCE = 256
 _ALIKE = 6
 """Failures with the same words that are listed."""
+_THOUGHT = "So it is.\n</think>\n\n"
+"""What responses begin with where the prompt has opened a thought."""
 _ALONE = "reward"
 """Domain of all rows where no configuration names others."""
 
@@ -51,6 +55,8 @@ class _Plan:
     default_tag: str | None
     config: RLVRConfig | None
     timeout_s: float
+    encoder: PromptEncoder | None = None
+    """Renders the prompts of a configuration, if its tokenizer is a folder here: a template may open thoughts."""
 
     def domain_of(self, tag: str | None, source: str) -> str | None:
         """Return the domain of a row, None if there is none."""
@@ -162,7 +168,19 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
         data.default_tag or only,
         config,
         max(reward.timeout_s for reward in functions.values()),
+        _encoder(config),
     )
+
+
+def _encoder(config: RLVRConfig) -> PromptEncoder | None:
+    from roll.strategies.hf.hf_model import load_tokenizer
+    from roll.workers.train import resolved_model_args
+
+    args = resolved_model_args(config, "actor_train")
+    if not Path(str(args.model_name_or_path)).expanduser().is_dir():
+        return None
+    template = config.global_template or config.actor_train.data_args.template
+    return PromptEncoder(load_tokenizer(args), template=template, tag_to_template=config.tag_to_template)
 
 
 def _cases(
@@ -182,7 +200,7 @@ def _cases(
             continue
         counts["rows"] += 1
         assert domain is not None
-        task = _task(row, plan.columns, domain, str(tag or ""))
+        task = prompted(_task(row, plan.columns, domain, str(tag or "")), plan.encoder)
         spec = judged(plan.specs[domain])[1]
         answer = row.values.get(options.answer) if options.answer else task.payload.get("ground_truth")
         if options.answer and options.answer not in row.values:
@@ -196,8 +214,11 @@ def _cases(
         else:
             text = answer_text(spec.name, answer, spec.kwargs)
             template = options.answer_template or reference_template(spec.name, spec.kwargs)
-            responses.append(("reference", filled(template, text), True))
-            responses.append(("perturbed", filled(template, perturbed(spec.name, text)), False))
+            thought = _THOUGHT if task.opens_thought and options.answer_template is None else ""
+            responses.append(("reference", thought + filled(template, text), True))
+            responses.append(("perturbed", thought + filled(template, perturbed(spec.name, text)), False))
+            if thought:
+                responses.append(("unfinished thought", filled(template, text), False))
         for check, response, right in responses:
             yield _Case(
                 row.where, check, right, RewardRequest(id=row.where, domain=domain, response=response, task=task)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from roll.rewards.answers import ThinkMode, after_thinking, last_boxed
+from roll.rewards.answers import ThinkMode, last_boxed
 from roll.rewards.base import Reward, ground_truth
+from roll.rewards.thoughts import visible_text
 from roll.types.episode import Task
 
 _TAIL_CHARS = 4000
@@ -41,7 +42,7 @@ def choice(
     if len(set(letters)) != len(letters) or not re.fullmatch(r"[A-Z]{2,26}", letters):
         raise ValueError(f"choice: letters are capitals such as ABCD, each once, got {letters!r}")
     expected = _expected(ground_truth(task), letters, task.id)
-    visible = after_thinking(response, think)
+    visible = visible_text(response, task, think)
     stated = None if visible is None else stated_letter(visible, letters, require_boxed=require_boxed)
     correct = float(stated == expected)
     return Reward(correct, {"correct": correct, "answered": float(stated is not None)}, stated)

@@ -6,8 +6,9 @@ import string
 import unicodedata
 from typing import Any, Literal
 
-from roll.rewards.answers import ThinkMode, after_thinking, last_boxed
+from roll.rewards.answers import ThinkMode, last_boxed
 from roll.rewards.base import Reward, ground_truth
+from roll.rewards.thoughts import visible_text
 from roll.types.episode import Task
 
 Extract = Literal["whole", "first_line", "last_line", "after_answer", "tags", "boxed"]
@@ -34,7 +35,7 @@ def exact(
     if extract not in _EXTRACTS or think not in ("auto", "required", "ignore"):
         raise ValueError(f"exact: extract is one of {', '.join(_EXTRACTS)}, got {extract!r}; think {think!r}")
     accepted = [normalised(one, ignore_case, ignore_punctuation) for one in accepted_answers(task)]
-    visible = after_thinking(response, think)
+    visible = visible_text(response, task, think)
     stated = None if visible is None else extracted(visible, extract)
     text = normalised(stated or "", ignore_case, ignore_punctuation)
     correct = float(bool(text) and text in accepted)

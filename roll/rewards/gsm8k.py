@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.quantities import MAX_DIGITS, PLAIN_NUMBER, plain_characters
+from roll.rewards.thoughts import visible_text
 from roll.types.episode import Task
 
 _NUMBER = re.compile(rf"(?:(?<![\w)])-\s?)?[$€£]?(?P<digits>{PLAIN_NUMBER})")
@@ -30,6 +31,7 @@ def gsm8k(
     if mode not in ("strict", "flexible"):
         raise ValueError(f"gsm8k: mode must be strict or flexible, got {mode!r}")
     expected = _expected(ground_truth(task), task.id)
+    response = visible_text(response, task) or ""
     marked = marked_number(response)
     stated = marked if marked is not None or mode == "strict" else last_number(response)
     correct = float(stated is not None and _same(stated, expected))

@@ -14,6 +14,7 @@ from roll.rewards.answers import MAX_ANSWER_CHARS, ThinkMode, after_thinking, bo
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.bounded_maths import MATHS, TooHard
 from roll.rewards.quantities import plain_characters, read_quantity, same_quantity
+from roll.rewards.thoughts import thought_mode
 from roll.types.episode import Task
 
 _MAX_DEPTH = 30
@@ -42,6 +43,7 @@ def math_rule(
     """
     if think not in ("auto", "required", "ignore"):
         raise ValueError(f"math_rule: think must be auto, required or ignore, got {think!r}")
+    think = thought_mode(think, task)
     gold = read_gold(ground_truth(task), task.id)
     answer = find_answer(response, think=think, require_boxed=require_boxed)
     correct = answered = formatted = 0.0

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from roll.data.opened_thoughts import CLOSING, ends_with_thought
 from roll.envs.base import Message, Observation
 from roll.rollout.chat import ChatTemplate, PlainText, check_calls, check_template
 from roll.rollout.tokenizing import decode
 from roll.types.chat import ToolSpec
 from roll.types.episode import Task
+
+_END_TOKENS = 32
+"""Tokens of a prompt that are looked at for an opened thought: a tag has one to eight, and white space may follow."""
 
 
 class PromptTooLong(ValueError):
@@ -100,6 +104,17 @@ class Agent:
                     "text: what is thought would be taken for the answer; expected tags of plain text, or null"
                 )
         return thinking_tags[0] if self._rendering.opens_with(thinking_tags) else ""
+
+    def opens_thought(self, prompt_ids: Sequence[int], response_ids: Sequence[int], text: str) -> bool:
+        """Return whether a prompt ends with `<think>`, so that a response without `</think>` has no answer.
+
+        `text` is the response's. Where the tag is a special token, which a text doesn't show, the tokens tell whether
+        the thought was ended.
+        """
+        end = decode(self._tokenizer, prompt_ids[-_END_TOKENS:], skip_special_tokens=False)
+        if not ends_with_thought(end):
+            return False
+        return CLOSING in text or CLOSING not in decode(self._tokenizer, response_ids, skip_special_tokens=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""

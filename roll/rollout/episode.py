@@ -224,9 +224,12 @@ class Episode:
         self._engines.mark_busy(self._name, self._env.waits_for)
         with self._span(self._env.waits_for, turn=number):
             said = None if number is None else self._turns[number]
+            opens_thought = False
             if text is None and said is not None:
                 text = self._agent.decode_response(said.response_ids, self.params.stop_strings)
-            result = await self._env.step(Action(text or "", "stop" if said is None else said.finish_reason))
+                opens_thought = self._agent.opens_thought(said.prompt_ids, said.response_ids, text)
+            ended = "stop" if said is None else said.finish_reason
+            result = await self._env.step(Action(text or "", ended, opens_thought))
             spans.annotate(reward=float(result.reward), ended=result.terminated or result.truncated)
         if self._under_way:
             self._engines.mark_waiting(self._name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from roll.envs.base import Message, Observation, StepResult
 from roll.envs.env_pool import EnvPool
@@ -42,7 +43,7 @@ class RewardEnv:
             id=self._name,
             domain=self._task.domain,
             response=action.text,
-            task=self._task,
+            task=replace(self._task, opens_thought=True) if action.opens_thought else self._task,
             finish_reason=action.finish_reason,
         )
         result = await asyncio.wrap_future(self._submit(request))

@@ -17,6 +17,8 @@ class Action:
 
     text: str
     finish_reason: FinishReason
+    opens_thought: bool = False
+    """Whether the prompt had begun the thought that the text goes on with."""
 
 
 class EpisodeEnv(Protocol):
