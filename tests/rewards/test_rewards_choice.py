@@ -78,7 +78,7 @@ ENDINGS = {
     "Option A: Paris\nOption B: Rome": None,
     "Let's look at A. It says Paris. This is wrong. Let's look at B. It says Rome. This is right. So B.": "B",
 
-       "Looking at the choices, A) is about cats, B) is about dogs. The question asks about dogs, so the answer is B).": "B",
+    "Looking at the choices, A) is about cats, B) is about dogs. So the answer is B).": "B",
     "The correct choice here would be **D) 42**.": "D",
     "I believe the correct answer is C) Oslo, because it's north.": "C", "Answer:B": "B", "answer=B": "B",
     "Answer is:B": "B", "The right answer is thus C": "C", "Based on this, the answer is most likely D.": "D",
