@@ -29,7 +29,8 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.data_check import LISTED, ConversationsOf, Findings, Progress, check_conversations, check_prompts
-from roll.rewards.base import RewardRequest, RewardResult
+from roll.rewards.base import Reward, RewardRequest, RewardResult
+from roll.rewards.references import MATH_RULE, answer_in_sentence
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
 from roll.utils.readers import resolve_sources
@@ -84,6 +85,7 @@ class _DataCheck:
         self._pools: dict[str, RewardPool] = {}
         self._unscored: dict[str, list[str]] = {}
         self._unscored_count: dict[str, int] = {}
+        self._sentences: dict[str, list[str]] = {}
 
     # --- what to look at --------------------------------------------------------------------
 
@@ -128,6 +130,9 @@ class _DataCheck:
         finally:
             for pool in self._pools.values():
                 pool.shutdown()
+        for domain, listed in self._sentences.items():
+            what = f"{len(listed)} rows whose ground truth is a sentence, which no answer equals in {domain!r}"
+            self.said.append(("PROBLEM", _listing(f"{what}; give the answer alone, e.g. '50'", listed[:LISTED])))
         for domain, listed in self._unscored.items():
             count = self._unscored_count[domain]
             self.said.append(("PROBLEM", _listing(f"{count} rows that the reward of {domain!r} can't score", listed)))
@@ -238,13 +243,16 @@ class _DataCheck:
 
     def _score(self, tasks: Iterator[Task], config: RLVRConfig | None, found: Findings) -> None:
         """Let each row's reward read its ground truth; a failure, and no low score, is what counts."""
-        waiting: deque[tuple[str, str, Future[RewardResult]]] = deque()
+        waiting: deque[tuple[str, str, Future[RewardResult], str | None]] = deque()
 
         def settle(left: int) -> None:
             while len(waiting) > left:
-                domain, name, future = waiting.popleft()
+                domain, name, future, stated = waiting.popleft()
                 result = future.result()
-                if result.status != "ok":
+                if stated is not None:
+                    if result.reward is not None and not _is_right(result.reward):
+                        self._sentences.setdefault(domain, []).append(f"{name}: {stated!r} gets no full marks")
+                elif result.status != "ok":
                     self._unscored_count[domain] = self._unscored_count.get(domain, 0) + 1
                     listed = self._unscored.setdefault(domain, [])
                     if len(listed) < LISTED:
@@ -262,7 +270,11 @@ class _DataCheck:
                 response=f"\\boxed{{{truth}}}\n#### {truth}" if isinstance(truth, (str, int, float)) else "",
                 task=replace(task, domain=domain),
             )
-            waiting.append((domain, task.id, pool.submit(request)))
+            waiting.append((domain, task.id, pool.submit(request), None))
+            stated = answer_in_sentence(truth)
+            if stated is not None and MATH_RULE in _functions(config.rewards[domain]):
+                request = replace(request, response=f"\\boxed{{{stated}}}")
+                waiting.append((domain, task.id, pool.submit(request), stated))
             settle(_IN_FLIGHT)
             self._progress.at(number, f"{found.name}, with rewards")
         settle(0)
@@ -339,6 +351,11 @@ def _print(console: Console, found: Findings, limit: int | None) -> None:
         highest = max(count for _, _, count in bins)
         for low, high, count in bins:
             console.print(f"  {low:>7,} to {high:>7,} {count:>9,} {'#' * round(50 * count / highest)}")
+
+
+def _is_right(reward: Reward) -> bool:
+    """Whether a reward, or the part of a sum that compares answers, gives full marks."""
+    return 1.0 in (reward.value, *(value for name, value in reward.parts.items() if name.endswith("correct")))
 
 
 def _functions(reward: RewardConfig) -> set[str]:
