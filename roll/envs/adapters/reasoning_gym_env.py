@@ -10,6 +10,9 @@ from roll.envs.adapters.base import HubEnv, HubError, ended
 from roll.envs.base import Observation, StepResult
 from roll.utils.generators import UselessVerifier, check_dataset, create_dataset, is_wrong
 
+_CHECKED: set[str] = set()
+"""Data sets with their options that were tried in this process: an environment of each slot would try its own again."""
+
 
 class ReasoningGymEnv(HubEnv):
     """A question of a procedural data set of reasoning-gym.
@@ -66,12 +69,16 @@ class ReasoningGymEnv(HubEnv):
 
     def _check(self) -> None:
         """Raise `HubError` for a name or an option that there isn't, and for a verifier that is of no use."""
+        key = f"{self.hub_id} {sorted(self._options.items())!r}"
+        if key in _CHECKED:
+            return
         dataset = self._made(0, size=8)
         with self._random.lent():
             try:
                 check_dataset(dataset, self.hub_id)
             except UselessVerifier as error:
                 raise HubError(f"reasoning_gym: {error}") from None
+        _CHECKED.add(key)
 
     def _made(self, seed: int, size: int = 1) -> Any:
         known = __import__("reasoning_gym.factory", fromlist=["DATASETS"]).DATASETS
