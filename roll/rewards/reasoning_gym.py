@@ -103,9 +103,11 @@ def _scorer(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def _score(scorer: Any, answer: str, entry: Mapping[str, Any], name: str) -> float:
+    error: Exception | None = None
     try:
         score = float(scorer.score_answer(answer, entry))
-        error = None if math.isfinite(score) else ValueError(f"it returned {score}")
+        if not math.isfinite(score):
+            error = ValueError(f"it returned {score}")
     except (SandboxError, SandboxUnavailable):
         raise
     except Exception as raised:  # noqa: BLE001 - verifiers raise anything on odd text; re-raised if the task is at fault

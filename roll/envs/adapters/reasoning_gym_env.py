@@ -69,10 +69,9 @@ class ReasoningGymEnv(HubEnv):
 
     def _check(self) -> None:
         """Raise `HubError` for a name or an option that there isn't, and for a verifier that is of no use."""
-        key = f"{self.hub_id} {sorted(self._options.items())!r}"
+        dataset, key = self._made(0, size=8), f"{self.hub_id} {sorted(self._options.items())!r}"
         if key in _CHECKED:
             return
-        dataset = self._made(0, size=8)
         with self._random.lent():
             try:
                 check_dataset(dataset, self.hub_id)
