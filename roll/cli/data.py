@@ -18,6 +18,7 @@ from rich.text import Text
 
 from roll.cli.exits import Exit, say
 from roll.cli.key_values import key_values
+from roll.configs.checks.data_files import procedural_checks
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.find import find_config
@@ -29,7 +30,8 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.data_check import LISTED, Encode, Findings, LearntOf, Progress, check_conversations, check_prompts
-from roll.rewards.base import RewardRequest, RewardResult
+from roll.rewards.base import Reward, RewardRequest, RewardResult
+from roll.rewards.references import MATH_RULE, answer_in_sentence
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
 from roll.utils.readers import resolve_sources
@@ -84,6 +86,7 @@ class _DataCheck:
         self._pools: dict[str, RewardPool] = {}
         self._unscored: dict[str, list[str]] = {}
         self._unscored_count: dict[str, int] = {}
+        self._sentences: dict[str, list[str]] = {}
 
     # --- what to look at --------------------------------------------------------------------
 
@@ -111,8 +114,10 @@ class _DataCheck:
             sections = [(_TRAIN, config.actor_train.data_args)]
             sections += [(_VAL, config.validation.data_args)] if config.validation is not None else []
             for name, data in sections:
+                key = "actor_train.data_args" if name == _TRAIN else "validation.data_args"
+                self.said += [("PROBLEM", str(violation)) for violation in procedural_checks(key, data, config)]
                 if not data.file_name and data.dataset is None:
-                    self.said.append(("note", f"{name}: no files; procedural tasks are checked when they are made"))
+                    self.said.append(("note", f"{name}: no files; each procedural data set was tried"))
                     self._tags(config, name, data, Findings(name))
                     continue
                 encoder = None if tokenizer is None else prompt_encoder(config, data, tokenizer)
@@ -126,6 +131,9 @@ class _DataCheck:
         finally:
             for pool in self._pools.values():
                 pool.shutdown()
+        for domain, listed in self._sentences.items():
+            what = f"{len(listed)} rows whose ground truth is a sentence, which no answer equals in {domain!r}"
+            self.said.append(("PROBLEM", _listing(f"{what}; give the answer alone, e.g. '50'", listed[:LISTED])))
         for domain, listed in self._unscored.items():
             count = self._unscored_count[domain]
             self.said.append(("PROBLEM", _listing(f"{count} rows that the reward of {domain!r} can't score", listed)))
@@ -236,13 +244,16 @@ class _DataCheck:
 
     def _score(self, tasks: Iterator[Task], config: RLVRConfig | None, found: Findings) -> None:
         """Let each row's reward read its ground truth; a failure, and no low score, is what counts."""
-        waiting: deque[tuple[str, str, Future[RewardResult]]] = deque()
+        waiting: deque[tuple[str, str, Future[RewardResult], str | None]] = deque()
 
         def settle(left: int) -> None:
             while len(waiting) > left:
-                domain, name, future = waiting.popleft()
+                domain, name, future, stated = waiting.popleft()
                 result = future.result()
-                if result.status not in ("ok", "unscored"):
+                if stated is not None:
+                    if result.reward is not None and not _is_right(result.reward):
+                        self._sentences.setdefault(domain, []).append(f"{name}: {stated!r} gets no full marks")
+                elif result.status not in ("ok", "unscored"):
                     self._unscored_count[domain] = self._unscored_count.get(domain, 0) + 1
                     listed = self._unscored.setdefault(domain, [])
                     if len(listed) < LISTED:
@@ -263,7 +274,11 @@ class _DataCheck:
                 completion_ids=tuple(response.encode()),  # that there are some: no score counts here
                 step=0,
             )
-            waiting.append((domain, task.id, pool.submit(request)))
+            waiting.append((domain, task.id, pool.submit(request), None))
+            stated = answer_in_sentence(truth)
+            if config is not None and stated is not None and MATH_RULE in _functions(config.rewards[domain]):
+                request = replace(request, response=f"\\boxed{{{stated}}}")
+                waiting.append((domain, task.id, pool.submit(request), stated))
             settle(_IN_FLIGHT)
             self._progress.at(number, f"{found.name}, with rewards")
         settle(0)
@@ -364,6 +379,11 @@ def _print(console: Console, found: Findings, limit: int | None) -> None:
         highest = max(count for _, _, count in bins)
         for low, high, count in bins:
             console.print(f"  {low:>7,} to {high:>7,} {count:>9,} {'#' * round(50 * count / highest)}")
+
+
+def _is_right(reward: Reward) -> bool:
+    """Whether a reward, or the part of a sum that compares answers, gives full marks."""
+    return 1.0 in (reward.value, *(value for name, value in reward.parts.items() if name.endswith("correct")))
 
 
 def _functions(reward: RewardConfig) -> set[str]:

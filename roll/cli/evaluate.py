@@ -6,7 +6,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from roll.cli.key_values import key_values
 from roll.configs.parsing.find import find_config
 from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.data.opened_thoughts import ends_with_thought
 from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
 from roll.types.episode import Task
 from roll.utils.readers import Row, read_rows, resolve_sources
@@ -214,8 +215,9 @@ def _task(row: Row, options: argparse.Namespace, domains: Mapping[str, str] | No
         payload["ground_truth"] = truth
     if options.data_source_key is not None:
         payload["data_source"] = source  # where functions of verl's look for it
-    _prompt(row, options)  # refuses a column that isn't there
-    return Task(id=row.where, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
+    prompt = _prompt(row, options)  # refuses a column that isn't there
+    task = Task(id=row.where, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
+    return replace(task, opens_thought=True) if isinstance(prompt, str) and ends_with_thought(prompt) else task
 
 
 def _request(response: str, task: Task, finish_reason: Any) -> RewardRequest:

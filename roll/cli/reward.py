@@ -24,7 +24,9 @@ from roll.cli.exits import Exit, say
 from roll.cli.key_values import key_values
 from roll.configs.schema.reward_config import WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
+from roll.data.opened_thoughts import prompted
 from roll.data.sources import GROUND_TRUTH_COLUMNS, VERL_TAG
+from roll.data.templates import PromptEncoder
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.references import JUDGING, answer_text, filled, perturbed, reference_template
 from roll.rewards.reward_pool import RewardPool
@@ -39,6 +41,8 @@ PROGRESS_S = 5.0
 _AT_ONCE = 256
 _ALIKE = 6
 """Failures with the same words that are listed."""
+_THOUGHT = "So it is.\n</think>\n\n"
+"""What responses begin with where the prompt has opened a thought."""
 _ALONE = "reward"
 """Domain of all rows where no configuration names others."""
 
@@ -55,6 +59,8 @@ class _Plan:
     timeout_s: float
     encode: Callable[[str], Sequence[int]] | None = None
     """Gives the token ids of a response; None: the model that writes them isn't known, or not here."""
+    encoder: PromptEncoder | None = None
+    """Renders the prompts of a configuration, if its tokenizer is a folder here: a template may open thoughts."""
 
     def domain_of(self, tag: str | None, source: str) -> str | None:
         """Return the domain of a row, None if there is none."""
@@ -182,9 +188,9 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
     data = config.actor_train.data_args
     only = config.tags_of(next(iter(config.rewards)))[0] if len(config.rewards) == 1 else None
     specs = {domain: reward_spec(config, domain) for domain in functions}
-    encode = None
-    if any(name not in REWARDS for spec in specs.values() for name in spec.functions):
-        encode = _encoder(config)
+    encode, encoder = _encoders(config)
+    if all(name in REWARDS for spec in specs.values() for name in spec.functions):
+        encode = None
     if encode is not None:
         specs = {domain: in_run(spec, config.max_steps) for domain, spec in specs.items()}
     return _Plan(
@@ -194,20 +200,23 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
         config,
         max(reward.timeout_s for reward in functions.values()),
         encode,
+        encoder,
     )
 
 
-def _encoder(config: RLVRConfig) -> Callable[[str], Sequence[int]] | None:
-    """Return what tokenises responses, for functions of the user's own that read tokens; None: there is no tokenizer
-    here."""
+def _encoders(config: RLVRConfig) -> tuple[Callable[[str], Sequence[int]], PromptEncoder] | tuple[None, None]:
+    """Return what tokenises responses, for functions of the user's own that read tokens, and what renders prompts;
+    nothing if there is no tokenizer here."""
+    from roll.pipelines.rlvr import prompt_encoder
     from roll.strategies.hf.hf_model import load_tokenizer
     from roll.workers.train import resolved_model_args
 
     args = resolved_model_args(config, "actor_train")
     if not Path(str(args.model_name_or_path)).expanduser().is_dir():
-        return None
+        return None, None
     tokenizer = load_tokenizer(args)
-    return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+    encoder = prompt_encoder(config, config.actor_train.data_args, tokenizer)
+    return (lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))), encoder
 
 
 def _cases(
@@ -227,7 +236,7 @@ def _cases(
             continue
         counts["rows"] += 1
         assert domain is not None
-        task = _task(row, plan.columns, domain, str(tag or ""))
+        task = prompted(_task(row, plan.columns, domain, str(tag or "")), plan.encoder)
         spec = judged(plan.specs[domain])[1]
         answer = row.values.get(options.answer) if options.answer else task.payload.get("ground_truth")
         if options.answer and options.answer not in row.values:
@@ -241,8 +250,11 @@ def _cases(
         else:
             text = answer_text(spec.name, answer, spec.kwargs)
             template = options.answer_template or reference_template(spec.name, spec.kwargs)
-            responses.append(("reference", filled(template, text), True))
-            responses.append(("perturbed", filled(template, perturbed(spec.name, text)), False))
+            thought = _THOUGHT if task.opens_thought and options.answer_template is None else ""
+            responses.append(("reference", thought + filled(template, text), True))
+            responses.append(("perturbed", thought + filled(template, perturbed(spec.name, text)), False))
+            if thought:
+                responses.append(("unfinished thought", filled(template, text), False))
         for check, response, right in responses:
             request = RewardRequest(id=row.where, domain=domain, response=response, task=task)
             if plan.encode is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from roll.configs.schema.worker_config import ProceduralTask
 from roll.types.episode import Task
+from roll.utils.generators import UselessVerifier, check_dataset, create_dataset
 from roll.utils.readers import DataError
 from roll.utils.seeding import stable_hash
 
@@ -28,8 +29,8 @@ def procedural_tasks(
     `reasoning_gym`, the generator's entry. The generator's seed is a hash of (seed, dataset, split), because
     neighbouring seeds of reasoning-gym generate the same tasks shifted by one.
 
-    Raises `DataError` for an unknown dataset, a configuration it refuses, a generator that rejects its own
-    answers, and when it has too few different questions.
+    Raises `DataError` for an unknown dataset, a configuration it refuses, a verifier that rejects its own answers or
+    pays texts that are none, and when it has too few different questions.
     """
     examples = _examples(spec, seed)
     prefix = "".join(_fill(spec.example_template, entry, spec.dataset) for entry in examples)
@@ -99,16 +100,14 @@ def _examples(spec: ProceduralTask, seed: int) -> list[dict[str, Any]]:
 
 
 def _entries(spec: ProceduralTask, seed: int, split: str, count: int) -> Iterator[dict[str, Any]]:
-    import reasoning_gym
-
     generator_seed = stable_hash(seed, "procedural", spec.dataset, split) % 2**31
     try:
-        data = reasoning_gym.create_dataset(spec.dataset, **spec.config, seed=generator_seed, size=count)
-    except (AssertionError, TypeError, ValueError) as error:
+        data = create_dataset(spec.dataset, spec.config, seed=generator_seed, size=count)
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
         raise DataError(f"procedural {spec.dataset!r}: config {dict(spec.config)} is refused: {error}") from error
+    try:
+        made = check_dataset(data, spec.dataset)
+    except UselessVerifier as error:
+        raise DataError(f"procedural {spec.dataset!r}: {error}") from None
     for index in range(count):
-        entry = data[index]
-        gold = entry["answer"]
-        if index == 0 and gold is not None and data.score_answer(gold, entry) < 1.0:
-            raise DataError(f"procedural {spec.dataset!r}: its verifier rejects its own answer {gold!r}")
-        yield entry
+        yield made[index] if index < len(made) else data[index]

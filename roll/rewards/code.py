@@ -11,6 +11,7 @@ from roll.rewards.base import Reward
 from roll.rewards.code_answers import Extract, complete, extract_program
 from roll.rewards.code_run import RunSettings, run_tests
 from roll.rewards.code_tests import BrokenTask, SourceTests, read_tests
+from roll.rewards.thoughts import visible_text
 from roll.sandbox.base import Sandbox
 from roll.types.episode import Task
 
@@ -45,6 +46,7 @@ def code(
     if min(timeout_s, total_s, memory_mb) <= 0 or float_tolerance < 0:
         raise ValueError("code: timeout_s, total_s and memory_mb must be above 0, float_tolerance 0 or above")
     tests = read_tests(task)
+    response = visible_text(response, task) or ""
     program = extract_program(response, extract)
     if isinstance(tests, SourceTests) and tests.prompt:
         program = complete(tests.prompt, tests.entry_point, response, program)

@@ -20,7 +20,7 @@ TEMPLATES: dict[str, tuple[tuple[str, ...], bool]] = {
 
 def format(
     response: str,
-    task: Task,  # noqa: ARG001 - every reward takes it
+    task: Task,
     *,
     template: str = "think_answer",
     tags: Sequence[str] | None = None,
@@ -32,8 +32,8 @@ def format(
 
     The form is a template's (`think_answer`: `<think>...</think><answer>...</answer>`), that of a list of `tags`, or a
     pattern that the whole response matches. Each tag is there once, in order, with text inside, and nothing but white
-    space outside; after `think` alone there is text. `opened`: the prompt ends with the first opening tag. Part:
-    `format`.
+    space outside; after `think` alone there is text. `opened`: the prompt ends with the first opening tag; of `<think>`
+    that is known, unless the response repeats it. Part: `format`.
     """
     if pattern is not None:
         good = any(True for _ in matches(_compiled(pattern, False), response, whole=True, seconds=search_timeout_s))
@@ -45,6 +45,7 @@ def format(
     names, text_follows = (tuple(tags), False) if tags is not None else TEMPLATES[template]
     if not names or any(not name for name in names):
         raise ValueError(f"format: tags are names such as [think, answer], got {list(names)!r}")
+    opened = opened or (task.opens_thought and names[0] == "think" and not response.lstrip().startswith("<think>"))
     good = has_form(f"<{names[0]}>{response}" if opened else response, names, text_follows=text_follows)
     return Reward(float(good), {"format": float(good)})
 

@@ -12,6 +12,7 @@ from roll.rewards.maths.comparison import read
 from roll.rewards.maths.evaluation import TooHard, Undefined, exact
 from roll.rewards.maths.nodes import Node
 from roll.rewards.maths.tokens import PLAIN_NUMBER, plain_characters
+from roll.rewards.thoughts import visible_text
 from roll.types.episode import Task
 
 _NUMBER = re.compile(rf"(?:(?<![\w)])-\s?)?[$€£]?(?<![\^_])(?<![\^_]{{)(?P<digits>{PLAIN_NUMBER})")
@@ -39,6 +40,7 @@ def gsm8k(
     if mode not in ("strict", "flexible"):
         raise ValueError(f"gsm8k: mode must be strict or flexible, got {mode!r}")
     expected = _expected(ground_truth(task), task.id)
+    response = visible_text(response, task) or ""
     marked = marked_number(response)
     stated = marked if marked is not None or mode == "strict" else last_number(response)
     correct = float(stated is not None and _same(stated, expected))

@@ -13,6 +13,7 @@ from roll.rewards.base import Reward, ground_truth
 from roll.rewards.maths.comparison import Verdict, read, same
 from roll.rewards.maths.evaluation import TooHard
 from roll.rewards.maths.tokens import is_readable, nesting, written
+from roll.rewards.thoughts import thought_mode
 from roll.types.episode import Task
 
 
@@ -29,6 +30,7 @@ def math_rule(
     """
     if think not in ("auto", "required", "ignore"):
         raise ValueError(f"math_rule: think must be auto, required or ignore, got {think!r}")
+    think = thought_mode(think, task)
     gold = read_gold(ground_truth(task), task.id)
     answer = find_answer(response, think=think, require_boxed=require_boxed)
     answered = formatted = 0.0

@@ -8,10 +8,14 @@ from typing import Any
 
 _DIGIT = re.compile(r"\d")
 _SWAPPED = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_SENTENCE = re.compile(
+    r"[^\W\d_]+(?:\s+\S+){0,200}?\s+(?:is|are|was|were|equals?|has|have|had)\s+(?P<rest>\S.*)", re.DOTALL
+)
 _NO_DIGITS = "8191"  # In place of an answer without digits: hardly ever right
 _IN_EXTRACT = {"tags": "<answer>{answer}</answer>", "boxed": r"\boxed{{{answer}}}", "after_answer": "Answer: {answer}"}
 
-JUDGING = ("gsm8k", "math_rule", "choice", "exact", "regex", "code", "reasoning_gym")
+MATH_RULE = "math_rule"
+JUDGING = ("gsm8k", MATH_RULE, "choice", "exact", "regex", "code", "reasoning_gym")
 """Rewards that compare a response with a reference answer."""
 
 
@@ -47,6 +51,17 @@ def answer_text(name: str, truth: Any, kwargs: Mapping[str, Any]) -> str:
 
         return last_boxed(text) or text
     return text
+
+
+def answer_in_sentence(truth: Any) -> str | None:
+    """Return what a reference answer states that is a whole sentence, e.g. `50 m²` for "The area is 50 m²"; else None.
+
+    No response states such a sentence word for word.
+    """
+    if not isinstance(truth, str) or len(truth) > 1000 or any(mark in truth for mark in ("boxed", "####")):
+        return None
+    match = _SENTENCE.fullmatch(truth.strip())
+    return match["rest"].rstrip(" .!") or None if match else None
 
 
 def filled(template: str, answer: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.sandbox.base import Limits, Program, Sandbox, SandboxError
+from roll.utils.generators import dataset_options
 
 _LIMITS = Limits(wall_s=20.0, cpu_s=10.0, memory_mb=1024)
 _EXTENDED: weakref.WeakKeyDictionary[Sandbox, Sandbox] = weakref.WeakKeyDictionary()
@@ -29,7 +30,7 @@ class SandboxedVerifier:
     """
 
     def __init__(self, sandbox: Sandbox, name: str, config: Mapping[str, Any]) -> None:
-        self._sandbox, self._name, self._config = with_packages(sandbox), name, _pickled(dict(config))
+        self._sandbox, self._name, self._config = with_packages(sandbox), name, _pickled(dataset_options(name, config))
         self._gold: tuple[str, dict[str, Any]] | None = None
 
     def score_answer(self, answer: str, entry: Mapping[str, Any]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from roll.data.opened_thoughts import CLOSING, ends_with_thought
 from roll.envs.base import Message, Observation
 from roll.rollout.chat import ChatTemplate, PlainText
 from roll.rollout.chat_checks import check_calls, check_template, thought_tags
@@ -15,6 +16,9 @@ from roll.rollout.marks import Marks
 from roll.rollout.tokenizing import decode
 from roll.types.chat import ToolSpec
 from roll.types.episode import Task
+
+_END_TOKENS = 32
+"""Tokens of a prompt that are looked at for an opened thought: a tag has one to eight, and white space may follow."""
 
 
 class PromptTooLong(ValueError):
@@ -119,6 +123,16 @@ class Agent:
         """Return `forced_think_prefix` of prompts with further variables of the chat template."""
         opens = thinking_tags is not None and self._rendering.with_variables(variables).opens_with(thinking_tags)
         return thinking_tags[0] if thinking_tags is not None and opens else ""
+    def opens_thought(self, prompt_ids: Sequence[int], response_ids: Sequence[int], text: str) -> bool:
+        """Return whether a prompt ends with `<think>`, so that a response without `</think>` has no answer.
+
+        `text` is the response's. Where the tag is a special token, which a text doesn't show, the tokens tell whether
+        the thought was ended.
+        """
+        end = decode(self._tokenizer, prompt_ids[-_END_TOKENS:], skip_special_tokens=False)
+        if not ends_with_thought(end):
+            return False
+        return CLOSING in text or CLOSING not in decode(self._tokenizer, response_ids, skip_special_tokens=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""

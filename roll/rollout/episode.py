@@ -233,11 +233,14 @@ class Episode:
         self._engines.mark_busy(self._name, self._env.waits_for)
         with self._span(self._env.waits_for, turn=number):
             said = None if number is None else self._turns[number]
+            opens_thought = False
             if text is None and said is not None:
                 text = self._agent.decode_response(said.response_ids, self.params.stop_strings)
+                opens_thought = self._agent.opens_thought(said.prompt_ids, said.response_ids, text)
             action = Action(
                 text or "",
                 "stop" if said is None else said.finish_reason,
+                opens_thought,
                 completion_ids=lambda: None if number is None else self._turns.completion(number),
                 completion_text=lambda: self._agent.decode_response(self._turns.completion(number or 0), ()),
                 messages=messages,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from roll.data.messages import as_chat
 from roll.envs.base import Message, Observation, StepResult
@@ -51,7 +52,7 @@ class RewardEnv:
             id=self._name,
             domain=self._task.domain,
             response=action.text,
-            task=self._task,
+            task=replace(self._task, opens_thought=True) if action.opens_thought else self._task,
             finish_reason=action.finish_reason,
             completion_ids=action.completion_ids(),
             completion_text=action.completion_text() if action.messages else None,

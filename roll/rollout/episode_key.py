@@ -17,6 +17,8 @@ class Action:
 
     text: str
     finish_reason: FinishReason
+    opens_thought: bool = False
+    """Whether the prompt had begun the thought that the text goes on with."""
     completion_ids: Callable[[], Sequence[int] | None] = lambda: None
     """Gives the tokens after the context's first prompt, up to this response."""
     completion_text: Callable[[], str] = lambda: ""

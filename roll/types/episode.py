@@ -47,6 +47,9 @@ class Task:
     seed: int
     tag: str
     domain: str
+    opens_thought: bool = False
+    """Whether its prompt ends with `<think>`, as some chat templates have it: a response without `</think>` is then
+    nothing but an unfinished thought. Known to reward functions; false elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,36 @@ def test_the_data_of_a_configuration_meet_their_domains_and_rewards(capsys: pyte
     assert main(["data", "check", "job", "--no_rewards"]) == 0
 
 
+def test_a_ground_truth_that_is_a_sentence_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    sentences = ["The area is 50 m²", "Alice has 3 apples."]
+    fine = ["50", "January 5", "x = 5 or x = 3", "The answer is \\boxed{50}", r"\text{It is}"]
+    write("train.jsonl", [{"prompt": f"{i}?", "answer": truth} for i, truth in enumerate([*sentences, *fine])])
+    config = {**CONFIG, "rewards": {"train": {"name": "math_rule"}}}
+    Path("c.yaml").write_text(yaml.safe_dump(config))
+    assert main(["data", "check", "c"]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "2 rows whose ground truth is a sentence, which no answer equals in 'train'" in told
+    assert "train:1: '50 m²' gets no full marks" in told
+
+
+def test_a_generator_whose_verifier_pays_any_text_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("reasoning_gym")
+    made = [{"tag": "life", "dataset": "game_of_life_halting"}, {"tag": "grid", "dataset": "mini_sudoku"}]
+    rewards = {
+        "life": {"name": "reasoning_gym"},
+        "grid": {"name": "reasoning_gym", "reward_kwargs": {"extract": "first_line"}},
+    }
+    data = {**CONFIG["actor_train"], "data_args": {"procedural": made}}
+    Path("c.yaml").write_text(yaml.safe_dump({**CONFIG, "rewards": rewards, "actor_train": data}))
+    assert main(["data", "check", "c"]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the verifier of 'game_of_life_halting' gives full marks to" in told
+    assert "the answers of mini_sudoku have several lines, of which the first alone is never right" in told
+    assert "fix: rewards.grid.reward_kwargs.extract=auto" in told
+    assert main(["check", "c"]) != 0
+    assert "the verifier of 'game_of_life_halting' gives full marks to" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     "words",
     [

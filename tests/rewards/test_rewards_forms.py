@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import date, datetime, time
 from typing import Any
 
 import pytest
@@ -37,6 +38,13 @@ def task(truth: object = "Paris") -> Task:
         ("It is\nParis", "Paris", {"extract": "last_line"}, 1.0),
         ("Paris\nyes", "Paris", {"extract": "first_line"}, 1.0),
         ("So.\n**Answer:** Paris\nBye", "Paris", {"extract": "after_answer"}, 1.0),
+        ("So.\n**Answer**: Paris\nBye", "Paris", {"extract": "after_answer"}, 1.0),
+        (
+            "\u0130\u0130\u0130\u0130 answer: Paris",
+            "Paris",
+            {"extract": "after_answer"},
+            1.0,
+        ),  # longer in small letters
         ("Paris", "Paris", {"extract": "after_answer"}, 0.0),
         ("x <answer>Rome</answer> <answer> Paris </answer>", "Paris", {"extract": "tags"}, 1.0),
         ("<answer>Paris", "Paris", {"extract": "tags"}, 0.0),
@@ -48,6 +56,78 @@ def task(truth: object = "Paris") -> Task:
 )
 def test_exact(response: str, truth: object, kwargs: dict[str, Any], value: float):
     assert exact(response, task(truth), **kwargs).value == value
+
+
+OF_OTHER_VALUE = [
+    ("5", "-5"), ("15", "1.5"), ("12", "1/2"), ("1e-5", "1e5"), ("1,5", "15"), ("3:2", "32"), ("a-b", "ab"),
+    ("a-b", "a b"), ("12:30", "1230"), (".5", "5"), ("5", "5%"), ("50%", "50"), ("<5", ">5"), ("< 5", "> 5"),
+    ("5(2)", "52"), ("2(3)(4)", "234"), ("3-4", "34"), ("3-4", "3 4"), ("C++", "C"), ("C#", "C"), ("x=5", "x5"),
+    ("x^2", "x2"), ("2**3", "23"), ("2*3", "23"), ("R&D", "RD"), ("km/h", "kmh"), ("5 - 3", "5 3"), ("-x", "x"),
+    ("$-5", "5"), ("-$5", "5"), ("−5", "5"), ("1.2.3", "123"), ("2024-01-02", "20240102"), ("(-5, 3)", "(5, 3)"),
+    ("[-1,2]", "[1,2]"), ("1:30", "1.30"), ("1/2", "1:2"), ("3.14", "314"), ("-0.5", "0.5"), ("x - y", "x y"),
+    ("10^-3", "10^3"), ("10^{-3}", "10^{3}"), ("a_b", "ab"), ("1 2", "12"), ("1, 2", "12"), ("5'11", "511"),
+    ("(1)(2)", "12"), ("2x+1", "2x1"),
+]  # fmt: skip
+OF_OTHER_PUNCTUATION = [
+    ("Paris!", "Paris"), ("1,234", "1234"), ("1,234.5", "1234.5"), ("$5", "5"), ("$5$", "5"), ("-$5", "-5"),
+    ("$-5$", "-5"), ("−5", "-5"), ("“Paris”", "Paris"), ('"Paris"', "Paris"), ("U.S.A.", "USA"), ("U.S.", "US"),
+    ("don't", "dont"), ("don’t", "don't"), ("well-known", "well known"), ("**Paris**", "Paris"),
+    ("Paris, France", "Paris France"), ("5.", "5"), ("1.5.", "1.5"), ("1 / 2", "1/2"), ("3 : 2", "3:2"),
+    ("- Paris", "Paris"), ("- 5", "5"), ("Answer: 5", "Answer 5"), ("(B)", "B"), ("`x`", "x"), ("_Paris_", "Paris"),
+    ("x = 5", "x=5"), ("50 %", "50%"), ("3–4", "3-4"), ("1e+5", "1e5"), ("Hello,world", "Hello world"),
+    ("COVID-19", "COVID 19"), ("5 - 3", "5-3"), ("Paris - France", "Paris France"), ("¿Qué?", "Qué"), ("e.g.", "eg"),
+    ("[1, 2]", "(1, 2)"), ("# Paris", "Paris"), ("St. Louis", "St Louis"), ("O'Brien", "OBrien"),
+    ("rock & roll", "rock&roll"), ("(-5)", "-5"), ("12,345,678", "12345678"), ("< 5", "<5"),
+    ('He said: "no".', "He said no"), ("5?", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), OF_OTHER_VALUE)
+def test_without_punctuation_another_value_is_still_another(one: str, other: str):
+    assert exact(one, task(other), ignore_punctuation=True).value == 0.0
+    assert exact(other, task(one), ignore_punctuation=True).value == 0.0
+    assert exact(one, task(one), ignore_punctuation=True).value == 1.0
+
+
+@pytest.mark.parametrize(("one", "other"), OF_OTHER_PUNCTUATION)
+def test_without_punctuation_the_same_words_are_equal(one: str, other: str):
+    assert exact(one, task(other), ignore_punctuation=True).value == 1.0
+    assert exact(other, task(one), ignore_punctuation=True).value == 1.0
+
+
+def test_punctuation_is_left_out_in_linear_time():
+    for text in ("-" * 200_000, "1," * 100_000, "a." * 100_000, "- " * 100_000, "$" * 200_000, "*" * 200_000):
+        exact(text, task("x"), ignore_punctuation=True)
+
+
+@pytest.mark.parametrize(
+    ("truth", "responses", "wrong"),
+    [
+        (datetime(2024, 1, 2), ["2024-01-02", "2024-01-02 00:00:00", "2024-01-02T00:00:00"], "2024-01-03"),
+        (datetime(2024, 1, 2, 3, 4), ["2024-01-02 03:04:00", "2024-01-02 03:04", "2024-01-02T03:04"], "2024-01-02"),
+        (date(2024, 1, 2), ["2024-01-02"], "2024-01-03"),
+        (time(3, 4), ["03:04", "03:04:00"], "03:05"),
+        (True, ["True", "true", "TRUE"], "False"),
+        (False, ["False", "false"], "true"),
+        (43.0, ["43", "43.0"], "44"),
+        ([True, "yes"], ["true", "yes"], "no"),
+    ],
+)
+def test_a_value_is_accepted_as_it_is_usually_written(truth: Any, responses: list[str], wrong: str):
+    assert [exact(response, task(truth)).value for response in responses] == [1.0] * len(responses)
+    assert exact(wrong, task(truth)).value == 0.0
+
+
+@pytest.mark.parametrize("truth", [{"text": "Paris"}, ["Paris", None], [["Paris"]], b"Paris"])
+def test_a_truth_that_no_text_equals_is_an_error(truth: Any):
+    with pytest.raises(ValueError, match="expected a text, a number, a date, or a list of them"):
+        exact("Paris", task(truth))
+
+
+def test_a_truth_of_punctuation_alone_is_an_error_where_that_is_left_out():
+    assert exact("?!", task("?!")).value == 1.0
+    with pytest.raises(ValueError, match="nothing is left of the ground truth '\\?!' without punctuation"):
+        exact("?!", task("?!"), ignore_punctuation=True)
 
 
 def test_regex_finds_a_pattern_or_compares_its_answer():

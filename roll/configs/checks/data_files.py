@@ -13,6 +13,7 @@ from roll.configs.errors import Violation, did_you_mean, problem
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import DataArgs, ProceduralTask
+from roll.utils.generators import UselessVerifier, check_dataset, create_dataset
 from roll.utils.pictures import refuse_pictures
 from roll.utils.readers import read_rows, resolve_sources, scan_rows
 from roll.utils.rows import DataError, Row, Source, has_column
@@ -40,7 +41,7 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
                 said = "its first row is nested too deeply" if isinstance(error, RecursionError) else error.strerror
                 yield problem(f"{path}.file_name", f"{name} can't be read: {said}", "mend the file", name)
         if isinstance(data, DataArgs) and data.procedural:
-            yield from _procedural(path, data)
+            yield from procedural_checks(path, data, config)
         if isinstance(data, DataArgs) and data.dataset is not None:
             args = (f"{path}.dataset_args", data.dataset_args)
             yield from named_checks(f"{path}.dataset", data.dataset, "class", args, skip=0)
@@ -77,7 +78,8 @@ def _columns(
         yield Violation(f"{path}.prompt", expected, f"{path}.prompt=<one of them>", None)
 
 
-def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
+def procedural_checks(path: str, data: DataArgs, config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
+    """Procedural datasets can be made as configured, and their verifiers are worth being learnt from."""
     spec = importlib.util.find_spec("reasoning_gym")
     if spec is None or spec.origin is None:
         fix = "pip install reasoning-gym, or remove the section"
@@ -94,7 +96,34 @@ def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
             fix = did_you_mean(task.dataset, names)
             yield Violation(f"{path}.procedural[{i}].dataset", "a dataset of reasoning-gym", fix, task.dataset)
         else:
-            yield from _dataset_options(f"{path}.procedural[{i}].config", task, names[task.dataset])
+            here = f"{path}.procedural[{i}]"
+            wrong = list(_dataset_options(f"{here}.config", task, names[task.dataset]))
+            yield from wrong or _verifier(here, task, config)
+
+
+def _verifier(path: str, task: ProceduralTask, config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
+    """The data set can be made, its verifier tells right answers from other texts, and the reward can find them."""
+    try:
+        entries = check_dataset(create_dataset(task.dataset, task.config, size=8), task.dataset)
+    except UselessVerifier as error:
+        yield problem(f"{path}.dataset", str(error), "", task.dataset)
+        return
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
+        yield problem(f"{path}.config", f"{task.dataset} refuses it: {error}", "", dict(task.config))
+        return
+    domain = config.domain_of(task.tag) if isinstance(config, RLVRConfig) else None
+    if domain is None or not isinstance(config, RLVRConfig) or "\n" not in str(entries[0]["answer"]).strip():
+        return
+    reward = config.rewards[domain]
+    key = f"rewards.{domain}"
+    options = {f"{key}.reward_kwargs": (reward.name, reward.reward_kwargs)}
+    options |= {
+        f"{key}.parts.{name}.reward_kwargs": (part.name, part.reward_kwargs) for name, part in reward.parts.items()
+    }
+    for where, (name, kwargs) in options.items():
+        if name == "reasoning_gym" and kwargs.get("extract") == "first_line":
+            said = f"the answers of {task.dataset} have several lines, of which the first alone is never right"
+            yield problem(f"{where}.extract", said, f"{where}.extract=auto", "first_line")
 
 
 def _dataset_options(path: str, task: ProceduralTask, text: str) -> Iterator[Violation]:
