@@ -151,9 +151,9 @@ class ConversationEncoder:
         """
         assert messages and messages[-1]["role"] == "assistant"
         if self._prompts is not None:
-            sequences = [self._encode_plain(self._prompts, messages, flags or {})]
+            sequences: tuple[MarkedTokens, ...] = (self._encode_plain(self._prompts, messages, flags or {}),)
         else:
-            sequences = list(self._encode_chat(messages, flags or {}))
+            sequences = tuple(self._encode_chat(messages, flags or {}))
         if self._embedding is not None:
             for marked in sequences:
                 self._embedding.refuse_beyond(marked.token_ids, self._tokenizer, "the conversation")
