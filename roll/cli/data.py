@@ -262,7 +262,7 @@ class _DataCheck:
         for number, task in enumerate(tasks):
             domain = None if config is None else config.domain_of(task.tag)
             pool = self._pools.get(domain or "")
-            if pool is None or domain is None:
+            if pool is None or domain is None or config is None:
                 continue
             truth = task.payload.get("ground_truth")
             response = f"\\boxed{{{truth}}}\n#### {truth}" if isinstance(truth, (str, int, float)) else ""

@@ -27,7 +27,8 @@ _MARKS = str.maketrans(dict.fromkeys("*`$#", " ") | {"’": "'", "\\": " ", "{":
 _SENTENCE_END = re.compile(r"[.!?;\n]")
 
 _NOUN = (
-    r"(?:answers?|choices?|options?|letters?|statements?|solution|pick|selection|response|conclusion|verdict|guess|ans)"
+    r"(?:answers?|choices?|options?|letters?|statements?|solution|pick|selection|response|conclusion|verdict|guess|ans|"
+    r"winner)"
 )
 _BE = r"(?:is|are|was|be|'s|equals)"
 _FILLER = (
@@ -52,7 +53,8 @@ _CUE_BEFORE = re.compile(
     r"found|get|got|"
     r"opt(?:ed|ing)? for|go(?:ing|es)? with|went with|settl(?:e|ed|ing) (?:on|for)|stick(?:ing)? with|stuck with|"
     r"decid(?:e|ed|ing) (?:on|for)|land(?:ed|ing)? on|lean(?:ing)? towards?|end(?:ed)? up (?:with|at)|"
-    r"down to|left with|points? to|pointing to|vote for|voted? for|vote|corresponds? to|match(?:es)?|(?:looks|"
+    r"down to|left with|(?:us|me) with|points? to|pointing to|vote for|voted? for|vote|corresponds? to|"
+    r"match(?:es)?|(?:looks|"
     r"seems|sounds|feels) like|go(?:ing)? for|bet on|arrived? at)\b"
     rf"|(?:^|[,:—-]|\b(?:and|but)\b)\s*(?:{_TURN})\b)"
     rf"[\s,:]*(?:{_FILLER}[\s,:]*){{0,5}}$",
@@ -94,7 +96,8 @@ _WRONG = (
 _RIGHT = (
     r"(?:correct|right|true|best|better|answers?|choices?|options?|pick|solution|winner|valid|accurate|likely|"
     r"likeliest|"
-    r"suitable|appropriate|closest|left|good|fitting|it|selection|match|matches|fits|works|what i (?:choose|pick))\b"
+    r"suitable|appropriate|closest|left|good|fitting|it|selection|match|matches|fits|works|what i(?:'d|"
+    r" would)? (?:choose|pick))\b"
 )
 _NOT_ANOTHER = (
     r"(?:\s*,?\s*(?:and\s+)?(?:not|rather than|instead of|over)\s+(?:option\s+)?[(\[]?[A-Z][)\]]?(?![\w'])\s*,?)"

@@ -34,6 +34,11 @@ def sandbox() -> Iterator[Sandbox]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # `codeio` writes files
+
+
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_a_right_answer_gets_full_marks_and_a_text_that_is_none_does_not(name: str, sandbox: Sandbox) -> None:
     spec = ProceduralTask(tag=name, dataset=name, size=3, config=OPTIONS.get(name, {}))

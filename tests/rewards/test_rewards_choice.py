@@ -128,6 +128,12 @@ ENDINGS = {
     "D is incorrect, C is incorrect, B is incorrect; therefore A is correct.": "A", "Statement B is true": "B",
     "B is the right one": "B", "Answer choices: A, B, C, D. I pick C": "C", "To answer: a": "A",
     "An answer: a b c": None, "Answer:\n- A\n- B": None,
+    "A doesn't fit; B doesn't fit; D doesn't fit. That leaves us with C.": "C", "C is what I'd choose.": "C",
+    "The winner is C": "C", "Let's evaluate: A) 3 - no. B) 4 - yes. C) 5 - no.\nSo the answer is B) 4.": "B",
+    "It's definitely not A. B seems plausible but C is better.": "C", "Although B is tempting, C is correct.": "C",
+    "The answer is B. Just kidding, it's C.": "C", "The sum of A and B is 7, which is C.": "C",
+    "Triangle ABC has angle A. Answer: D": "D", "The statement C is false": None, "The answer is yes.": None,
+    "A is the correct answer? No.": None, "The answer is definitely not D.": None, "The answer is (E).": None,
 }  # fmt: skip
 """How people and models end such a response, from A to D; None: it settles on no letter, or on several."""
 
