@@ -151,7 +151,7 @@ class ConversationEncoder:
         """
         assert messages and messages[-1]["role"] == "assistant"
         if self._prompts is not None:
-            sequences = (self._encode_plain(self._prompts, messages, flags or {}),)
+            sequences: tuple[MarkedTokens, ...] = (self._encode_plain(self._prompts, messages, flags or {}),)
         else:
             sequences = tuple(self._encode_chat(messages, flags or {}))
         if self._embedding is not None:
