@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from small import row_of, run_small
-from test_pipelines_sft import run, write
+from test_pipelines_sft import config_of, run, write
 from tiny_models import CHATML, char_tokenizer
 
+from roll.configs.checks.chat_templates import template_notes
 from roll.configs.errors import ConfigError
 
 SWITCH = CHATML.replace(
@@ -20,6 +21,9 @@ OWN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_start|>{% endfor %}"
     "{{ 'assistant: ' if add_generation_prompt }}"
 )
+
+
+TEXT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 def ends_in(folder: Path) -> set[str]:
@@ -59,6 +63,21 @@ def test_a_template_of_the_configuration_says_what_is_declared(tiny_model: Path,
     folder = write(tmp_path / "text", tiny_model)
     run(folder, "max_steps=1", "actor_train.data_args.template=question_answer")
     assert ends_in(folder / "output" / "hf_model") == {"</s>"}
+
+
+def test_check_says_what_ends_a_response(tiny_model: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path, tiny_model)
+    assert list(template_notes(config_of(folder))) == ["a response ends with '</s>', '<|im_end|>'"]
+    by_text, why = template_notes(config_of(folder, f"pretrain={with_template(tiny_model, tmp_path / 'text', TEXT)}"))
+    assert by_text == "a response ends with '</s>'"
+    assert why.startswith(
+        "the chat template ends no turn of the assistant with a token of its own; the end of sequence"
+    )
+    marker = TEXT.replace("{{ m.role }}", "<|im_start|>{{ m.role }}")
+    ends, why = template_notes(config_of(folder, f"pretrain={with_template(tiny_model, tmp_path / 'marker', marker)}"))
+    assert ends == "a response ends with '</s>', '<|im_start|>'"
+    assert "the next role's marker, '<|im_start|>', ends a response, and fine-tuning teaches it" in why
+    assert list(template_notes(config_of(folder, "actor_train.data_args.template=plain"))) == []
 
 
 def test_variables_of_the_template_are_in_prompts_that_are_sampled_from_and_trained(

@@ -66,7 +66,9 @@ def judge(monkeypatch):
         max_new_tokens=4, temperature=0.0, do_sample=False, top_p=1.0, top_k=0, repetition_penalty=1.0, stop_strings=()
     )
     strategy = SimpleNamespace(strategy_name="hf_infer")
-    section = SimpleNamespace(generating_args=sampling, strategy_args=strategy, max_length=64, max_in_flight=8)
+    section = SimpleNamespace(
+        generating_args=sampling, strategy_args=strategy, max_length=64, max_in_flight=8, chat_template_kwargs={}
+    )
     engine = EngineJudge(OneEngine(), SimpleNamespace(judge=section), Tokenizer())
     yield engine
     engine.close()
