@@ -15,7 +15,7 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
-"$work/venv/bin/pip" install -q sympy==1.14.0 pylatexenc==2.11 numpy
+"$work/venv/bin/pip" install -q sympy==1.14.0 pylatexenc==2.11 numpy==2.3.5
 "$work/venv/bin/pip" install -q --no-deps verl==0.9.1
 
 cat > "$work/check.py" <<'PY'
