@@ -1,115 +1,136 @@
 """Whether the tokenizer's chat template can do what a configuration wants of it: carry turns, show tools, be read.
 
-For `roll check` and before a run, where the tokenizer is in a folder of this machine; a run asks the same at its start.
+For `roll check`, where the tokenizer is in a folder of this machine; a run asks the same at its start. It is asked in a
+process of its own: a check itself loads none of the libraries that tokenizers come with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from roll.configs.errors import Violation, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.types.chat import ToolSpec
+from roll.configs.schema.worker_config import ModelArgs
 
-MakeAgent = Callable[[str], Any]
-"""By the name of a domain or an environment: they may have variables of the template of their own."""
+_SECONDS = 300.0
 
-_TOOL = ToolSpec("look_up", "Look up a word.", {"type": "object", "properties": {"word": {"type": "string"}}})
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a key wants of the chat template.
+
+    `tags`: that they show in a response. `turns`: to carry a conversation. `calls`: to carry rounds of calls. `parser`:
+    to write calls in a form that is read.
+    """
+
+    path: str
+    kind: Literal["tags", "turns", "calls", "parser"]
+    tags: tuple[str, str] | None = None
+    parser: str = ""
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def template_violations(config: RunConfig) -> Iterator[Violation]:
     """Yield what the chat template can't do; nothing where no turn follows another, or the tokenizer isn't here."""
-    if not isinstance(config, RLConfig) or config.replays or not _has_turns(config):
+    asked = list(questions(config))
+    if not asked:
         return
-    tokenizer = _tokenizer(config)
-    if tokenizer is None:
-        return
-    from roll.data.templates import TemplateError
-    from roll.rollout.agent import Agent
-
-    def agent(name: str) -> Agent:
-        return Agent(tokenizer, variables=config.template_variables(name))  # type: ignore[attr-defined]
-
-    try:
-        if isinstance(config, RLVRConfig):
-            yield from _of_domains(config, agent, tokenizer)
-        elif isinstance(config, AgenticConfig):
-            yield from _of_environments(config, agent, tokenizer)
-    except TemplateError:  # variables that the template doesn't read, which their own check says
-        return
-
-
-def _has_turns(config: RLConfig) -> bool:
-    if isinstance(config, RLVRConfig):
-        return any(reward.tools or reward.interaction for reward in config.rewards.values())
-    return isinstance(config, AgenticConfig)
-
-
-def _tokenizer(config: RLConfig) -> Any:
-    """Return the tokenizer; None where it isn't a folder here or can't be loaded, which others say."""
-    from roll.workers.train import resolved_model_args
-
-    args = resolved_model_args(config, "actor_train")
+    args = tokenizer_args(config)
     if not Path(str(args.tokenizer_name_or_path or args.model_name_or_path)).expanduser().is_dir():
-        return None
-    from roll.strategies.hf.hf_model import load_tokenizer
-
+        return
+    command = [sys.executable, "-m", "roll.pipelines.template_check"]
     try:
-        return load_tokenizer(args)
-    except Exception:  # noqa: BLE001 - whatever a folder of someone else's makes transformers raise
-        return None
+        done = subprocess.run(command, input=pickle.dumps((args, asked)), capture_output=True, timeout=_SECONDS)
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return  # what can't be loaded here is said by those who load it
+    for path, said in found:
+        yield problem(path, said)
 
 
-def _of_domains(config: RLVRConfig, agents: MakeAgent, tokenizer: Any) -> Iterator[Violation]:
-    tags = config.tool_use.thinking_tags
-    for domain, reward in config.rewards.items():
-        path = f"rewards.{domain}"
-        if reward.rollout is not None or not (reward.tools or reward.interaction):
-            continue
-        agent = agents(domain)
-        if reward.tools:
-            yield from _of_tools(config, agent, tokenizer, f"{path}.tools")
-        if reward.interaction is not None:
-            yield from _refused(f"{path}.interaction", lambda a=agent: a.check_carries(tags))
+def tokenizer_args(config: RunConfig) -> ModelArgs:
+    """Return whose tokenizer the policy has."""
+    return replace(
+        config.sections["actor_train"].model_args,
+        model_name_or_path=config.model_path("actor_train"),
+        tokenizer_name_or_path=config.tokenizer_path("actor_train"),
+    )
 
 
-def _of_environments(config: AgenticConfig, agents: MakeAgent, tokenizer: Any) -> Iterator[Violation]:
-    from roll.rollout.conversation import Conversation
-    from roll.rollout.tool_forms import resolve_parser
+def questions(config: RunConfig) -> Iterator[Question]:
+    """Yield what a configuration wants of its chat template."""
+    if not isinstance(config, RLConfig) or config.replays:
+        return
+    if isinstance(config, RLVRConfig):
+        for domain, reward in config.rewards.items():
+            path = f"rewards.{domain}"
+            if reward.rollout is None and reward.tools:
+                yield from _of_tools(config, f"{path}.tools", config.template_variables(domain))
+            if reward.rollout is None and reward.interaction is not None:
+                tags, variables = config.tool_use.thinking_tags, config.template_variables(domain)
+                yield Question(path=f"{path}.interaction", kind="turns", tags=tags, variables=variables)
+    elif isinstance(config, AgenticConfig):
+        yield from _of_environments(config)
 
+
+def _of_environments(config: AgenticConfig) -> Iterator[Question]:
     for tag, env in config.custom_envs.items():
-        path, tags = f"custom_envs.{tag}", env.thinking_tags
+        path, variables = f"custom_envs.{tag}", config.template_variables(tag)
         if env.agent is not None:
             parser = env.agent.tool_parser
-            if getattr(tokenizer, "chat_template", None):
-                yield from _refused(f"{path}.env_config.tool_parser", lambda p=parser: resolve_parser(p, tokenizer))
+            yield Question(path=f"{path}.env_config.tool_parser", kind="parser", parser=parser, variables=variables)
             continue
-        agent = agents(tag)
-        yield from _refused(f"{path}.thinking_tags", lambda a=agent, t=tags: a.forced_think_prefix(t))
-        if Conversation(tag=tag, env=env, sample_unit=config.sample_unit).carries:
-            yield from _refused(f"{path}.env_type", lambda a=agent, t=tags: a.check_carries(t))
+        yield Question(path=f"{path}.thinking_tags", kind="tags", tags=env.thinking_tags, variables=variables)
+        if config.sample_unit == "trajectory" or (config.sample_unit == "concat" and env.history_length != 0):
+            yield Question(path=f"{path}.env_type", kind="turns", tags=env.thinking_tags, variables=variables)
         if env.tools:
-            yield from _of_tools(config, agent, tokenizer, f"{path}.tools")
+            yield from _of_tools(config, f"{path}.tools", variables)
 
 
-def _of_tools(config: RLConfig, agent: Any, tokenizer: Any, path: str) -> Iterator[Violation]:
-    from roll.rollout.tool_forms import resolve_parser
-
+def _of_tools(config: RLConfig, path: str, variables: Mapping[str, Any]) -> Iterator[Question]:
     use = config.tool_use
-    yield from _refused("tool_use.thinking_tags", lambda: agent.forced_think_prefix(use.thinking_tags))
-    yield from _refused("tool_use.parser", lambda: resolve_parser(use.parser, tokenizer))
-    yield from _refused(path, lambda: agent.check_carries_calls(use.thinking_tags, [_TOOL]))
+    yield Question(path="tool_use.thinking_tags", kind="tags", tags=use.thinking_tags, variables=variables)
+    yield Question(path="tool_use.parser", kind="parser", parser=use.parser, variables=variables)
+    yield Question(path=path, kind="calls", tags=use.thinking_tags, variables=variables)
 
 
-def _refused(path: str, ask: Any) -> Iterator[Violation]:
-    from roll.data.templates import TemplateError
+def answers(args: ModelArgs, asked: Sequence[Question]) -> list[tuple[str, str]]:
+    """Return what can't be done, by key; loads the tokenizer."""
+    from roll.rollout.agent import Agent
+    from roll.rollout.tool_forms import resolve_parser
+    from roll.strategies.hf.hf_model import load_tokenizer
+    from roll.types.chat import ToolSpec
 
-    try:
-        ask()
-    except (TemplateError, ValueError) as error:
-        yield problem(path, str(error), "")
+    tool = ToolSpec("look_up", "Look up.", {"type": "object", "properties": {"word": {"type": "string"}}})
+    tokenizer, found = load_tokenizer(args), []
+    for question in asked:
+        try:
+            agent = Agent(tokenizer, variables=question.variables)
+        except ValueError:  # variables that the template doesn't read, which their own check says
+            continue
+        try:
+            if question.kind == "tags":
+                agent.forced_think_prefix(question.tags)
+            elif question.kind == "turns":
+                agent.check_carries(question.tags)
+            elif question.kind == "calls":
+                agent.check_carries_calls(question.tags, [tool])
+            elif getattr(tokenizer, "chat_template", None):
+                resolve_parser(question.parser, tokenizer)
+        except ValueError as error:  # TemplateError is one
+            found.append((question.path, str(error)))
+    return list(dict.fromkeys(found))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(answers(*pickle.loads(sys.stdin.buffer.read()))) + "\n")

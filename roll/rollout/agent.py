@@ -97,8 +97,10 @@ class Agent:
             check_template(self._tokenizer, thinking_tags, self._variables)
 
     def thought_tags(self, thinking_tags: tuple[str, str] | None) -> tuple[str, str] | None:
-        """Return the tags around thoughts: where none are given, those of a thought that the template itself opens."""
-        return thought_tags(self._rendering, thinking_tags)
+        """Return the tags around thoughts: where none are given, those of a thought that the template itself opens, if
+        a response's text shows them."""
+        tags = thought_tags(self._rendering, thinking_tags)
+        return tags if tags is None or thinking_tags is not None or self._hidden(tags) is None else None
 
     def forced_think_prefix(self, thinking_tags: tuple[str, str] | None) -> str:
         """Return the opening tag, if the chat template writes it at the end of every prompt; else nothing.
@@ -107,13 +109,16 @@ class Agent:
         """
         if thinking_tags is None:
             return ""
-        for tag in thinking_tags:
-            if tag not in self.decode_response(self.encode(tag), ()):
-                raise ValueError(
-                    f"thinking_tags: {tag!r} is a special token of this tokenizer, which is left out of a response's "
-                    "text: what is thought would be taken for the answer; expected tags of plain text, or null"
-                )
+        if (tag := self._hidden(thinking_tags)) is not None:
+            raise ValueError(
+                f"thinking_tags: {tag!r} is a special token of this tokenizer, which is left out of a response's "
+                "text: what is thought would be taken for the answer; expected tags of plain text, or null"
+            )
         return thinking_tags[0] if self._rendering.opens_with(thinking_tags) else ""
+
+    def _hidden(self, tags: tuple[str, str]) -> str | None:
+        """Return the first tag that a response's text doesn't show."""
+        return next((tag for tag in tags if tag not in self.decode_response(self.encode(tag), ())), None)
 
     def opening_tag(self, thinking_tags: tuple[str, str] | None, variables: Mapping[str, Any]) -> str:
         """Return `forced_think_prefix` of prompts with further variables of the chat template."""

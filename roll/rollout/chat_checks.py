@@ -30,7 +30,12 @@ for it in the conversation."""
 
 def thought_tags(template: PlainText, thinking_tags: tuple[str, str] | None) -> tuple[str, str] | None:
     """Return the tags around thoughts: where none are given, those of a thought that the template itself opens."""
-    return THINK if thinking_tags is None and template.opens_with(THINK) else thinking_tags
+    if thinking_tags is not None:
+        return thinking_tags
+    try:
+        return THINK if template.opens_with(THINK) else None
+    except TemplateError:  # it takes no text of a user's, which whoever renders one is told
+        return None
 
 
 def check_template(

@@ -135,7 +135,7 @@ def test_a_run_tells_where_its_rollouts_are_and_how_it_ended(recorded):
 class Letters:
     """A tokenizer whose token 1 is `a`, and so on."""
 
-    chat_template = "<tool_call>"
+    chat_template = None
 
     def decode(self, ids):
         return "".join(chr(96 + token) for token in ids)

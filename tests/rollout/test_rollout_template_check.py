@@ -8,7 +8,7 @@ from family_templates import OPENS_AND_KEEPS, OPENS_XML, PYTHONIC, TELLS_ONLY
 from test_rollout_chat import NUMBERS, STRIPS_THOUGHTS
 
 from roll.configs.parsing.loader import read_tree
-from roll.pipelines.template_check import template_violations
+from roll.pipelines.template_check import answers, questions, template_violations, tokenizer_args
 
 TOOLS = {"tools": [{"name": "calculator"}]}
 ROWS = {"pipeline": "rlvr", "max_steps": 1, "actor_train": {"data_args": {"file_name": "a.jsonl"}}}
@@ -21,7 +21,7 @@ def found(folder, template, tree):
     bpe_tokenizer(template).save_pretrained(folder)
     config = read_tree({**tree, "pretrain": str(folder)}).config
     assert config is not None
-    return {violation.path: str(violation) for violation in template_violations(config)}
+    return dict(answers(tokenizer_args(config), list(questions(config))))
 
 
 def rows(**reward):
@@ -64,3 +64,10 @@ def test_a_tokenizer_that_isnt_here_is_not_asked_for(tmp_path):
     config = read_tree({**rows(tools="calculator"), **TOOLS, "pretrain": "someone/model"}).config
     assert list(template_violations(config)) == []
     assert found(tmp_path, PYTHONIC, rows()) == {}  # one prompt, one response
+
+
+def test_a_check_asks_in_a_process_of_its_own(tmp_path):
+    bpe_tokenizer(PYTHONIC).save_pretrained(tmp_path)
+    config = read_tree({**rows(tools="calculator"), **TOOLS, "pretrain": str(tmp_path)}).config
+    (violation,) = template_violations(config)
+    assert violation.path == "tool_use.parser" and "none gives back" in str(violation)

@@ -214,3 +214,14 @@ def test_a_model_without_a_system_role_is_told_of_tools_in_the_question():
     no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     text = ChatTemplate(bpe_tokenizer(no_system)).text([ASKED], [SPEC])
     assert text.startswith("<|im_start|>user\n# Tools") and text.endswith("Which?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_without_tags_a_thought_that_the_template_opens_is_apart_if_its_tags_can_be_seen():
+    tokenizer = marked_tokenizer(OPENS_XML)
+    assert Agent(tokenizer).thought_tags(None) == ("<think>", "</think>")
+    assert Agent(tokenizer).thought_tags(("<r>", "</r>")) == ("<r>", "</r>")
+    assert Agent(marked_tokenizer(PAIRS)).thought_tags(None) is None  # the model opens it, if it thinks
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<think>", "</think>"]})
+    assert Agent(tokenizer).thought_tags(None) is None
+    pictures = bpe_tokenizer("{% for m in messages %}{{ m.content[0].text }}{% endfor %}")
+    assert Agent(pictures).thought_tags(None) is None

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from chat_tokenizers import CHATML, KEY, TASK, Script, ScriptedEnv, bpe_tokenizer, conversation, group_of, play
 from fakes import instant
+from family_templates import FAMILIES, marked_tokenizer
 
 from roll.configs.schema.tool_config import InteractionConfig, ToolConfig, ToolUseConfig
 from roll.data.templates import TemplateError
@@ -83,11 +84,11 @@ def own(tmp_path, monkeypatch):
 CALCULATOR = ToolConfig(name="calculator")
 
 
-def played(*answers, tools=(CALCULATOR,), payload=None, use=None, limit=10_000, **more):
+def played(*answers, tools=(CALCULATOR,), payload=None, use=None, limit=10_000, chat=None, parser="hermes", **more):
     """(the engines, the trajectory, what the reward function was given)"""
-    use, asked = use or ToolUseConfig(), []
-    agent = Agent(CHAT)
-    engines = Script(CHAT, *[answer if isinstance(answer, tuple) else (answer, "stop") for answer in answers])
+    use, asked, chat = use or ToolUseConfig(), [], chat or CHAT
+    agent = Agent(chat)
+    engines = Script(chat, *[answer if isinstance(answer, tuple) else (answer, "stop") for answer in answers])
     task = replace(TASK, payload={"prompt": "How much?", **(payload or {})})
 
     def score(request):
@@ -95,7 +96,7 @@ def played(*answers, tools=(CALCULATOR,), payload=None, use=None, limit=10_000, 
         return 1.0
 
     with Toolbox(tools) as toolbox:
-        turns = ToolTurns(agent, toolbox, [tool.name for tool in tools], use, "hermes")
+        turns = ToolTurns(agent, toolbox, [tool.name for tool in tools], use, parser)
         rollout = ToolRollout(agent, turns, **more)
         player = EpisodePlayer(
             engines,
@@ -286,6 +287,29 @@ def test_results_are_written_as_the_chat_template_writes_them(template, shown, m
     broken = '<tool_call>{"name": 1}</tool_call>'
     engines, trajectory, _ = played(broken, "ok")
     assert trajectory.error == "" and "Error: the call has no" in engines.texts[1].partition(broken)[2]
+
+
+SAID = {
+    "mistral v13": '[TOOL_CALLS]calculator[ARGS]{"expression": "6*7"}</s>',
+    "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.calculator<|channel|>"
+    'commentary json<|message|>{"expression": "6*7"}<|call|>',
+    "gemma4": '<|tool_call>call:calculator{expression:<|"|>6*7<|"|>}<tool_call|><|tool_response>',
+    "glm4.5": "\n<think>Hm.</think>\n<tool_call>calculator\n<arg_key>expression</arg_key>\n<arg_value>6*7</arg_value>\n"
+    "</tool_call><|observation|>",
+    "qwen3.5": "Hm: <tool_call>\n<function=calculator>\n</function>\n</tool_call>?\n</think>\n\n<tool_call>\n"
+    "<function=calculator>\n<parameter=expression>\n6*7\n</parameter>\n</function>\n</tool_call><|im_end|>",
+}
+"""What a model of the family samples for one call; Qwen3.5's thinks of another one first, which isn't made."""
+
+
+@pytest.mark.parametrize("family", SAID)
+def test_an_episode_makes_the_calls_of_every_family_and_goes_on_in_the_same_context(family):
+    template, parser = FAMILIES[family]
+    engines, trajectory, _ = played(SAID[family], "It is 42.", chat=marked_tokenizer(template), parser=parser)
+    assert trajectory.error == "" and trajectory.status == "ok"
+    assert (trajectory.counts["tools/calls"], trajectory.counts["tools/errors"]) == (1, 0)
+    before, carried, after = engines.texts[1].partition(SAID[family])
+    assert before == engines.texts[0] and carried and "42" in after
 
 
 def test_a_template_that_rewrites_what_stood_before_results_is_refused():
