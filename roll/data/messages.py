@@ -69,8 +69,7 @@ def _parsed(message: Any, where: str, name: str) -> dict[str, Any]:
     }
     if "role" not in said and "from" in said:
         said = _of_sharegpt(said, where, name)
-    media = next((key for key in _MEDIA_KEYS if said.get(key)), None)
-    if media is not None:
+    if len(said) > 2 and (media := next((key for key in _MEDIA_KEYS if said.get(key)), None)) is not None:
         raise no_pictures(where, f"{name} has {media!r}, which")
     role, content = said.pop("role", None), _content(said.pop("content", None), where, name)
     if content is None and (said.get("tool_calls") or said.get("function_call")):

@@ -4,7 +4,7 @@
 |---|---|---|
 | texts, or lists of messages (TRL) | `prompt` | `completion`, `output`, `response`; of pairs `chosen`, `rejected` |
 | whole conversations | - | `messages`, or ShareGPT's `conversations` |
-| Alpaca's | `instruction`, `input`, `history` | `output` |
+| Alpaca's | `instruction`, `input` (Dolly's `context`), `history` | `output` |
 
 A column `system` holds the system message, `tools` the tools that are offered.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from roll.data.messages import LEARNING_FLAGS, RowMessage, encodable, parse_conversation, parse_tools
 from roll.utils.pictures import refuse_pictures
-from roll.utils.rows import DataError, Row, column_value, has_column
+from roll.utils.rows import BadRowError, Row, column_value, has_column
 
 Messages = tuple[RowMessage, ...]
 
@@ -41,10 +41,10 @@ class RowColumns:
         return has_column(self.row.values, column)
 
     def get(self, column: str, role: str) -> Any:
-        """Return a column that must be there; raises `DataError`."""
+        """Return a column that must be there; raises `BadRowError`."""
         if not self.has(column):
             columns = sorted(self.row.values)
-            raise DataError(f"{self.where}: no column {column!r} (named for {role}); columns: {columns}")
+            raise BadRowError(f"{self.where}: no column {column!r} (named for {role}); columns: {columns}")
         return self.optional(column)
 
     def optional(self, column: str) -> Any:
@@ -66,23 +66,24 @@ def prompt_of(columns: RowColumns, column: str | None) -> Messages | None:
     if isinstance(value, str):
         return _text_prompt(columns, column, value)
     if not isinstance(value, Sequence):
-        raise DataError(f"{where}: the prompt is {value!r:.80}, expected a non-empty string or a list of messages")
+        raise BadRowError(f"{where}: the prompt is {value!r:.80}, expected a non-empty string or a list of messages")
     messages = with_system(columns, tuple(parse_conversation(value, where, column)))
     if messages[-1]["role"] == "assistant":
-        raise DataError(f"{where}: the prompt ends with the assistant's words, so there is nothing to answer")
+        raise BadRowError(f"{where}: the prompt ends with the assistant's words, so there is nothing to answer")
     return messages
 
 
 def _text_prompt(columns: RowColumns, column: str, text: str) -> Messages:
-    """Return a prompt of texts: Alpaca's `input` is what its instruction is about, `history` the turns before."""
+    """Return a prompt of texts: Alpaca's `input` (Dolly's `context`) is what its instruction is about, `history` the
+    turns before."""
     where, alpaca = columns.where, column == "instruction"
-    if alpaca and columns.has("input"):
-        about = columns.optional("input")
+    if alpaca and (beside := columns.first(("input", "context"))) is not None:
+        about = columns.optional(beside)
         if about is not None and not isinstance(about, str):
-            raise DataError(f"{where}: the column 'input' is {about!r:.80}, expected a text")
+            raise BadRowError(f"{where}: the column {beside!r} is {about!r:.80}, expected a text")
         text = "\n".join(part for part in (text, about) if part and part.strip())
     if not text.strip():
-        raise DataError(f"{where}: the prompt is empty; mend the row or drop it")
+        raise BadRowError(f"{where}: the prompt is empty; mend the row or drop it")
     messages: list[RowMessage] = [*_system(columns)]
     history = column_value(columns.row.values, "history")
     if alpaca or (isinstance(history, list | tuple) and all(isinstance(turn, list | tuple) for turn in history)):
@@ -94,7 +95,7 @@ def _history(columns: RowColumns) -> list[RowMessage]:
     history, messages = columns.optional("history"), list[RowMessage]()
     for turn in history if isinstance(history, list | tuple) else (history,) if history else ():
         if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
-            raise DataError(f"{columns.where}: history has {turn!r:.80}, expected pairs of a prompt and its answer")
+            raise BadRowError(f"{columns.where}: history has {turn!r:.80}, expected pairs of a prompt and its answer")
         messages += [
             {"role": role, "content": encodable(text, columns.where)}
             for role, text in zip(("user", "assistant"), turn, strict=True)
@@ -106,7 +107,7 @@ def _system(columns: RowColumns) -> Messages:
     """The system message that stands in a column of its own, as LLaMA-Factory writes it."""
     value = columns.optional("system") if columns.has("system") else None
     if value is not None and not isinstance(value, str):
-        raise DataError(
+        raise BadRowError(
             f"{columns.where}: the column 'system' is {value!r:.80}, expected the text of the system message"
         )
     if value is None or not value.strip():
@@ -115,12 +116,12 @@ def _system(columns: RowColumns) -> Messages:
 
 
 def with_system(columns: RowColumns, messages: Messages) -> Messages:
-    """Return messages with the column `system` before them; raises `DataError` for two that differ."""
+    """Return messages with the column `system` before them; raises `BadRowError` for two that differ."""
     system = _system(columns)
     if messages[0]["role"] != "system" or not system:
         return (*system, *messages)
     if messages[0]["content"].strip() != system[0]["content"].strip():
-        raise DataError(
+        raise BadRowError(
             f"{columns.where}: the column 'system' and the system message of the conversation differ; keep one of them"
         )
     return messages
@@ -129,14 +130,14 @@ def with_system(columns: RowColumns, messages: Messages) -> Messages:
 def conversation_of_column(columns: RowColumns, column: str, role: str, prompt: Messages | None) -> Messages:
     """Return the conversation that ends with the response in a column: a text, a message, or a list of them.
 
-    `prompt` is what comes before, unless the column has it itself. Raises `DataError`.
+    `prompt` is what comes before, unless the column has it itself. Raises `BadRowError`.
     """
     value, where = columns.get(column, role), columns.where
     if isinstance(value, str) and prompt is None and (column in WHOLE_COLUMNS or role == "messages"):
         value = parse_conversation(value, where, column)
     if isinstance(value, str):
         if prompt is None:
-            raise DataError(
+            raise BadRowError(
                 f"{where}: {column!r} is a text, and no column has its prompt; name one in prompt, or give lists "
                 "of messages"
             )
@@ -144,22 +145,22 @@ def conversation_of_column(columns: RowColumns, column: str, role: str, prompt: 
     elif isinstance(value, Mapping | list | tuple):
         said = tuple(parse_conversation([value] if isinstance(value, Mapping) else value, where, column))
     else:
-        raise DataError(f"{where}: {column!r} is {value!r:.80}, expected a text or a list of messages")
+        raise BadRowError(f"{where}: {column!r} is {value!r:.80}, expected a text or a list of messages")
     if said[-1]["role"] != "assistant":
-        raise DataError(
+        raise BadRowError(
             f"{where}: {column!r} ends with a message of the {said[-1]['role']}, expected the assistant's; drop "
             "what nobody answers"
         )
     if says_nothing(said[-1]):
-        raise DataError(f"{where}: the response in {column!r} is empty; mend the row or drop it")
+        raise BadRowError(f"{where}: the response in {column!r} is empty; mend the row or drop it")
     if said[0]["role"] != "assistant":
         said = with_system(columns, said)
     if prompt is None or said[: len(prompt)] == prompt:
         if len(said) == 1:
-            raise DataError(f"{where}: {column!r} has an answer and nothing that it answers; name a prompt column")
+            raise BadRowError(f"{where}: {column!r} has an answer and nothing that it answers; name a prompt column")
         return said
     if said[0]["role"] != "assistant":
-        raise DataError(f"{where}: {column!r} begins with another prompt than the one in the prompt column")
+        raise BadRowError(f"{where}: {column!r} begins with another prompt than the one in the prompt column")
     return (*prompt, *said)
 
 
@@ -174,21 +175,28 @@ def tools_of(columns: RowColumns) -> tuple[Mapping[str, Any], ...]:
 
 
 def refuse_unheeded(columns: RowColumns, conversations: Iterable[Messages]) -> None:
-    """Raise `DataError` for columns that change what a row means and that nothing here heeds."""
+    """Raise `BadRowError` for columns that change what a row means and that nothing here heeds."""
     refuse_pictures(columns.row, [message["content"] for messages in conversations for message in messages])
-    for column in _TEMPLATE_COLUMNS:
-        if columns.has(column) and column_value(columns.row.values, column) not in (None, "", {}, [], "{}"):
-            raise DataError(
-                f"{columns.where}: the column {column!r} sets variables of the chat template for this row alone, which "
-                "isn't supported; give them to all rows with chat_template_kwargs of the run, or drop the column"
-            )
+    refuse_template_columns(columns.row)
     for column in LEARNING_FLAGS:
         value = columns.row.values.get(column)
         if column not in columns.used and not isinstance(value, Mapping) and _excludes(value):
-            raise DataError(
+            raise BadRowError(
                 f"{columns.where}: the column {column!r} is {value!r:.60}, which elsewhere weights a row or leaves it "
                 "out; here all rows count alike. Drop the rows that shall not count, and rename the column if it is "
                 "something else"
+            )
+
+
+def refuse_template_columns(row: Row) -> None:
+    """Raise `BadRowError` for columns with variables of the chat template, which would change one row's prompt."""
+    for column in _TEMPLATE_COLUMNS:
+        value = row.values.get(column)
+        variables = value.values() if isinstance(value, Mapping) else [value]
+        if any(each not in (None, "", {}, [], "{}", "null") for each in variables):
+            raise BadRowError(
+                f"{row.where}: the column {column!r} sets variables of the chat template for this row alone, which "
+                "isn't supported; give them to all rows with chat_template_kwargs of the run, or drop the column"
             )
 
 

@@ -22,6 +22,7 @@ from roll.data.messages import encodable, parse_messages, parse_tools
 from roll.data.own_dataset import own_rows, own_source
 from roll.data.procedural import PAYLOAD_KEY
 from roll.data.quarantine import Quarantine
+from roll.data.row_conversations import RowColumns, prompt_of, refuse_template_columns, with_system
 from roll.types.episode import Task
 from roll.utils.pictures import refuse_pictures
 from roll.utils.readers import resolve_sources, scan_rows
@@ -119,6 +120,7 @@ class TaskReader:
         self._roles: dict[str, RowRoles] = {}
         self._prompts = PromptFilter() if columns.deduplicate else None
         self._shown = time.monotonic()
+        self._beside: set[str] = set()
 
     def read(self, sources: Sequence[Source]) -> Iterator[tuple[int, Task, Row]]:
         """Yield the number of the source, the task, and the row that it was made of."""
@@ -144,7 +146,7 @@ class TaskReader:
         """Return the columns of a source that are read here; all others are in the payload too, for rewards."""
         roles = self._roles[source]
         named = (roles.prompt, roles.messages, roles.ground_truth, roles.id, roles.tag, self._columns.curriculum.column)
-        return {"tools", *(name for name in named if name is not None)}
+        return {"tools", *self._beside, *(name for name in named if name is not None)}
 
     def _read(self, source: Source) -> Iterator[Row | BadRow]:
         found = own_rows(source, self._columns.dataset_args) if source.format == "own" else scan_rows(source)
@@ -190,7 +192,9 @@ class TaskReader:
         row_id = _label(row, roles.id)
         task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
         key = stable_hash(self._seed, "task", task_id)
-        return Task(id=task_id, source=source.name, payload=_payload(row, roles), seed=key, tag=tag, domain="")
+        return Task(
+            id=task_id, source=source.name, payload=_payload(row, roles, self._beside), seed=key, tag=tag, domain=""
+        )
 
 
 def _roles_of(columns: DataArgs, found: Sequence[Row | BadRow], default_tag: str | None) -> RowRoles:
@@ -237,16 +241,24 @@ _ROLES = ("prompt", "messages", "ground_truth", "id", "tag")
 VERL_TAG = "data_source"
 
 
-def _payload(row: Row, roles: RowRoles) -> dict[str, Any]:
+def _payload(row: Row, roles: RowRoles, beside: set[str]) -> dict[str, Any]:
+    """Return a row's payload; the columns that the prompt was made of are added to `beside`."""
     payload: dict[str, Any] = dict(row.values)
     payload["prompt"] = payload["messages"] = None
     asked = column_value(row.values, roles.prompt) if roles.prompt is not None else None
-    if roles.messages is not None:
-        payload["messages"] = parse_messages(column_value(row.values, roles.messages), row.where)
-    elif isinstance(asked, Sequence) and not isinstance(asked, str):  # as verl has them
-        payload["messages"] = parse_messages(asked, row.where)
+    columns = RowColumns(row)
+    if roles.prompt is None or (isinstance(asked, Sequence) and not isinstance(asked, str)):  # as verl has them
+        written = column_value(row.values, roles.messages) if roles.messages is not None else asked
+        payload["messages"] = list(with_system(columns, tuple(parse_messages(written, row.where))))
     else:
-        payload["prompt"] = _prompt(asked, row.where)
+        _prompt(asked, row.where)
+        messages = prompt_of(columns, roles.prompt) or ()
+        if len(messages) == 1:
+            payload["prompt"] = messages[0]["content"]
+        else:  # a system message, or turns before
+            payload["messages"] = list(messages)
+    beside.update(columns.used)
+    refuse_template_columns(row)
     texts = [payload["prompt"]] if payload["messages"] is None else [m["content"] for m in payload["messages"]]
     refuse_pictures(row, texts)
     parse_tools(payload.get("tools"), row.where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from roll.utils.rows import BadRowError, Row
@@ -34,13 +35,21 @@ def refuse_pictures(row: Row, texts: Iterable[str] = ()) -> None:
     names a file. Other texts under such a name, as of containers, count where `texts` have a place for a picture.
     """
     for name, value in row.values.items():
+        named, points = _said_by(name)
+        if value is None or ((isinstance(value, int | float) or not _is_media(value)) and not (named or points)):
+            continue
         if _is_empty(value):
             continue
-        named = _NAMES.fullmatch(name) is not None
         if _is_media(value) or (named and _names_media(value)):
             raise no_pictures(row.where, f"the column {name!r}")
-        if (named or _POINTERS.fullmatch(name)) and any(has_place(text) for text in texts):
+        if any(has_place(text) for text in texts):
             raise no_pictures(row.where, f"the column {name!r}, which its text has a place for,")
+
+
+@lru_cache(maxsize=4096)
+def _said_by(name: str) -> tuple[bool, bool]:
+    """Return whether a column's name says that it holds pictures, and whether it says where some are."""
+    return _NAMES.fullmatch(name) is not None, _POINTERS.fullmatch(name) is not None
 
 
 def no_pictures(where: str, what: str) -> BadRowError:

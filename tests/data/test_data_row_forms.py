@@ -90,6 +90,28 @@ def test_alpacas_columns_are_read_also_where_its_columns_are_named(tmp_path: Pat
         assert unused_columns(row, found.used) == []
 
 
+def test_prompts_of_rlvr_are_made_of_the_same_columns(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "w9"}
+
+    def task(row: Any, **columns: str) -> Any:
+        (found,) = load_tasks(write(tmp_path, [row]), columns=DataArgs(**columns), seed=0)
+        return found.payload["messages"] or found.payload["prompt"]
+
+    assert task({"prompt": "w0", "system": "w9"}) == [system, USER]
+    assert (
+        task({"prompt": [USER], "system": "w9"}) == task({"messages": [system, USER], "system": "w9"}) == [system, USER]
+    )
+    assert task({"instruction": "w0", "input": "w7"}, prompt="instruction") == "w0\nw7"
+    assert task({"instruction": "w0", "context": "w7"}, prompt="instruction") == "w0\nw7"  # Dolly's
+    assert task({"prompt": "w0", "history": [["w5", "w6"]]})[-1] == USER
+    assert task({"prompt": "w0", "history": "of Rome", "input": "w7", "system": None}) == "w0"
+    with pytest.raises(DataError, match=r"data.jsonl:1: the column 'chat_template_kwargs' sets variables"):
+        task({"prompt": "w0", "chat_template_kwargs": {"enable_thinking": False}})
+    assert task({"prompt": "w0", "chat_template_kwargs": {"enable_thinking": None, "tools": []}}) == "w0"
+    with pytest.raises(DataError, match=r"data.jsonl:1: the column 'system' is 5, expected the text"):
+        task({"prompt": "w0", "system": 5})
+
+
 def test_a_system_column_stands_before_any_conversation_and_may_not_contradict_it(tmp_path: Path) -> None:
     system = {"role": "system", "content": "w9"}
     (found,) = read(tmp_path, {**SPELLINGS["ShareGPT"], "system": "w9"})
