@@ -25,7 +25,11 @@ max_steps: 3
 sequence_length: 48
 actor_train:
   model_args: {{disable_gradient_checkpointing: true}}
-  training_args: {{learning_rate: 1.0e-2, per_device_train_batch_size: 4, gradient_accumulation_steps: 3}}
+  training_args:
+    learning_rate: 1.0e-2
+    adam_epsilon: 1.0e-6
+    per_device_train_batch_size: 4
+    gradient_accumulation_steps: 3
   data_args: {{file_name: {folder}/rows.jsonl}}
 """
 TRAINING = "actor_train.training_args"
@@ -103,7 +107,8 @@ def classifier_in(folder: Path) -> Any:
 
 
 def optimizer_of(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    """Return AdamW with an epsilon far above rounding, which would otherwise make a step of a gradient of nothing."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0)
 
 
 def step_by_hand(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> dict[str, float]:

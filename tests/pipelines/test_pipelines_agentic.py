@@ -27,6 +27,7 @@ def plain_model(tiny_model, tmp_path_factory):
 
 LATER = ("custom_envs.letters.history_length=1",)
 ALONE = ("reward_normalization.method=identity",)
+SLOWER = ("actor_train.training_args.learning_rate=5e-3", "max_steps=32", "eval_steps=32")
 LEARNERS = {
     "whole episodes": (),
     "a row per turn": ("sample_unit=step", *LATER),
@@ -34,7 +35,8 @@ LEARNERS = {
     "grpo": ("adv_estimator=grpo", *ALONE),
     "gigpo": ("adv_estimator=gigpo",),
     "gigpo, a row per turn": ("adv_estimator=gigpo", "sample_unit=step"),
-    "step_reinforce": ("adv_estimator=step_reinforce", "sample_unit=step"),
+    # Its steps are larger than those of the others: at their learning rate it unlearns again, on some processors.
+    "step_reinforce": ("adv_estimator=step_reinforce", "sample_unit=step", *SLOWER),
     "critic": ("adv_estimator=gae", "discount_over=turn", "sample_unit=step", *ALONE, *CRITIC),
 }
 
@@ -42,7 +44,7 @@ LEARNERS = {
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_the_game_is_learnt(plain_model, tmp_path, learner):
     schedule = ("max_steps=24", "eval_steps=24", "val_before_train=true")
-    rows = run_toy(write_toy_env(tmp_path, plain_model), *SHORT, *LEARNERS[learner], *schedule)
+    rows = run_toy(write_toy_env(tmp_path, plain_model), *SHORT, *schedule, *LEARNERS[learner])
     training = [row["env/letters/success"] for row in rows if row["step"] > 0]
     assert fmean(training[:2]) < 0.2
     assert fmean(training[-3:]) > 0.7
