@@ -128,6 +128,7 @@ class Agent:
         """Return `forced_think_prefix` of prompts with further variables of the chat template."""
         opens = thinking_tags is not None and self._rendering.with_variables(variables).opens_with(thinking_tags)
         return thinking_tags[0] if thinking_tags is not None and opens else ""
+
     def opens_thought(self, prompt_ids: Sequence[int], response_ids: Sequence[int], text: str) -> bool:
         """Return whether a prompt ends with `<think>`, so that a response without `</think>` has no answer.
 

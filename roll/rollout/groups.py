@@ -18,8 +18,10 @@ from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_key import EpisodeKey
 from roll.rollout.progress import RolloutProgress
 from roll.strategies.base import SamplingParams
-from roll.types.episode import LEFT_OUT, Group, Task, Trajectory
+from roll.types.episode import Group, Task, Trajectory
 from roll.types.metrics import Metrics
+
+_LEFT_OUT_RESPONSES = {"filtered": "rollout/filtered_responses", "unscored": "rollout/unscored_responses"}
 
 
 class FilterBudgetExhausted(RuntimeError):
@@ -290,8 +292,8 @@ class GroupFilter:
         group = outcome.group
         self._any_well = self._any_well or bool(group.survivors)
         for trajectory in (*group.trajectories, *outcome.replaced):
-            if trajectory.status in LEFT_OUT:
-                metrics.add_sum(f"rollout/{trajectory.status}_responses", 1)
+            if trajectory.status in _LEFT_OUT_RESPONSES:
+                metrics.add_sum(_LEFT_OUT_RESPONSES[trajectory.status], 1)
                 self._any_well = True
             elif not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
@@ -304,13 +306,13 @@ class GroupFilter:
             metrics.add_sum("rollout/surplus_episodes", outcome.surplus)
         if len(group.survivors) < self._min_survivors:
             statuses = {trajectory.status for trajectory in group.trajectories}
-            reason, dropped = f"fewer than {self._min_survivors} usable responses", "failed"
+            reason, dropped = f"fewer than {self._min_survivors} usable responses", "rollout/failed_groups"
             if "filtered" in statuses:
-                reason, dropped = f"filtered: {reason} are left by response_filter_config", "filtered"
+                reason, dropped = f"filtered: {reason} are left by response_filter_config", "rollout/filtered_groups"
             elif "unscored" in statuses:
                 why = next(t.error for t in group.trajectories if t.status == "unscored")
-                reason, dropped = f"unscored: {reason}; {why}", "unscored"
-            metrics.add_sum(f"rollout/{dropped}_groups", 1)
+                reason, dropped = f"unscored: {reason}; {why}", "rollout/unscored_groups"
+            metrics.add_sum(dropped, 1)
         else:
             kept_out = self._keep(group) if self._min_survivors else None
             if kept_out is None:

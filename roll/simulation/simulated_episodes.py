@@ -80,6 +80,10 @@ class SimulatedAgent(Agent):
         del observation, sampled
         return self._reply
 
+    def opens_thought(self, prompt_ids: Sequence[int], response_ids: Sequence[int], text: str) -> bool:
+        del prompt_ids, response_ids, text
+        return False
+
     def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
         del token_ids, stop_strings
         return ""

@@ -170,7 +170,7 @@ def test_thoughts_that_the_template_drops_from_earlier_turns_only_are_fine(tmp_p
     last = "{% if m.thinking and loop.last %}{{ m.thinking }} {% endif %}"
     chat = "{% for m in messages %}<|{{ m.role }}|> " + last + "{{ m.content }} <|end|> {% endfor %}"
     row = {"messages": [USER, {**ANSWER, "thinking": "w2"}, USER, {**ANSWER, "thinking": "w3"}]}
-    assert taught(tmp_path, row, chat=chat) == "w3 w1 <|end|>"
+    assert taught(tmp_path, row, chat=chat) == "<|assistant|> w3 w1 <|end|>"  # no prompt asks for the header
 
 
 def test_the_name_of_a_tool_is_in_the_call_that_it_answers(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_tools_that_the_template_leaves_out_or_that_are_none_are_refused(tmp_pat
     with pytest.raises(DataError, match="has no place for 'tools'"):
         taught(tmp_path, row, template="plain")
     for tools in ([], None, "", "[]"):
-        assert taught(tmp_path, {**row, "tools": tools}, chat=plain) == "w1 <|end|>"
+        assert taught(tmp_path, {**row, "tools": tools}, chat=plain) == "<|assistant|> w1 <|end|>"
     for tools in ("python", ["python"], 5, [{"parameters": {}}]):
         with pytest.raises(DataError, match=r"data.jsonl:1: 'tools' (is|has)"):
             read(tmp_path, {**row, "tools": tools})

@@ -33,7 +33,7 @@ def lists(responses, tasks):
     return [float(len(response)) for response in responses]
 
 
-def columns(prompts, completions, answer):
+def columns(prompts, completions, ground_truth):
     return [1.0] * len(prompts)
 '''
 
