@@ -6,6 +6,7 @@ Enough to render conversations, and to tell the tokens that aren't plain text fr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from roll.utils.chat_templates import template_environment
 
 PLAIN = -1
 """The number of every character that is plain text."""
+_BEGINNING_CHARS = 2_000_000
+_ADDED = re.compile(r'"added_tokens":\s*(?=\[)')
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -25,8 +28,8 @@ class TokenizerFiles:
 
     def __init__(self, folder: Path) -> None:
         """Raise `OSError` or `ValueError` for files that can't be read."""
-        settings, whole = _json(folder / "tokenizer_config.json"), _json(folder / "tokenizer.json")
-        added = [(each["id"], each["content"]) for each in whole.get("added_tokens", ())]
+        settings = _json(folder / "tokenizer_config.json")
+        added = [(each["id"], each["content"]) for each in _added_tokens(folder / "tokenizer.json")]
         added += [(int(n), each["content"]) for n, each in settings.get("added_tokens_decoder", {}).items()]
         self.added_tokens_decoder: dict[int, str] = dict(added)
         self._ids = {text: number for number, text in added}
@@ -100,6 +103,18 @@ def tokenizer_files(name: str) -> TokenizerFiles | None:
 def _json(file: Path) -> dict[str, Any]:
     value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return value if isinstance(value, dict) else {}
+
+
+def _added_tokens(file: Path) -> list[Any]:
+    """Return the added tokens of a tokenizer without its vocabulary, which follows them and may have 30 MB."""
+    with file.open(encoding="utf-8") as text:
+        beginning = text.read(_BEGINNING_CHARS)
+    match = _ADDED.search(beginning)
+    with contextlib.suppress(ValueError):  # the list goes on behind the beginning
+        tokens: list[Any] = json.JSONDecoder().raw_decode(beginning, match.end())[0] if match else []
+        return tokens
+    whole = _json(file).get("added_tokens")
+    return whole if isinstance(whole, list) else []
 
 
 def _text_of(token: Any) -> str:
