@@ -52,7 +52,7 @@ def gsm8k(
 def marked_number(text: str) -> Fraction | None:
     """The number after the last `####`; None when there is none, or when its line goes on as a calculation."""
     _, mark, rest = text.rpartition("####")
-    line = plain_characters(rest[:_TAIL_CHARS]).strip(" *").split("\n", 1)[0].strip(" *")
+    line = plain_characters(rest[:_TAIL_CHARS]).strip(" *\t\r\n").split("\n", 1)[0].strip(" *\t\r")
     if not mark:
         return None
     if len(line) <= _MAX_LINE_CHARS and re.search(r"\d", line) and not _CALCULATION.search(line):

@@ -66,7 +66,7 @@ def test_an_unknown_mode_is_an_error() -> None:
         gsm8k("#### 72", task("72"), mode="loose")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("filler", ["7", "####", "-", "1,", "$", " ", "\n"])
+@pytest.mark.parametrize("filler", ["7", "####", "-", "1,", "$", " ", "\n", "\t", "#### \t"])
 def test_ten_megabytes_are_scored_in_bounded_time(filler: str) -> None:
     started = time.monotonic()
     gsm8k(filler * (10_000_000 // len(filler)), task("72"), mode="flexible")

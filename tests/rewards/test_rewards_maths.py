@@ -225,6 +225,7 @@ def test_a_division_by_zero_has_no_value() -> None:
         ("#### 7 or 8", "7", 0, 0),
         ("#### 7, 8", "7", 0, 0),
         ("#### 2^3", "2", 0, 0),
+        ("####\n72", "72", 1, 1),
     ],
 )
 def test_gsm8k_reads_the_number_of_its_line_with_any_unit(
