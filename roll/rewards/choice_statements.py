@@ -105,7 +105,7 @@ _NOT_ANOTHER = (
 _CLOSERS = r"[)\]\"'”.:]{0,3}(?:\s*\([^()\n]{0,60}\))?(?:\s*alone\b)?\s*,?\s*"
 _REFUSED_AFTER = re.compile(
     rf"{_CLOSERS}(?:(?:{_VERB}|[:–—-]\s*){_ADVERBS}{_WRONG}|"
-    r"{_VERB}not\s+{_ADVERBS}{_RIGHT})",
+    rf"{_VERB}not\s+{_ADVERBS}{_RIGHT})",
     re.IGNORECASE,
 )
 _NOT_RIGHT_AFTER = re.compile(rf"{_CLOSERS}(?:is|are|was|were|does|do)n't\s+{_ADVERBS}{_RIGHT}", re.IGNORECASE)

@@ -133,6 +133,8 @@ ENDINGS = {
     "It's definitely not A. B seems plausible but C is better.": "C", "Although B is tempting, C is correct.": "C",
     "The answer is B. Just kidding, it's C.": "C", "The sum of A and B is 7, which is C.": "C",
     "Triangle ABC has angle A. Answer: D": "D", "The statement C is false": None, "The answer is yes.": None,
+    "The answer is B. Wait, B is not correct.": None, "The answer is B. Actually, B is not the answer.": None,
+    "B is correct. Sorry, B was not the right choice.": None, "The answer is B. A is not correct.": "B",
     "A is the correct answer? No.": None, "The answer is definitely not D.": None, "The answer is (E).": None,
 }  # fmt: skip
 """How people and models end such a response, from A to D; None: it settles on no letter, or on several."""
