@@ -203,6 +203,13 @@ def test_long_answers_are_bounded(answer: str) -> None:
     assert time.process_time() - started < 5.0
 
 
+def test_what_might_be_a_number_in_base_16_is_read_in_little_time() -> None:
+    started = time.process_time()
+    for digits in ("e9", "a1", "f2", "c3", "b4"):
+        same(digits * 495, "1")
+    assert time.process_time() - started < 3.0  # 0.1 s; cubic time would be 2 s each
+
+
 def test_a_division_by_zero_has_no_value() -> None:
     node = read("1/0").node
     assert node is not None

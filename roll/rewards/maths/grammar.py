@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import cached_property
 
 from roll.rewards.maths.brackets import UPRIGHT
 from roll.rewards.maths.nodes import (
@@ -62,11 +63,14 @@ class Parser(Operands):
             if self.at_end():
                 break
             items.append(self._ratio())
-        if any(token.text in ("wedge", "vee") for token in self._tokens) and any(
-            item.op != "relation" for item in items
-        ):
+        if self._has_logic and any(item.op != "relation" for item in items):
             raise Unreadable("a logical sign")
         return items[0] if len(items) == 1 else Node("list", with_modulus(items), joined or ",")
+
+    @cached_property
+    def _has_logic(self) -> bool:
+        """Whether a logical sign stands anywhere; looked for once, since arguments and brackets hold answers too."""
+        return any(token.text in ("wedge", "vee") for token in self._tokens)
 
     def _separator(self) -> str:
         found = ""

@@ -114,7 +114,7 @@ _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|\\(?:q?quad|thinspace|enspace|hspace\*?
 _TEXT = r"text|textbf|textit|textrm|textsf|texttt|mbox|hbox|textnormal"
 _LEXER = re.compile(
     rf"""(?P<space>\s+)
-    |(?P<hex>(?=[A-F]*\d|[A-F]{{2}})[0-9A-Fa-f]*[A-Fa-f][0-9A-Fa-f]*(?=\s*\)?\s*_\s*(?:16(?!\d)|\{{\s*16\s*\}})))
+    |(?P<hex>(?=[A-F]*\d|[A-F]{{2}})(?=\d*[A-Fa-f])[0-9A-Fa-f]+(?=\s*\)?\s*_\s*(?:16(?!\d)|\{{\s*16\s*\}})))
     |(?P<grouped>\d{{1,3}}(?:,\d{{3}})+(?![\d,]*\d)(?:\.\d+)?)
     |(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,4}}(?![\dA-Za-z]))?)
     |\\(?P<text>{_TEXT})\s*\{{(?P<content>[^{{}}]*)\}}
