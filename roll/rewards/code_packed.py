@@ -14,6 +14,8 @@ from functools import lru_cache
 
 MAX_BYTES = 256 * 2**20
 """Of what is packed, unpacked."""
+_MAX_OPERATIONS = 64
+"""Of a pickle; Python writes one text with five. A few packed bytes can be millions."""
 _TEXT = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
 _BESIDE = frozenset({"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"})
 
@@ -39,7 +41,9 @@ def unpacked(packed: str) -> str:
 def _only_text(pickled: bytes) -> str:
     texts: list[str] = []
     try:
-        for operation, argument, _ in pickletools.genops(pickled):
+        for number, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
+            if number == _MAX_OPERATIONS:
+                raise ValueError(f"a pickle of more than {_MAX_OPERATIONS} operations, which isn't loaded")
             if operation.name in _TEXT and not texts:
                 texts.append(str(argument))
             elif operation.name not in _BESIDE:

@@ -33,8 +33,11 @@ _UNREAD = {
     "interaction_format": "the program has to talk with another one",
     "input_mode": "programs read standard input here",
 }
-_BY_ITS_NAME = "by its name it holds hidden tests, in a form that isn't known; as private_test_cases it is read"
-_HIDDEN = re.compile(r"(?i)(?:private|hidden|secret|held_?out)\w*(?:test|case)|(?:test|case)\w*(?:private|hidden)")
+_BY_ITS_NAME = "by its name it holds further tests, in a form that isn't known; as private_test_cases it is read"
+_FURTHER = re.compile(
+    r"(?i)(?:private|hidden|secret|held_?out)\w*(?:test|case)|(?:test|case)\w*(?:private|hidden)"
+    r"|^(?:unit|extra|additional|more|other|full|all|plus|eval\w*|final|system|judge|large)_?(?:tests?|(?:test_?)?cases)$"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ def _refuse_unread(task: Task) -> None:
         elif name == "official_tests_complete" and value is False:
             why = "it is false: some tests are in other files"
         elif _holds_something(value) and name not in _COLUMNS and (name, value) != ("input_mode", "stdio"):
-            why = _UNREAD.get(name, _BY_ITS_NAME if _HIDDEN.search(name) else "")
+            why = _UNREAD.get(name, _BY_ITS_NAME if _FURTHER.search(name) else "")
         if why:
             raise BrokenTask(f"task {task.id!r}: its column {name!r} isn't read: {why}. {_CHOOSE}")
 

@@ -196,7 +196,13 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
         "'generated_checker' isn't read: several outputs may be right"),
     "another name for hidden tests": (
         {"test_list": ["assert add(1, 2) == 3"], "hidden_testcases": ["assert add(4, 5) == 9"]},
-        "'hidden_testcases' isn't read: by its name it holds hidden tests"),
+        "'hidden_testcases' isn't read: by its name it holds further tests"),
+    "more tests beside those that are read": (
+        {"test_list": ["assert add(1, 2) == 3"], "extra_tests": ["assert add(4, 5) == 9"]},
+        "'extra_tests' isn't read: by its name it holds further tests"),
+    "cases for an evaluation": (
+        {"public_test_cases": '[{"input": "1 2", "output": "3"}]', "eval_cases": [{"input": "4 5", "output": "9"}]},
+        "'eval_cases' isn't read: by its name it holds further tests"),
     "a pickle of something else": (
         livecodebench(STDIN_PUBLIC, base64.b64encode(zlib.compress(pickle.dumps(STDIN_PRIVATE))).decode()),
         "a pickle of more than one text"),
