@@ -60,7 +60,7 @@ def solution(row: dict[str, Any]) -> str:
 def plain_program(row: dict[str, Any], program: str) -> str:
     """The program and its tests as one."""
     if "code" in row:
-        return "\n".join([program, row["test_setup_code"], *row["test_list"]])
+        return "\n".join([program, row["test_setup_code"], *row["test_list"], *row["challenge_test_list"]])
     return f"{program}\n{row['test']}\ncheck({row['entry_point']})\n"
 
 
