@@ -19,8 +19,8 @@ from roll.configs.errors import ConfigError, of_no_file
 from roll.configs.schema.agents_config import NEVER_IGNORED
 from roll.configs.schema.model_shape import read_shape
 from roll.pipelines.kept_config import CONFIG_FILE
+from roll.types.chat import THINK_TAGS
 
-_THINK = ("<think>", "</think>")
 _LONGEST = 32_768
 
 
@@ -51,7 +51,7 @@ def serve(options: argparse.Namespace) -> int:
             config,
             name=options.name or _name(options.model),
             tool_parser=options.tool_parser,
-            thinking_tags=_THINK if options.thinking else None,
+            thinking_tags=THINK_TAGS if options.thinking else None,
             max_new_tokens=options.max_new_tokens,
             ignore_fields=options.ignore_fields or (),
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roll.data.templates import PromptEncoder
+from roll.types.chat import THINK_TAGS
 from roll.types.episode import Task
 
-OPENING, CLOSING = "<think>", "</think>"
+OPENING, CLOSING = THINK_TAGS
 
 
 def ends_with_thought(prompt: str) -> bool:

@@ -15,6 +15,7 @@ from roll.rollout.tool_forms import resolve_parser
 from roll.tools.parsing import parse_calls, split_thinking
 from roll.tracking.rollouts import TOKEN_COLUMNS
 from roll.types.batch import TokenBatch, TokenOutputs
+from roll.types.chat import THINK_TAGS
 from roll.types.episode import Group, Task, Trajectory
 
 _LONGEST_PAYLOAD = 65_536
@@ -46,7 +47,7 @@ class Texts:
         """Return the calls of tools that a response makes, in the form of the model's chat template."""
         if not self._parser:
             return []
-        _, content = split_thinking(response, ("<think>", "</think>"))
+        _, content = split_thinking(response, THINK_TAGS)
         calls = parse_calls(content, self._parser).calls
         return [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls]
 

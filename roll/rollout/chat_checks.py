@@ -15,9 +15,8 @@ from typing import Any
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
 from roll.rollout.chat import WAY_OUT, ChatTemplate, PlainText
-from roll.types.chat import ToolCall, ToolSpec
+from roll.types.chat import THINK_TAGS, ToolCall, ToolSpec
 
-THINK = ("<think>", "</think>")
 _ASKED = Message("user", "Which colour is it?")
 _KEEPS_THOUGHTS = (("preserve_thinking", True), ("truncate_history_thinking", False))
 """Variables that templates have for it: Qwen3.6's and Gemma 4's, Nemotron 3's."""
@@ -33,7 +32,7 @@ def thought_tags(template: PlainText, thinking_tags: tuple[str, str] | None) -> 
     if thinking_tags is not None:
         return thinking_tags
     try:
-        return THINK if template.opens_with(THINK) else None
+        return THINK_TAGS if template.opens_with(THINK_TAGS) else None
     except TemplateError:  # it takes no text of a user's, which whoever renders one is told
         return None
 
@@ -50,7 +49,7 @@ def check_template(
     if not getattr(tokenizer, "chat_template", None):
         raise TemplateError("the tokenizer has no chat template")
     template = ChatTemplate(tokenizer, variables)
-    pairs = list(dict.fromkeys([THINK, thinking_tags or THINK]))
+    pairs = list(dict.fromkeys([THINK_TAGS, thinking_tags or THINK_TAGS]))
     opened = any(template.opens_with(tags) for tags in pairs)
     if not opened:
         _check(template, None, "earlier messages")

@@ -23,7 +23,7 @@ from roll.envs.base import Message
 from roll.envs.wrappers import without_thoughts
 from roll.rollout.chat import PlainText
 from roll.rollout.tool_text import parsed_arguments
-from roll.types.chat import ToolSpec
+from roll.types.chat import THINK_TAGS, ToolSpec
 
 History = Literal["carried", "rendered"]
 """How later prompts show a response that the client sends back as it was. `carried`: as it was sampled, whatever the
@@ -92,7 +92,7 @@ class MessageGraph:
     """
 
     def __init__(
-        self, chat: PlainText, history: History = "carried", *, thinking_tags: tuple[str, str] = ("<think>", "</think>")
+        self, chat: PlainText, history: History = "carried", *, thinking_tags: tuple[str, str] = THINK_TAGS
     ) -> None:
         if history not in get_args(History):
             raise ValueError(f"history {history!r} is none of {', '.join(get_args(History))}")

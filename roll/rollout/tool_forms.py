@@ -21,7 +21,7 @@ from roll.data.templates import TemplateError
 from roll.envs.base import Message
 from roll.rollout.chat import ChatTemplate
 from roll.tools.parsing import parse_calls, split_thinking
-from roll.types.chat import ToolCall, ToolSpec
+from roll.types.chat import THINK_TAGS, ToolCall, ToolSpec
 
 _ASKED = Message("user", "What is known?")
 _ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,6 @@ _VALUES = {
     "nested": {"key": ["value", 1], "inner": {"deep": "x y"}},
     "items": ["a, b", {"c": 2}, []],
 }
-_THINK = ("<think>", "</think>")
 _TOLD_AS_TEXT = "hermes"
 """The form in which a template without tools is told of them (`tool_text.py`)."""
 
@@ -97,7 +96,7 @@ def written_call(template: ChatTemplate, response: Message, tools: Sequence[Tool
 
 
 def _gives_back(parser: str, text: str, response: Message) -> bool:
-    parsed = parse_calls(split_thinking(text, _THINK)[1], parser, tools=_TOOLS)
+    parsed = parse_calls(split_thinking(text, THINK_TAGS)[1], parser, tools=_TOOLS)
     expected = [call for call in response.tool_calls if call.name in text]  # some write the first alone
     if parsed.problems or len(parsed.calls) != len(expected) or not expected:
         return False

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+THINK_TAGS = ("<think>", "</think>")
+"""Around a thought, unless a configuration names other tags."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

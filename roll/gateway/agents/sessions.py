@@ -14,8 +14,7 @@ from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
 from roll.rollout.message_graph import MessageGraph
 from roll.rollout.tool_forms import resolve_parser
-
-_THINK = ("<think>", "</think>")
+from roll.types.chat import THINK_TAGS
 
 
 class AgentSession(EpisodeSession):
@@ -63,7 +62,7 @@ def session_maker(
     )
 
     def graph(variables: Mapping[str, Any]) -> MessageGraph:
-        return MessageGraph(agent.chat.with_variables(variables), env.history, thinking_tags=tags or _THINK)
+        return MessageGraph(agent.chat.with_variables(variables), env.history, thinking_tags=tags or THINK_TAGS)
 
     def make(episode: Episode) -> AgentSession:
         return AgentSession(episode, graph({}), reading, settings, new_graph=graph)
