@@ -13,8 +13,8 @@ from roll.data.templates import TemplateError
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
 from roll.gateway.reading import Reading
 from roll.gateway.session import all_of
-from roll.rollout.chat import PlainText
 from roll.rollout.engine_driver import EngineDriver
+from roll.rollout.plain_text import PlainText
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.utils.seeding import stable_hash
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from roll.data.opened_thoughts import CLOSING, ends_with_thought
 from roll.envs.base import Message, Observation
-from roll.rollout.chat import ChatTemplate, PlainText
+from roll.rollout.chat import ChatTemplate
 from roll.rollout.chat_checks import check_calls, check_template, thought_tags
 from roll.rollout.marks import Marks
+from roll.rollout.plain_text import PlainText
 from roll.rollout.tokenizing import decode
 from roll.types.chat import ToolSpec
 from roll.types.episode import Task

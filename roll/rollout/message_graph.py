@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
 from roll.envs.wrappers import without_thoughts
-from roll.rollout.chat import PlainText
+from roll.rollout.plain_text import PlainText
 from roll.rollout.tool_text import parsed_arguments
 from roll.types.chat import THINK_TAGS, ToolSpec
 

@@ -23,9 +23,10 @@ from roll.data.templates import TemplateError, render_chat
 from roll.envs.base import Message, Observation
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate, PlainText
+from roll.rollout.chat import ChatTemplate
 from roll.rollout.chat_checks import check_template
 from roll.rollout.conversation import ConversationRollout
+from roll.rollout.plain_text import PlainText
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 LETTERS = st.text(alphabet="abUp é\n#P_<>{}/.?1", max_size=12)

@@ -13,8 +13,9 @@ from tool_templates import COUNTS_BACK, LLAMA31, MISTRAL, NUMBERS, QWEN3, end_of
 
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
-from roll.rollout.chat import ChatTemplate, PlainText
+from roll.rollout.chat import ChatTemplate
 from roll.rollout.message_graph import MessageGraph
+from roll.rollout.plain_text import PlainText
 from roll.rollout.tool_text import parsed_arguments
 from roll.types.chat import ToolCall, ToolSpec
 
