@@ -9,10 +9,12 @@ from test_gateway_session import Engines, ask, ids_of
 from tiny_models import CHATML, char_tokenizer
 
 from roll.configs.schema.agents_config import AgentEnv
+from roll.data.templates import TemplateError
 from roll.gateway.agents.sessions import session_maker
 from roll.gateway.base import RefusedCall
 from roll.gateway.protocols.chat import ChatCompletions
 from roll.rollout.agent import Agent
+from roll.rollout.chat import ChatTemplate
 from roll.rollout.episode import Episode, EpisodeKey
 from roll.strategies.base import SamplingParams
 from roll.types.chat import Message
@@ -94,3 +96,13 @@ def test_a_variable_that_the_template_doesnt_read_is_refused_with_its_field():
     with pytest.raises(RefusedCall, match="doesn't read the variable 'enable_thinking'; it reads thinks") as caught:
         asyncio.run(session.complete(ask(HELLO, template_variables={"enable_thinking": False})))
     assert (caught.value.status, caught.value.field) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.parametrize("size", [0, "two", 10**6])
+def test_a_value_that_the_template_cannot_use_is_the_requests_fault(size):
+    own = tokenizer()
+    # 12 // 0, 12 // "two", and a range that the sandbox refuses.
+    own.chat_template = "{% for k in range(12 // (size | default(1)) + (size | default(1))) %}{% endfor %}" + OPENS
+    template = ChatTemplate(own).with_variables({"size": size})
+    with pytest.raises(TemplateError, match="refuses a conversation of user"):
+        template.prompt([HELLO])
