@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from roll.data.messages import parse_tools, refuse_beyond_chat
@@ -154,32 +154,34 @@ class PromptEncoder:
         if response is not None:
             messages = [*messages, {"role": "assistant", "content": response}]
         opens = response is None
-        variables = self._by_domain.get(task.domain, self._variables)
-        text = render_chat(
-            self._tokenizer, messages, template=template, opens_answer=opens, tools=tools, variables=variables
-        )
+        render = partial(self._render_chat, task, template, opens)
+        text = render(messages, tools)
         if opens:
-            self._refuse_unwritten(task, messages, tools, text, template)
+            keys = self._keys.setdefault(template, RenderedKeys())
+            if (lost := unwritten(keys, messages, tools, text, render)) is not None:
+                raise TemplateError(f"task {task.id!r}: {lost}")
         return text
 
-    def _refuse_unwritten(
+    def _render_chat(
         self,
         task: Task,
+        template: str,
+        opens: bool,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
-        text: str,
-        template: str,
-    ) -> None:
+    ) -> str:
+        import jinja2
+
         variables = self._by_domain.get(task.domain, self._variables)
-
-        def render(some: Sequence[Mapping[str, Any]], offered: Sequence[Mapping[str, Any]]) -> str:
+        try:
             return render_chat(
-                self._tokenizer, some, template=template, opens_answer=True, tools=offered, variables=variables
+                self._tokenizer, messages, template=template, opens_answer=opens, tools=tools, variables=variables
             )
-
-        keys = self._keys.setdefault(template, RenderedKeys())
-        if (lost := unwritten(keys, messages, tools, text, render)) is not None:
-            raise TemplateError(f"task {task.id!r}: {lost}")
+        except (jinja2.TemplateError, TypeError) as error:  # TypeError: what filters do with values they don't take
+            roles = ", ".join(message["role"] for message in messages)
+            raise TemplateError(
+                f"task {task.id!r}: the chat template refuses a conversation of {roles}: {error}"
+            ) from error
 
 
 class EmbeddingRows(NamedTuple):

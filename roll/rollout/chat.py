@@ -36,8 +36,6 @@ from roll.types.chat import ToolCall, ToolSpec
 
 _KEPT_SPECS = 64  # sets of tools whose text is kept
 _KEPT_VARIABLES = 16  # sets of variables of requests
-_TEMPLATE_ERRORS = (JinjaError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
-"""What templates raise; Python's own for values that a filter or an operator doesn't take, as those of requests."""
 _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
@@ -166,7 +164,7 @@ class ChatTemplate(PlainText):
         history, specs = [template_message(message, form) for message in named], [tool.for_template() for tool in tools]
         try:
             return render_chat(self._tokenizer, history, opens_answer=opens, tools=specs, variables=self._variables)
-        except _TEMPLATE_ERRORS as error:
+        except (JinjaError, TypeError, ValueError) as error:  # Python's: of filters, for values that they don't take
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
                 f"the tokenizer's chat template refuses a conversation of {roles}: {error}. If it is the system "

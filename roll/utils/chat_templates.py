@@ -46,7 +46,10 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render a conversation with a Jinja template, or with the tokenizer's own; raises jinja2's errors.
+    """Render a conversation with a Jinja template, or with the tokenizer's own.
+
+    Raises jinja2's errors, also where the template computes what can't be, and `TypeError` or `ValueError` for values
+    that a filter doesn't take.
 
     `tools` are in OpenAI's form, `variables` what the template reads besides (`chat_template_kwargs`).
 
@@ -75,11 +78,16 @@ def render_chat(
         return text
 
     try:
-        return rendered(messages)
-    except TypeError:
-        if not any(message.get("tool_calls") for message in messages):
-            raise
-        return rendered(with_text_arguments(messages))  # DeepSeek's take the arguments of calls as JSON text alone
+        try:
+            return rendered(messages)
+        except TypeError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            return rendered(with_text_arguments(messages))  # DeepSeek's take the arguments of calls as JSON text alone
+    except (ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        from jinja2.exceptions import TemplateError
+
+        raise TemplateError(f"{type(error).__name__}: {error}") from error
 
 
 def with_text_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -96,7 +96,7 @@ def tokenizer_files(name: str) -> TokenizerFiles | None:
         return None
     try:
         return TokenizerFiles(folder)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None  # whoever loads it says what is wrong with it
 
 

@@ -115,3 +115,13 @@ def test_what_a_text_leaves_out(text, contents, missing):
     assert missing_from(text, messages) == missing
     moved = [{"role": "system", "content": "S"}, *messages]
     assert missing_from(f"{text}S", moved) == (None if missing is None else missing + 1)
+
+
+@pytest.mark.parametrize(
+    ("chat", "why"),
+    [("{{ raise_exception('no system role') }}", "no system role"), ("{{ 1 // 0 }}", "ZeroDivisionError")],
+)
+def test_a_conversation_that_the_template_refuses_is_a_row_with_its_name(chat: str, why: str):
+    encoder = PromptEncoder(word_tokenizer(chat_template=chat))
+    with pytest.raises(TemplateError, match=rf"task '.+': the chat template refuses a conversation of user: {why}"):
+        encoder.render(task())

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import torch
 
 from roll.data.chat_masks import ConversationEncoder
 from roll.strategies.hf.hf_model import eos_token_ids
+from roll.utils.chat_templates import render_chat
 from roll.utils.response_ends import TemplateEnds, missing_end, response_ends, template_ends, with_ends
 
 SPECIAL = ["<bos>", "<eos>", "<end>", "<stop>", "<user>", "<tool>", "<bot>", "<call>", "</call>"]
@@ -163,3 +165,18 @@ def test_runs_of_blanks_that_a_vocabulary_adds_end_nothing(tmp_path: Path) -> No
     own = tokenizer(GEMMA.replace("<end>\n", "  \n<end>"))
     own.add_tokens(["  "])
     assert names(own, template_ends(own).written) == ["<end>"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "{{ 1 // 0 }}",
+        "{% for k in range(10 ** 9) %}{% endfor %}",  # the sandbox takes a hundred thousand
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_template_that_computes_what_cannot_be_has_no_ends(broken: str) -> None:
+    own = tokenizer(broken + TEXT)
+    assert template_ends(own) == TemplateEnds()
+    with pytest.raises(jinja2.TemplateError, match="Error: "):
+        render_chat(own, [{"role": "user", "content": "a"}])

@@ -27,3 +27,8 @@ def test_what_isnt_a_folder_with_a_tokenizer_is_unknown(tmp_path: Path) -> None:
     assert tokenizer_files(str(tmp_path)) is None
     (tmp_path / "tokenizer.json").write_text("{")
     assert tokenizer_files(str(tmp_path)) is None
+
+
+def test_files_that_cannot_be_read_are_left_to_whoever_loads_them(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000)
+    assert tokenizer_files(str(tmp_path)) is None
