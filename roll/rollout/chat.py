@@ -34,8 +34,8 @@ from roll.rollout.tool_text import (
 )
 from roll.types.chat import ToolCall, ToolSpec
 
-_KEPT_SPECS = 64  # sets of tools whose text is kept
-_KEPT_VARIABLES = 16  # sets of variables of requests
+_MAX_SPECS = 64  # sets of tools whose text is kept
+_MAX_VARIABLES = 16  # sets of variables of requests
 _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
@@ -69,7 +69,7 @@ class ChatTemplate(PlainText):
             return self
         key = json.dumps(merged, sort_keys=True, default=str)
         if key not in self._others:
-            if len(self._others) >= _KEPT_VARIABLES:
+            if len(self._others) >= _MAX_VARIABLES:
                 self._others.clear()
             self._others[key] = ChatTemplate(self._tokenizer, merged)
         return self._others[key]
@@ -133,7 +133,7 @@ class ChatTemplate(PlainText):
     def _specs_text(self, tools: Sequence[ToolSpec]) -> str:
         kept = self._specs.get(id(tools))  # held here, so that nothing else gets their identity
         if kept is None:
-            if len(self._specs) >= _KEPT_SPECS:
+            if len(self._specs) >= _MAX_SPECS:
                 self._specs.clear()
             kept = self._specs[id(tools)] = (tools, specs_text(tools, self._example))
         return kept[1]

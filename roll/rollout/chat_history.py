@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _MARK = "<~history~>"
 _USER = Message("user", "-")
-_MOST_CALLS = 4
+_MAX_CALLS = 4
 """Calls of a message that are told apart: a template that writes four writes more."""
 _TOOL = ToolSpec("probe_of_history", "-", {"type": "object", "properties": {}})
 
@@ -57,7 +57,7 @@ class HistoryChecks:
             message = messages[place]
             if message.role != "assistant" or not (message.content.strip() or message.tool_calls):
                 continue
-            lost = self._left_out(bool(message.content.strip()), min(len(message.tool_calls), _MOST_CALLS), tools)
+            lost = self._left_out(bool(message.content.strip()), min(len(message.tool_calls), _MAX_CALLS), tools)
             if lost == "text" and not self._told:
                 self._told = True
                 logger.warning(

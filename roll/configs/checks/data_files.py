@@ -87,7 +87,7 @@ def procedural_checks(path: str, data: DataArgs, config: RLVRConfig | OfflineCon
         return
     names: dict[str, str] = {}
     for file in Path(spec.origin).parent.rglob("*.py"):
-        # Importing the package takes a second; its datasets are named in its sources.
+        # Importing the package takes a second; what is wrong with names and options is said without it.
         text = file.read_text(encoding="utf-8")
         found = re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text)
         names.update(dict.fromkeys(found, text))
