@@ -109,10 +109,10 @@ def _added_tokens(file: Path) -> list[Any]:
     """Return the added tokens of a tokenizer without its vocabulary, which follows them and may have 30 MB."""
     with file.open(encoding="utf-8") as text:
         beginning = text.read(_BEGINNING_CHARS)
-    match = _ADDED.search(beginning)
-    with contextlib.suppress(ValueError):  # the list goes on behind the beginning
-        tokens: list[Any] = json.JSONDecoder().raw_decode(beginning, match.end())[0] if match else []
-        return tokens
+    if (match := _ADDED.search(beginning)) is not None:
+        with contextlib.suppress(ValueError):  # the list goes on behind the beginning
+            tokens: list[Any] = json.JSONDecoder().raw_decode(beginning, match.end())[0]
+            return tokens
     whole = _json(file).get("added_tokens")
     return whole if isinstance(whole, list) else []
 

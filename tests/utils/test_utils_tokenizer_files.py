@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,12 @@ def test_what_isnt_a_folder_with_a_tokenizer_is_unknown(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_left_to_whoever_loads_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("[" * 100_000)
     assert tokenizer_files(str(tmp_path)) is None
+
+
+def test_added_tokens_may_stand_behind_the_vocabulary(tmp_path: Path) -> None:
+    vocabulary = {f"word{i}": i for i in range(120_000)}  # 2.4 million characters
+    added = [{"id": 120_000, "content": "<|end|>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added}))
+    files = tokenizer_files(str(tmp_path))
+    assert files is not None
+    assert files.added_tokens_decoder == {120_000: "<|end|>"}
