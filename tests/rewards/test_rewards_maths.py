@@ -237,3 +237,25 @@ def test_gsm8k_reads_the_number_of_its_line_with_any_unit(
 def test_gsm8k_flexible_does_not_take_an_exponent_for_a_number() -> None:
     assert gsm8k("The area is 50 m²", task("50"), mode="flexible").value == 1.0
     assert gsm8k("The area is 50 m^2.", task("50"), mode="flexible").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [("It is ½.", "0.5"), ("It takes 3½ hours.", "3.5"), (r"so $-\frac{1}{2}$", "-0.5"), ("1 of 2, so 1", "1")],
+)
+def test_gsm8k_flexible_takes_a_fraction_for_one_number(response: str, value: str) -> None:
+    assert gsm8k(response, task(value), mode="flexible").value == 1.0
+    assert gsm8k(response, task("2"), mode="flexible").value == 0.0
+
+
+CELSIUS = ["25°C", "25 °C", "25 ℃", "25 degrees Celsius", "25 degrees C", r"25^\circ C", r"25^{\circ}\text{C}", "25"]
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_temperature_is_the_same_however_its_unit_is_written(sign: str) -> None:
+    for one in CELSIUS:
+        for other in CELSIUS:
+            assert same(sign + one, sign + other).equal, (one, other)
+        fahrenheit = same(sign + one, sign + "25°F").equal
+        assert fahrenheit == (one == "25"), one
+    assert not same("-5°C", "5°C").equal
