@@ -18,6 +18,7 @@ from roll.rewards.maths.nodes import (
     Unreadable,
     ends_in_bare_application,
     is_constant,
+    is_part_of,
     is_set,
     negative,
     number,
@@ -63,6 +64,8 @@ class Parser(Operands):
             if self.at_end():
                 break
             items.append(self._ratio())
+            if word == "and" and is_part_of(items[-2], items[-1]):  # 3 hours and 20 minutes
+                items[-2:] = [together(items[-2], items[-1])]
         if any(token.text in ("wedge", "vee") for token in self._tokens) and any(
             item.op != "relation" for item in items
         ):
