@@ -149,11 +149,13 @@ class _DataCheck:
             template = data.template or train.template or "native"
             found = Findings(name)
             self.found.append(found)
+            encoder = None if tokenizer is None else _conversation_encoder(config, tokenizer, template)
             check_conversations(
                 found,
                 data,
                 _learnt_of(config, data),
-                None if tokenizer is None else _encode(config, tokenizer, template),
+                None if encoder is None else _encode(config, tokenizer, encoder),
+                unused_keys=None if encoder is None else encoder.unused_keys,
                 sequence_length=self.limit,
                 known=known,
                 progress=self._progress,
@@ -312,19 +314,23 @@ def _learnt_of(config: OfflineConfig, data: OfflineDataArgs) -> LearntOf:
     raise ValueError(f"pipeline {config.pipeline}: its rows can't be checked by themselves")
 
 
-def _encode(config: OfflineConfig, tokenizer: Any, template: str) -> Encode:
-    """Return what makes tokens of a row as the run does."""
+def _conversation_encoder(config: OfflineConfig, tokenizer: Any, template: str) -> Any:
     from roll.data.chat_masks import ConversationEncoder
-    from roll.data.preference import preference_encoding
-    from roll.data.sft import encode_conversation
-    from roll.pipelines.preference import scored_ends
     from roll.pipelines.teaching import smallest_embedding
 
     train_on = config.train_on if isinstance(config, SFTConfig) else "last"
     embedding = smallest_embedding(config)
-    encoder = ConversationEncoder(
+    return ConversationEncoder(
         tokenizer, template=template, train_on=train_on, variables=config.chat_template_kwargs, embedding=embedding
     )
+
+
+def _encode(config: OfflineConfig, tokenizer: Any, encoder: Any) -> Encode:
+    """Return what makes tokens of a row as the run does."""
+    from roll.data.preference import preference_encoding
+    from roll.data.sft import encode_conversation
+    from roll.pipelines.preference import scored_ends
+
     if isinstance(config, SFTConfig):
         return lambda conversation: max(encode_conversation(encoder, conversation), key=lambda row: row.length)
     ends = scored_ends(tokenizer, encoder) if config.pipeline == "reward_model" else set()

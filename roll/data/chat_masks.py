@@ -159,6 +159,13 @@ class ConversationEncoder:
                 self._embedding.refuse_beyond(marked.token_ids, self._tokenizer, "the conversation")
         return sequences
 
+    def unused_keys(self, messages: Messages) -> set[str]:
+        """Return the keys of messages that say nothing and that the template leaves out."""
+        if self._prompts is not None:
+            return {key for message in messages for key in message} - {"role", "content"}
+        placed = [self._thoughts.placed(message) for message in messages]
+        return self._keys.unused(placed, lambda some: self._with_tools(some, self._tools))
+
     def _encode_chat(self, messages: Messages, flags: Mapping[int, bool]) -> Iterable[MarkedTokens]:
         others = [i for i, message in enumerate(messages) if message["role"] != "assistant"]
         messages = [self._thoughts.placed(message) for message in messages]

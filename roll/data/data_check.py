@@ -221,6 +221,7 @@ def check_conversations(
     learnt_of: LearntOf,
     encode: Encode | None,
     *,
+    unused_keys: Callable[[Messages], Collection[str]] | None,
     sequence_length: int | None,
     known: set[int],
     progress: Progress,
@@ -229,6 +230,7 @@ def check_conversations(
 
     Args:
         encode: what a run makes of a row; None: lengths stay unknown.
+        unused_keys: which keys of messages the template leaves out.
         known: rows of the other set, for the overlap.
     """
     bad = _BadRows(found)
@@ -249,6 +251,9 @@ def check_conversations(
                     bad.add(row.where, str(error).removeprefix(f"{row.where}: "))
                     continue
                 found.add_unused(unused_columns(row.values, learnt.used))
+                if unused_keys is not None:
+                    keys = {key for messages in learnt.conversations for key in unused_keys(messages)}
+                    found.add_unused(f"{key} of messages" for key in sorted(keys))
                 _conversation(found, learnt, row.where, known)
                 if encoded is not None:
                     found.add_length(encoded.length, row.where, sequence_length)

@@ -46,6 +46,13 @@ _BEHIND_BOX = re.compile(
 _QUANTITY_BEFORE = re.compile(r"(\d+(?:\.\d+)?\s+([A-Za-z]+))\s+(?:and\s+)?$")
 _BETWEEN = re.compile(r"\s*(?:,?\s*(?:and|or)\b|,)\s*")
 _CHOICE = re.compile(r"\(([A-Z])\)(?=[\s.,:;]|$)")
+_SEPARATOR = re.compile(r"[,;]|\band\b|\bor\b")
+_ASSIGNED = re.compile(r"(?<!\w)(?<!\\)([A-Za-z](?:_?\d)?)\s*=\s*[^=]{1,60}$")
+_PROSE_BEFORE = re.compile(
+    r"(?!(?:a?(?:sin|cos|tan)h?|log|ln|lg|exp|sqrt|pi)\b)[A-Za-z]{2,}\s+(?:[a-z']+\s+)*(?:\d|\\frac)"
+)
+"""Words such as `so it's` before a value: read as letters, they would be factors of it."""
+_REASON = re.compile(r"(?<=\S)[\s,]+(?:since|because)\b")
 _VALUE_ALONE = re.compile(rf"\s*[-+]?[$€£]?-?(?:{_NUMBER})(?:\s?[A-Za-z%°/^{{}}\d]*){{0,3}}\s*")
 
 
@@ -219,11 +226,31 @@ def _from_statement(line: str) -> str | None:
     number = _LEADING_NUMBER.match(line)
     if number is not None and not _OPERATOR_AFTER.match(line, number.end()):
         return _with_unit(number.group(), line[number.end() :])
-    sentence = re.split(r"[.!?](?:\s|$)", line, maxsplit=1)[0]
+    sentence = _REASON.split(re.split(r"[.!?](?:\s|$)", line, maxsplit=1)[0], maxsplit=1)[0]
+    together = _assignments(sentence)[1]
+    if together:
+        return together
     right = sentence.rpartition("=")[2]
     if "=" in sentence and _VALUE_ALONE.fullmatch(right):
         return right.strip()  # "3 + 4 = 7" states 7
     return _undecorated(sentence)[:MAX_ANSWER_CHARS] or None
+
+
+def _assignments(sentence: str) -> tuple[list[str], str]:
+    """Return the letters that the end of a sentence gives values (`x = 4 and x = 5`), and that end, one answer."""
+    letters, parts = [], []
+    for part in reversed(_SEPARATOR.split(_undecorated(sentence)[-_MAX_FORMULA_CHARS:])):
+        match = _ASSIGNED.search(part.rstrip())
+        if match is None:
+            if part.strip():
+                break
+            continue  # of `, and`
+        letters.append(match[1])
+        parts.append(match.group())
+        if part[: match.start()].strip():
+            break
+    together = ", ".join(reversed(parts))
+    return (letters, together) if len(parts) > 1 and _is_value(together) else ([], "")
 
 
 def _from_last_line(line: str) -> str | None:
@@ -240,11 +267,14 @@ def _from_last_line(line: str) -> str | None:
         return _joined_maths(line, spans[first])
     if line.startswith("\\") and len(line) <= MAX_ANSWER_CHARS:
         return _undecorated(line)
+    letters, together = _assignments(line)
+    if letters and len(set(letters)) == 1:  # `x = 3 and y = 5` alone doesn't say which was asked for
+        return together
     stated = _undecorated(_BEFORE_VALUE.split(line)[-1]).strip("# ")
-    if _is_value(stated):
+    if _is_value(stated) and not _PROSE_BEFORE.match(stated):
         return stated
     words = _undecorated(line).split(" ")
-    for count in range(min(len(words), 8), 1, -1):
+    for count in range(min(len(words), 8), 0, -1):
         ending = " ".join(words[-count:])
         starts = ending[:1] in "-+(\\" or ending[:1].isdigit()
         if starts and not re.search("[=<>≈]", ending) and _is_value(ending):

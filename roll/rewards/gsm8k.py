@@ -15,7 +15,10 @@ from roll.rewards.maths.tokens import PLAIN_NUMBER, plain_characters
 from roll.rewards.thoughts import visible_text
 from roll.types.episode import Task
 
-_NUMBER = re.compile(rf"(?:(?<![\w)])-\s?)?[$€£]?(?<![\^_])(?<![\^_]{{)(?P<digits>{PLAIN_NUMBER})")
+_NUMBER = re.compile(
+    r"(?:(?<![\w)])-\s?)?[$€£]?(?<![\^_])(?<![\^_]{)"
+    rf"(?:(?P<whole>\d{{1,50}})?\s?\\frac\{{(?P<over>\d{{1,50}})\}}\{{(?P<under>\d{{1,50}})\}}|(?P<digits>{PLAIN_NUMBER}))"
+)
 _MARKED = re.compile(rf"\s*\**(?P<sign>-?)\s*[$€£]?(?P<sign2>-?)(?P<digits>{PLAIN_NUMBER})(?P<rest>[^\d\n]*)(?:\n|$)")
 _CALCULATION = re.compile(
     r"[*+=<>(!]|\d\s*[-/]|\\(?:times|cdot|div)|\d\s*\\frac|\d\s+\d|[\d)}]\s*\^|,\s|\band\b|\bor\b"
@@ -81,7 +84,15 @@ def last_number(text: str) -> Fraction | None:
     match = None
     for match in _NUMBER.finditer(plain_characters(text[-_TAIL_CHARS:])):  # noqa: B007 - the last one counts
         pass
-    return _value(match["digits"], match.group().startswith("-")) if match else None
+    if match is None:
+        return None
+    negative = match.group().startswith("-")
+    if match["digits"]:
+        return _value(match["digits"], negative)
+    if int(match["under"]) == 0:
+        return None
+    value = int(match["whole"] or 0) + Fraction(int(match["over"]), int(match["under"]))  # ½ is \frac{1}{2} by now
+    return -value if negative else value
 
 
 def _value(digits: str, negative: bool) -> Fraction | None:

@@ -215,3 +215,16 @@ def test_a_check_refuses_what_a_run_refuses(capsys: pytest.CaptureFixture[str]) 
     assert main(["data", "check", "job.yaml", "--no_rewards"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "the prompt has the token 'w2' with number 9" in printed
+
+
+def test_keys_of_messages_that_the_template_leaves_out_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    word_tokenizer(chat_template=CHAT_TEMPLATE).save_pretrained("model")
+    Path("model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000}))
+    chat = [{"role": "user", "content": "a", "id": 7}, {"role": "assistant", "content": "b", "learn": False}]
+    write("train.jsonl", [{"messages": chat}, {"messages": chat}])
+    config = {"pipeline": "sft", "pretrain": "model", "max_steps": 1, "sequence_length": 64, "executor": "inline",
+              "actor_train": {"data_args": {"file_name": "train.jsonl"}}}  # fmt: skip
+    Path("job.yaml").write_text(yaml.safe_dump(config))
+    assert main(["data", "check", "job.yaml"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "unused columns: id of messages (2 rows), learn of messages (2 rows)" in printed

@@ -35,6 +35,14 @@ CUES: list[ResponsePair] = [
     ("The answer is 12:30.", "12", False),
     ("The answer is $x=4$ or $x=5$.", "4, 5", True),
     ("The answer is $x=4$ or $x=5$.", "5", False),
+    ("The answers are x = 4 and x = 5.", "4, 5", True),
+    ("The answers are x = 4 and x = 5.", "5", False),
+    ("The solution is x = 1, y = -2.", "(1, -2)", True),
+    ("The solution is x = 1, y = -2.", "-2", False),
+    ("The answer is x = 2, since 2 + 2 = 4.", "2", True),
+    ("The answer is x = 2, since 2 + 2 = 4.", "4", False),
+    ("The answers are 4 and 5, since both fit.", "4, 5", True),
+    ("The answers are 4 and 5, since both fit.", "5", False),
 ]
 
 BOXES: list[ResponsePair] = [
@@ -97,6 +105,10 @@ ENDINGS: list[ResponsePair] = [
     ("The volume is 8 cm³", "3", False),
     ("#### 50 m²", "50", True),
     ("#### 50 m²", "2", False),
+    ("so it's ¾", "0.75", True),
+    ("so it's ¾", "4", False),
+    ("Thus x = 4 or x = 5.", "4, 5", True),
+    ("Thus x = 4 or x = 5.", "5", False),
     ("#### ½", "0.5", True),
     ("#### ½", "2", False),
     ("#### 1,250", "1250", True),

@@ -245,3 +245,47 @@ def test_gsm8k_reads_the_number_of_its_line_with_any_unit(
 def test_gsm8k_flexible_does_not_take_an_exponent_for_a_number() -> None:
     assert gsm8k("The area is 50 m²", task("50"), mode="flexible").value == 1.0
     assert gsm8k("The area is 50 m^2.", task("50"), mode="flexible").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [("It is ½.", "0.5"), ("It takes 3½ hours.", "3.5"), (r"so $-\frac{1}{2}$", "-0.5"), ("1 of 2, so 1", "1")],
+)
+def test_gsm8k_flexible_takes_a_fraction_for_one_number(response: str, value: str) -> None:
+    assert gsm8k(response, task(value), mode="flexible").value == 1.0
+    assert gsm8k(response, task("2"), mode="flexible").value == 0.0
+
+
+CELSIUS = ["25°C", "25 °C", "25 ℃", "25 degrees Celsius", "25 degrees C", r"25^\circ C", r"25^{\circ}\text{C}", "25"]
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_temperature_is_the_same_however_its_unit_is_written(sign: str) -> None:
+    for one in CELSIUS:
+        for other in CELSIUS:
+            assert same(sign + one, sign + other).equal, (one, other)
+        fahrenheit = same(sign + one, sign + "25°F").equal
+        assert fahrenheit == (one == "25"), one
+    assert not same("-5°C", "5°C").equal
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("3 hours and 20 minutes", "200 minutes", True),  # 3 * 60 + 20
+        ("3 hours and 20 minutes", "3 h 20 min", True),
+        ("5 dollars and 20 cents", "$5.20", True),
+        ("3 hours and 20 minutes", "3", False),
+        ("3 km and 5 km", "5 km, 3 km", True),  # two answers
+        ("20 minutes and 3 hours", "200 minutes", False),
+        (r"300\text{ K}", "300", True),
+        (r"300\text{ K}", "300 K", True),
+        ("300 K", "300 °C", False),
+        (r"5\text{ A}", r"5\text{ C}", False),
+        ("2K+1", "2k+1", False),
+        ("5 A", "5", False),  # a factor
+    ],
+)
+def test_a_smaller_unit_behind_and_is_a_part_and_a_letter_in_text_is_a_unit(one: str, other: str, equal: bool) -> None:
+    assert same(one, other).equal is equal
+    assert same(other, one).equal is equal

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -18,6 +19,7 @@ from roll.rewards.maths.nodes import (
     Unreadable,
     ends_in_bare_application,
     is_constant,
+    is_part_of,
     is_set,
     negative,
     number,
@@ -63,6 +65,8 @@ class Parser(Operands):
             if self.at_end():
                 break
             items.append(self._ratio())
+            if word == "and" and is_part_of(items[-2], items[-1]):  # 3 hours and 20 minutes
+                items[-2:] = [together(items[-2], items[-1])]
         if self._has_logic and any(item.op != "relation" for item in items):
             raise Unreadable("a logical sign")
         return items[0] if len(items) == 1 else Node("list", with_modulus(items), joined or ",")
@@ -144,10 +148,11 @@ class Parser(Operands):
     def _with_unit(self, node: Node, currency: str) -> Node:
         at = self._at
         phrase = currency
+        bare = node
         if node.op == "degrees" and is_constant(node):
             phrase, bare = "°", node.args[0]
-        else:
-            bare = node
+        elif node.op == "mul" and node.args[-1].op == "degrees" and is_constant(node):  # -5°C
+            phrase, bare = "°", replace(node, args=(*node.args[:-1], node.args[-1].args[0]))
         rest = self._unit_phrase()
         if not (currency or rest) or not is_constant(node):
             self._at = at if not rest or not is_constant(node) else self._at
@@ -186,7 +191,7 @@ class Parser(Operands):
             follows = self._peek(1)
             if token.text in ("and", "or") and not first and follows.kind == "word" and len(follows.text) > 3:
                 return self._next().text  # `72 apples and pears`
-            if token.text.lower() in _NO_UNITS or (first and not is_bare_unit(token.text, token.space)):
+            if token.text.lower() in _NO_UNITS or (first and not self._is_unit_word()):
                 return ""
             return "" if len(token.text) == 1 and token.text not in "mghslCFNJWVLKa" else self._next().text
         if self._is("^"):
@@ -197,6 +202,12 @@ class Parser(Operands):
         if self._is("$", "€", "£", "¥", "₹", "¢", "%") or self._is("/") or (self._is("*", "times", ".") and not first):
             return self._next().text
         return ""
+
+    def _is_unit_word(self) -> bool:
+        """Whether the next word is a unit; `C` and `F` behind a degree sign are, not letters to multiply by."""
+        token, before = self._peek(), [self._peek(-1).text, self._peek(-2).text]
+        after_degree = before[0] in ("circ", "degree") or before == ["}", "circ"] or before == ["}", "degree"]
+        return (after_degree and token.text in ("C", "F")) or is_bare_unit(token.text, token.space)
 
     def _power_of_unit(self) -> str:
         at = self._at
@@ -281,7 +292,7 @@ class Parser(Operands):
         token = self._peek()
         if token.kind not in ("word", "command") or (token.kind == "command" and token.text not in UPRIGHT):
             return False
-        if token.kind == "word" and not is_bare_unit(token.text, token.space):
+        if token.kind == "word" and not self._is_unit_word():
             return False
         if not is_constant(node):
             return False

@@ -139,10 +139,18 @@ def quantity(node: Node, unit: Unit) -> Node:
     return Node("quantity", (node,), unit)
 
 
+def is_part_of(first: Node, second: Node) -> bool:
+    """Return whether a quantity can be said in a smaller unit behind another one: `3 hours 20 minutes`."""
+    if not first.op == second.op == "quantity":
+        return False
+    larger, smaller = first.value, second.value
+    return bool(larger.dimensions) and larger.dimensions == smaller.dimensions and larger.size > smaller.size
+
+
 def together(first: Node, second: Node) -> Node:
     """Return two quantities side by side as their sum."""
-    units = first.value, second.value
-    if second.op != "quantity" or units[0].dimensions != units[1].dimensions or not units[0].size > units[1].size:
+    if not is_part_of(first, second):
         raise Unreadable("a second number")
+    units = first.value, second.value
     smaller = Node("mul", (second.args[0], number(units[1].size / units[0].size)))
     return replace(first, args=(Node("add", (first.args[0], smaller)),))

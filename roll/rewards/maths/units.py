@@ -82,6 +82,8 @@ BARE_UNITS = frozenset(name for name in _UNITS if name.isalpha()) | _SPEEDS.keys
 """Words that are units behind a number wherever they stand; letters such as `m` only after a space."""
 _CASED = frozenset({"N", "J", "W", "V", "L"})
 _LOWER = frozenset({"m", "g", "s", "h", "l"})
+_SINGLE = frozenset("aKACFTHSMΩ")
+"""Letters that inside of `text` may be a unit outside of the table, or an article; K is one without it too."""
 _FILLERS = frozenset({"the", "of", "a", "an", "in", "different", "total", "per", "each", "about"})
 _PIECES = re.compile(r"\s*(?:(?P<power>\^-?\d)|(?P<sign>[*/°$€£¥₹¢%])|(?P<word>[A-Za-z.]+)|(?P<other>\S))")
 _TEMPERATURES = {
@@ -113,7 +115,7 @@ class Unit:
 def is_bare_unit(word: str, space: bool) -> bool:
     r"""Return whether a word outside of `\text{}` is a unit behind a number: `5cm`, `5 m`; `5m` is a product."""
     if len(word) == 1:
-        return space and (word in _LOWER or word in _CASED)
+        return space and (word in _LOWER or word in _CASED or word == "K")
     lower = word.lower()
     if lower in BARE_UNITS or lower in ("am", "pm", "percent", "per", "square", "cubic", "sq", "cu"):
         return True
@@ -188,7 +190,7 @@ class _UnitReader:
         elif word in _UNITS:
             self._multiply(word, self._sign * self._next_power)
             self._last, self._next_power = word, 1
-        elif len(word) == 1 and word != "a":
+        elif len(word) == 1 and word not in _SINGLE:
             return False
         elif word not in _FILLERS:
             self._nouns.add(piece if _SYMBOL.fullmatch(piece) else _singular(word))
