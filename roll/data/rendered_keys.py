@@ -17,7 +17,7 @@ SAYING_KEYS = (
     "tool_plan", "tool_responses", "tools", "documents", "channel", "recipient", "refusal", "prefix", "citations",
 )  # fmt: skip
 """Keys that say something: a row that has one is refused where the template leaves it out. Others (ids, dates, scores)
-are handed to the template too: nothing is lost where it leaves them out."""
+are handed to the template too; what it leaves out of those is named by `roll data check`."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts", "think")
 _VERDICTS = 4096
 
@@ -54,6 +54,15 @@ class RenderedKeys:
         if shape not in self._verdicts:
             self._verdicts[shape] = text != render(messages)
         return not self._verdicts[shape]
+
+    def unused(self, messages: Sequence[Mapping[str, Any]], render: Render) -> set[str]:
+        """Return the keys that say nothing and that the template leaves out."""
+        return {
+            key
+            for position, message in enumerate(messages)
+            for key in message
+            if key not in ("role", "content", *SAYING_KEYS) and not self.writes(messages, position, key, render)
+        }
 
     def writes(self, messages: Sequence[Mapping[str, Any]], position: int, key: str, render: Render) -> bool:
         """Return whether the template writes a key of a message."""
