@@ -8,12 +8,10 @@ from roll.data.templates import PromptEncoder
 from roll.types.chat import THINK_TAGS
 from roll.types.episode import Task
 
-OPENING, CLOSING = THINK_TAGS
-
 
 def ends_with_thought(prompt: str) -> bool:
     """Return whether the text of a prompt ends with an opened thought."""
-    return prompt.rstrip().endswith(OPENING)
+    return prompt.rstrip().endswith(THINK_TAGS[0])
 
 
 def prompted(task: Task, encoder: PromptEncoder | None) -> Task:

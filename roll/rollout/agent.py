@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roll.data.opened_thoughts import CLOSING, ends_with_thought
 from roll.envs.base import Message, Observation
 from roll.rollout.chat import ChatTemplate
 from roll.rollout.chat_checks import check_calls, check_template, thought_tags
 from roll.rollout.marks import Marks
 from roll.rollout.plain_text import PlainText
 from roll.rollout.tokenizing import decode
-from roll.types.chat import ToolSpec
+from roll.types.chat import THINK_TAGS, ToolSpec
 from roll.types.episode import Task
 
 _END_TOKENS = 32
@@ -137,9 +136,9 @@ class Agent:
         the thought was ended.
         """
         end = decode(self._tokenizer, prompt_ids[-_END_TOKENS:], skip_special_tokens=False)
-        if not ends_with_thought(end):
+        if not end.rstrip().endswith(THINK_TAGS[0]):
             return False
-        return CLOSING in text or CLOSING not in decode(self._tokenizer, response_ids, skip_special_tokens=False)
+        return THINK_TAGS[1] in text or THINK_TAGS[1] not in decode(self._tokenizer, response_ids, skip_special_tokens=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""
