@@ -138,7 +138,8 @@ class Agent:
         end = decode(self._tokenizer, prompt_ids[-_END_TOKENS:], skip_special_tokens=False)
         if not end.rstrip().endswith(THINK_TAGS[0]):
             return False
-        return THINK_TAGS[1] in text or THINK_TAGS[1] not in decode(self._tokenizer, response_ids, skip_special_tokens=False)
+        closing = THINK_TAGS[1]
+        return closing in text or closing not in decode(self._tokenizer, response_ids, skip_special_tokens=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""
