@@ -219,7 +219,7 @@ def _whole_answer(text: str, letters: str) -> str | None:
         rf"[(\[\"']?\s*([{letters}{letters.lower()}])\s*(?:([)\].:\"'])|(?=[\s,—-])|$)",
         text,
     )
-    if match is None:
+    if match is None or _lists_letters(text, letters):
         return None
     letter, rest = match.group(1), text[match.end() :]
     if (
@@ -231,6 +231,14 @@ def _whole_answer(text: str, letters: str) -> str | None:
         return None  # an article, or a word
     several = re.match(rf"\s*(?:,|and|or|&|/)\s*(?:and|or)?\s*[(\[]?[{letters}{letters.lower()}](?![\w'])", rest)
     return None if several and several.group()[-1].upper() != letter.upper() else letter.upper()
+
+
+def _lists_letters(text: str, letters: str) -> bool:
+    """Return whether a text is nothing but several letters: `A. B. C. D.`, `(A)(B)`."""
+    both = letters + letters.lower()
+    named = re.findall(rf"[(\[]?([{both}])[)\].:]?", text)
+    between = re.sub(rf"(?<![A-Za-z])(?:[{both}](?![A-Za-z])|and|or)|[()\[\].:,;/&+|\s]", "", text)
+    return not between and len({letter.upper() for letter in named}) > 1
 
 
 def _groups(text: str, letters: str) -> list[_Group]:
@@ -320,6 +328,9 @@ def _verdict(text: str, group: _Group) -> Verdict:
 def _by_itself(text: str, letters: str, ruled_out: frozenset[str] | set[str] = frozenset()) -> str | None:
     """Return the letter that stands by itself on a line or at its start, or the only one in brackets."""
     both = letters + letters.lower()
+    lines = text.strip().splitlines()
+    if lines and _lists_letters(lines[-1], letters):
+        return None
     lone = rf"^[\s_>-]{{0,6}}(?:(?i:the )?(?i:option|choice|letter|answer) )?[(\[]?([{both}])[)\].:,!]{{0,2}}\s*$"
     starts = rf"^[\s_>-]{{0,6}}(?:[(\[]([{both}])[)\]]|([{both}])[.):]|([B-HJ-Z])\s[–—-]\s)"
     brackets = rf"(?<!\w)[(\[]\s?([{both}])\s?[)\]]"
