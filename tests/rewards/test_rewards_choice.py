@@ -136,7 +136,8 @@ ENDINGS = {
     "The answer is B. Wait, B is not correct.": None, "The answer is B. Actually, B is not the answer.": None,
     "B is correct. Sorry, B was not the right choice.": None, "The answer is B. A is not correct.": "B",
     "A is the correct answer? No.": None, "The answer is definitely not D.": None, "The answer is (E).": None,
-    "\\boxed{A. B. C. D.}": None, "(A)(B)(C)(D)": None, "<answer>A B C D</answer>": None, "\\boxed{A. B is larger}": "A",
+    "\\boxed{A. B. C. D.}": None, "(A)(B)(C)(D)": None, "<answer>A B C D</answer>": None,
+    "\\boxed{A. B is larger}": "A",
 }  # fmt: skip
 """How people and models end such a response, from A to D; None: it settles on no letter, or on several."""
 
