@@ -33,12 +33,15 @@ class RenderedKeys:
         """Return the first message, and the key of it, that says something and isn't written; None if all are.
 
         `text` is the whole conversation, rendered. A name is written too where the text has it elsewhere: that of a
-        tool in the call that it answers. Of several keys with the same thought one is enough.
+        tool in the call that it answers; one that is the role's says nothing. Of several keys with the same thought one
+        is enough.
         """
         for position, message in enumerate(messages):
             said = [key for key in message if key in SAYING_KEYS and message[key] not in ("", (), {}, False)]
             for key in said:
                 if self.writes(messages, position, key, render):
+                    continue
+                if key == "name" and message[key] == message["role"]:
                     continue
                 if key == "name" and message["role"] in ("tool", "function") and str(message[key]) in text:
                     continue

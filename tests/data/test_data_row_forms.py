@@ -147,6 +147,12 @@ def test_what_stands_beside_the_content_is_taught_where_the_template_writes_it(t
     assert taught(tmp_path, {"messages": [USER, {**ANSWER, "tool_calls": [as_text]}]}) == "w1 <s> w5 w8 </s> <|end|>"
 
 
+def test_a_name_that_is_the_role_says_nothing_more(tmp_path: Path) -> None:
+    plain = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <|end|> {% endfor %}"
+    row = {"messages": [{**USER, "name": "user"}, {**ANSWER, "name": "assistant"}]}
+    assert taught(tmp_path, row, chat=plain) == "<|assistant|> w1 <|end|>"
+
+
 @pytest.mark.parametrize("key", ["thinking", "reasoning_content", "reasoning", "tool_calls", "name", "function_call"])
 def test_what_a_template_leaves_out_of_a_message_is_refused_by_its_key(tmp_path: Path, key: str) -> None:
     value: Any = [CALL] if key == "tool_calls" else {"name": "w5", "arguments": "{}"} if "call" in key else "w2"

@@ -4,6 +4,7 @@ template reach every prompt."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,22 @@ def test_a_template_of_the_configuration_says_what_is_declared(tiny_model: Path,
     folder = write(tmp_path / "text", tiny_model)
     run(folder, "max_steps=1", "actor_train.data_args.template=question_answer")
     assert ends_in(folder / "output" / "hf_model") == {"</s>"}
+
+
+def test_check_names_tokens_beyond_the_embedding(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<answer>", "</answer>"], special_tokens=True)
+    tokenizer.save_pretrained(model)
+    rows = json.loads((model / "config.json").read_text())["vocab_size"]
+    beyond = len(tokenizer) - rows  # the tiny model's embedding may have rows to spare
+    tokenizer.add_tokens([f"<x{i}>" for i in range(2 - beyond)], special_tokens=True)
+    tokenizer.save_pretrained(model)
+    note = next(template_notes(config_of(write(tmp_path, tiny_model), f"pretrain={model}")))
+    assert note.startswith(f"the tokenizer has 2 tokens beyond the model's embedding of {rows} (")
 
 
 def test_check_says_what_ends_a_response(tiny_model: Path, tmp_path: Path) -> None:

@@ -62,9 +62,10 @@ def _unread(path: str, variables: Mapping[str, Any], words: str, files: Tokenize
 
 
 def template_notes(config: RunConfig) -> Iterator[str]:
-    """Say what ends a response of the policy, where its folder is at hand."""
+    """Say what ends a response of the policy, and which tokens its model doesn't know, where its folder is at hand."""
     path = config.model_path(_POLICY)
     files = tokenizer_files(_tokenizer_path(config, _POLICY))
+    yield from _beyond_embedding(files, Path(path).expanduser())
     chat = [(words, variables) for words, variables in config.prompt_templates if not _is_text(words)]
     if files is None or not chat or (files.chat_template is None and any(words == "native" for words, _ in chat)):
         return
@@ -81,6 +82,20 @@ def template_notes(config: RunConfig) -> Iterator[str]:
                 f"the chat template ends no turn of the assistant with a token of its own; {marker}, "
                 f"{files.decode([end])!r}, ends a response, and fine-tuning teaches it"
             )
+
+
+def _beyond_embedding(files: TokenizerFiles | None, folder: Path) -> Iterator[str]:
+    try:
+        rows = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return
+    beyond = [i for i in files.added_tokens_decoder if i >= rows] if files is not None and isinstance(rows, int) else []
+    if files is not None and beyond:
+        shown = ", ".join(repr(files.decode([token])) for token in sorted(beyond)[:5])
+        yield (
+            f"the tokenizer has {len(beyond)} tokens beyond the model's embedding of {rows} ({shown}): a prompt or row "
+            "with one of them is refused; resize the embedding, or take the model's own tokenizer"
+        )
 
 
 def _declared(folder: Path) -> Any:
