@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.rewards.answers import MAX_ANSWER_CHARS, ThinkMode, after_thinking, all_boxed, box_is_too_long, find_answer
 from roll.rewards.base import Reward, ground_truth
-from roll.rewards.maths.comparison import Verdict, read, same
+from roll.rewards.maths.comparison import Verdict, same
 from roll.rewards.maths.evaluation import TooHard
 from roll.rewards.maths.tokens import is_readable, nesting, written
 from roll.rewards.thoughts import thought_mode
@@ -77,9 +77,3 @@ def read_gold(truth: Any, task_id: str) -> str:
             r"expected e.g. '72', '\\frac{1}{2}' or 'Yes'"
         )
     return gold
-
-
-def gold_note(truth: Any) -> str:
-    """Return why a ground truth is compared as text alone, or "" if its value can be compared."""
-    reading = read(read_gold(truth, ""))
-    return reading.problem if reading.node is None else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -142,6 +142,31 @@ def json_text(arguments: Mapping[str, Any]) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair
         return json.dumps(arguments)
     return said
+
+
+def read_marked(
+    text: str, opening: str, closing: str, form: str, call: Callable[[str, int], tuple[str, str, int]]
+) -> Found:
+    """Return the calls between marks, and the text around them.
+
+    Args:
+        form: how a call is written, for messages about one that can't be read.
+        call: gives name, arguments and end of the call that begins at a position; raises `BadCall`.
+    """
+    found, at = Found(), 0
+    while (begin := text.find(opening, at)) >= 0 and not found.full:
+        found.content.append(text[at:begin])
+        try:
+            name, arguments, at = call(text, begin + len(opening))
+        except BadCall as error:
+            end = text.find(closing, error.end)
+            at = len(text) if end < 0 else end + len(closing)
+            found.content.append(text[begin:at])
+            found.problem("unclosed" if end < 0 else error.kind, f"{error}; {form}")
+            continue
+        found.calls.append((name, arguments))
+    found.content.append(text[at:])
+    return found
 
 
 def skip_space(text: str, at: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.tools.parsing.base import NAME, BadCall, Found, read_arguments, skip_space
+from roll.tools.parsing.base import NAME, BadCall, Found, read_arguments, read_marked, skip_space
 from roll.types.chat import ToolSpec
 
 _ALL_OPEN, _ALL_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -25,19 +25,7 @@ _FORM = f"write {_ALL_OPEN}{_OPEN}...{_CLOSE}{_ALL_CLOSE} as you were told"
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response."""
-    found, at = Found(), 0
-    while (begin := text.find(_OPEN, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
-        try:
-            name, arguments, at = _call(text, begin + len(_OPEN))
-        except BadCall as error:
-            closing = text.find(_CLOSE, error.end)
-            at = len(text) if closing < 0 else closing + len(_CLOSE)
-            found.content.append(text[begin:at])
-            found.problem("unclosed" if closing < 0 else error.kind, f"{error}; {_FORM}")
-            continue
-        found.calls.append((name, arguments))
-    found.content.append(text[at:])
+    found = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
     if found.calls:
         found.content = [piece.replace(_ALL_OPEN, "").replace(_ALL_CLOSE, "") for piece in found.content]
     return found

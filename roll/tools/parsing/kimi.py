@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.tools.parsing.base import BadCall, Found, read_arguments, skip_space
+from roll.tools.parsing.base import BadCall, Found, read_arguments, read_marked, skip_space
 from roll.types.chat import ToolSpec
 
 _SECTION = re.compile(r"<\|tool_calls?_section_(?:begin|end)\|>")
@@ -19,24 +19,17 @@ _FORM = f"write {_OPEN}functions.name:0<|tool_call_argument_begin|>{{...}}{_CLOS
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response."""
-    found, at = Found(), 0
-    while (begin := text.find(_OPEN, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
-        try:
-            head = _HEAD.match(text, begin + len(_OPEN))
-            if head is None:
-                raise BadCall("bad_call", "the call has no id functions.name:number", begin + len(_OPEN))
-            arguments, at = read_arguments(text, skip_space(text, head.end()))
-        except BadCall as error:
-            closing = text.find(_CLOSE, error.end)
-            at = len(text) if closing < 0 else closing + len(_CLOSE)
-            found.content.append(text[begin:at])
-            found.problem("unclosed" if closing < 0 else error.kind, f"{error}; {_FORM}")
-            continue
-        at = skip_space(text, at)
-        at += len(_CLOSE) if text.startswith(_CLOSE, at) else 0
-        found.calls.append((head.group(1), arguments))
-    found.content.append(text[at:])
+    found = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
     if found.calls:
         found.content = [_SECTION.sub("", piece) for piece in found.content]
     return found
+
+
+def _call(text: str, at: int) -> tuple[str, str, int]:
+    """Return name, arguments and end of the call whose head begins at `at`. Raises `BadCall`."""
+    head = _HEAD.match(text, at)
+    if head is None:
+        raise BadCall("bad_call", "the call has no id functions.name:number", at)
+    arguments, at = read_arguments(text, skip_space(text, head.end()))
+    at = skip_space(text, at)
+    return head.group(1), arguments, at + len(_CLOSE) if text.startswith(_CLOSE, at) else at
