@@ -79,6 +79,8 @@ class Report:
         )
         self._drops = DropLog(folder, resume_step)
         self._dump = RolloutDump(config, tokenizer)
+        if resume_step is None:
+            self._dump.set_earlier_aside()
         self._live = LiveFiles(folder, self._dump.about(total_steps), resume_step=resume_step)
         timers.on_change = self._live.phase
         self._spans: dict[str, float] = {}
