@@ -46,8 +46,8 @@ def install() -> None:
 def _exit() -> None:
     """End with the command's code, after all that others have registered, and without taking the interpreter down.
 
-    One that saw an interruption pass through `exec`, with which dataclasses are made, would kill itself with SIGINT; and
-    compiled modules tell at that moment of objects that are still there (triton's, in some forty lines).
+    One that saw an interruption pass through `exec`, with which dataclasses are made, would kill itself with SIGINT,
+    and compiled modules tell at that moment of objects that are still there (triton's, in some forty lines).
     """
     if _State.code is not None:
         for stream in filter(None, (sys.stdout, sys.stderr)):
