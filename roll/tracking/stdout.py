@@ -40,10 +40,11 @@ class _Column:
 COLUMNS = (
     _Column("reward", ("reward/mean",), "{:.3f}".format),
     _Column("accuracy", ("val/accuracy", "val/token_accuracy", "preference/accuracy"), "{:.1%}".format),
+    _Column("val reward", ("val/reward",), "{:.3f}".format),
     _Column("length", ("response/length_mean", "sft/row_length_mean", "preference/row_length_mean"), "{:.1f}".format),
     _Column("mismatch", ("mismatch/kl",), "{:.1e}".format),
     _Column("loss", ("actor/loss", "sft/loss", "preference/loss"), "{:+.4f}".format),
-    _Column("grad norm", ("actor/grad_norm",), "{:.3f}".format),
+    _Column("grad", ("actor/grad_norm",), "{:.3f}".format),
     _Column("tokens/s", ("throughput/tokens_per_second",), "{:,.0f}".format),
     _Column("time", ("time/step",), "{:.1f}s".format),
 )

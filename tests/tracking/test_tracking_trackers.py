@@ -153,15 +153,17 @@ def test_off_a_terminal_a_step_is_one_plain_line(tmp_path: Path):
     tracker = StdoutTracker(Destination(tmp_path, 4), file=out)
     tracker.log(5, STEP)
     tracker.log(6, {"reward/mean": 0.25})
+    tracker.log(6, {"val/accuracy": 0.0, "val/reward": 0.3125})  # dense rewards: nothing is wholly right yet
     tracker.log_samples(6, [Sample(domain="math", prompt="p" * 500, response="[red]2\n", reward=1.0)])
     tracker.finish({})
-    resumed, fifth, sixth, sample = out.getvalue().splitlines()
+    resumed, fifth, sixth, validated, sample = out.getvalue().splitlines()
     assert resumed == "resumed after step 4"
     assert fifth == (
         "step 5  reward 0.500  accuracy 62.5%  length 12.2  mismatch 1.5e-07  loss -0.0123  "
-        "grad norm 0.870  tokens/s 1,234  time 3.2s"
+        "grad 0.870  tokens/s 1,234  time 3.2s"
     )
     assert sixth == "step 6  reward 0.250"
+    assert validated == "step 6  accuracy 0.0%  val reward 0.312"
     assert sample == f"sample  step 6  math  reward 1  '{'p' * 160}' -> '[red]2\\n'"
     assert "\x1b" not in out.getvalue()
 
@@ -173,7 +175,7 @@ def test_on_a_terminal_a_step_is_a_row_and_old_rows_leave(tmp_path: Path, monkey
     for step in (1, 2, 3):
         tracker.log(step, {**STEP, "reward/mean": float(step)})
     tracker.finish({})
-    last_frame = out.getvalue().rsplit("grad norm", 1)[-1]
+    last_frame = out.getvalue().rsplit("grad ", 1)[-1]
     assert "\x1b" in out.getvalue()
     assert ("2.000" in last_frame, "3.000" in last_frame, "1.000" in last_frame) == (True, True, False)
 
@@ -208,7 +210,7 @@ def test_the_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Monke
     tracker.log(12345, {**STEP, "throughput/tokens_per_second": 123456.0, "time/step": 1234.5})
     tracker.finish({})
     assert "12345" in out.getvalue()
-    assert all(word in out.getvalue() for word in ("mismatch", "grad norm", "123,456", "1234.5s", "-0.0123"))
+    assert all(word in out.getvalue() for word in ("mismatch", "grad ", "123,456", "1234.5s", "-0.0123"))
 
 
 def test_log_lines_appear_above_the_table_and_none_is_overwritten(tmp_path: Path):
