@@ -40,11 +40,10 @@ class _Column:
 COLUMNS = (
     _Column("reward", ("reward/mean",), "{:.3f}".format),
     _Column("accuracy", ("val/accuracy", "val/token_accuracy", "preference/accuracy"), "{:.1%}".format),
-    _Column("val reward", ("val/reward",), "{:.3f}".format),
     _Column("length", ("response/length_mean", "sft/row_length_mean", "preference/row_length_mean"), "{:.1f}".format),
     _Column("mismatch", ("mismatch/kl",), "{:.1e}".format),
     _Column("loss", ("actor/loss", "sft/loss", "preference/loss"), "{:+.4f}".format),
-    _Column("grad", ("actor/grad_norm",), "{:.3f}".format),
+    _Column("grad norm", ("actor/grad_norm",), "{:.3f}".format),
     _Column("tokens/s", ("throughput/tokens_per_second",), "{:,.0f}".format),
     _Column("time", ("time/step",), "{:.1f}s".format),
 )
@@ -69,12 +68,15 @@ class StdoutTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         cells = tuple(column.cell(metrics) for column in COLUMNS)
-        failed = metrics.get("rollout/failed_episodes", 0)
+        failed, held_out = metrics.get("rollout/failed_episodes", 0), metrics.get("val/reward")
         if self._live is None:
             pairs = zip((column.title for column in COLUMNS), cells, strict=True)
             named = [f"{title} {cell}" for title, cell in pairs if cell != _MISSING]
+            named += [f"val reward {held_out:.3f}"] if held_out is not None else []
             self._line("  ".join([f"step {step}", *named, *([f"failed {failed:.0f}"] if failed else [])]))
             return
+        if held_out is not None:  # no column: the table would be wider than 80 columns
+            self._line(f"step {step}: held-out reward {held_out:.3f}")
         if failed:  # no column: there are none in a good run
             self._line(f"step {step}: {failed:.0f} episodes failed, see dropped.jsonl")
         self._rows.append((str(step), *cells))

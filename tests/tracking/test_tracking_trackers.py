@@ -160,7 +160,7 @@ def test_off_a_terminal_a_step_is_one_plain_line(tmp_path: Path):
     assert resumed == "resumed after step 4"
     assert fifth == (
         "step 5  reward 0.500  accuracy 62.5%  length 12.2  mismatch 1.5e-07  loss -0.0123  "
-        "grad 0.870  tokens/s 1,234  time 3.2s"
+        "grad norm 0.870  tokens/s 1,234  time 3.2s"
     )
     assert sixth == "step 6  reward 0.250"
     assert validated == "step 6  accuracy 0.0%  val reward 0.312"
@@ -175,7 +175,7 @@ def test_on_a_terminal_a_step_is_a_row_and_old_rows_leave(tmp_path: Path, monkey
     for step in (1, 2, 3):
         tracker.log(step, {**STEP, "reward/mean": float(step)})
     tracker.finish({})
-    last_frame = out.getvalue().rsplit("grad ", 1)[-1]
+    last_frame = out.getvalue().rsplit("grad norm", 1)[-1]
     assert "\x1b" in out.getvalue()
     assert ("2.000" in last_frame, "3.000" in last_frame, "1.000" in last_frame) == (True, True, False)
 
@@ -207,10 +207,12 @@ def test_the_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "80")
     out = io.StringIO()
     tracker = StdoutTracker(Destination(tmp_path, None), live=True, file=out)
+    tracker.log(12344, {"val/accuracy": 0.0, "val/reward": -10.5})
+    assert "step 12344: held-out reward -10.500" in out.getvalue()
     tracker.log(12345, {**STEP, "throughput/tokens_per_second": 123456.0, "time/step": 1234.5})
     tracker.finish({})
     assert "12345" in out.getvalue()
-    assert all(word in out.getvalue() for word in ("mismatch", "grad ", "123,456", "1234.5s", "-0.0123"))
+    assert all(word in out.getvalue() for word in ("mismatch", "grad norm", "123,456", "1234.5s", "-0.0123"))
 
 
 def test_log_lines_appear_above_the_table_and_none_is_overwritten(tmp_path: Path):
