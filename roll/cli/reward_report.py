@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from roll.utils.console import Console
 from roll.utils.terminal import printable
 
 _ALIKE = 6

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
 
 from roll.checkpoint.best import Best
 from roll.configs.schema.run_config import RunConfig
@@ -25,6 +24,7 @@ from roll.tracking.live import LiveFiles
 from roll.tracking.registry import build_trackers
 from roll.tracking.summary import RunSummary, render
 from roll.types.episode import LEFT_OUT, Group, Trajectory
+from roll.utils.console import Console
 from roll.utils.timing import OUTSIDE_STEP, Timers
 
 logger = logging.getLogger(__name__)

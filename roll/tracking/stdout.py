@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from rich import box
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from roll.tracking.base import Destination, Sample, Tracker
+from roll.utils.console import Console
+from roll.utils.terminal import printable
 
 _logger = logging.getLogger(__name__)
 _SAMPLE_CHARS = 160
@@ -109,6 +110,7 @@ class StdoutTracker(Tracker):
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
             return
+        text = printable(text)
         encoding = getattr(self._file, "encoding", None) or "utf-8"
         try:
             self._file.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
