@@ -16,6 +16,7 @@ from roll.tracking.rollouts import KINDS, SCHEMA_VERSION
 from roll.view import episodes, overview
 from roll.view.rows import NUMBERS, BadQuery, Filter, RowIndex, histogram, kind_of, number, page, records
 from roll.view.runs import Run
+from roll.view.settings import settings
 from roll.view.spans import SPANS_FILE, SpanFile
 
 Parameters = Mapping[str, list[str]]
@@ -48,6 +49,7 @@ class Api:
             "pictures": self._pictures,
             "spans": lambda run, given: {"spans": self._spans[run.number].trace(_text(given, "trace"))},
             "traces": lambda run, _: {"traces": run.traces()},
+            "config": lambda run, _: {"config": settings(run.folder)},
         }
 
     def answer(self, path: str, given: Parameters) -> Any:
