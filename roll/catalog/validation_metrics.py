@@ -9,7 +9,7 @@ from typing import Literal
 Better = Literal["higher", "lower"]
 
 HIGHER = (
-    "val/accuracy", "val/margin", "val/token_accuracy", "val/<domain>/accuracy", "val/<domain>/reward",
+    "val/accuracy", "val/reward", "val/margin", "val/token_accuracy", "val/<domain>/accuracy", "val/<domain>/reward",
     "val/<domain>/best_at_<k>", "val/<domain>/worst_at_<k>", "val/<domain>/pass_at_<k>", "val/<domain>/maj_at_<k>",
     "val/<tag>/role/<role>/reward", "val/<tag>/role/<role>/success",
 )  # fmt: skip

@@ -132,10 +132,15 @@ def write_manifest(checkpoint: Checkpoint) -> None:
 
 
 def read_manifest(path: Path) -> Checkpoint:
-    """Return the checkpoint at `path`; raises `CheckpointError` unless all files are there with the right sizes."""
+    """Return the checkpoint at `path`; raises `CheckpointError` unless all files are there with the right sizes, and in
+    the folder itself: a checkpoint of somebody else's may have links that lead to files of this machine."""
     checkpoint = parse_manifest(path)
-    for name, record in checkpoint.files.items():
-        _check_size(path / name, record)
+    folder = path.resolve()
+    for name, record in (*checkpoint.files.items(), (MANIFEST, None)):
+        if not (path / name).resolve().is_relative_to(folder):
+            raise CheckpointError(f"{path / name} is a link to a file elsewhere, which isn't part of the checkpoint")
+        if record is not None:
+            _check_size(path / name, record)
     return checkpoint
 
 

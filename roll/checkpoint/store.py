@@ -272,7 +272,7 @@ class CheckpointStore:
     def _lock(self) -> contextlib.AbstractContextManager[None]:
         """Be the only writer."""
         busy = f"another process is writing checkpoints to {self.root}; give each run its own output_dir"
-        return folder_lock(self.root, _LOCK, CheckpointError(busy))
+        return folder_lock(self.root, _LOCK, busy=CheckpointError(busy))
 
     def _write_error(self, step: int, error: BaseException, room: str) -> CheckpointWriteError:
         return CheckpointWriteError(

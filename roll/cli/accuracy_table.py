@@ -160,8 +160,9 @@ def _of(value: str | None, counted: int, total: int) -> str:
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of `results_table`."""
-    from rich.console import Console
     from rich.table import Table
+
+    from roll.utils.console import Console
 
     table = Table()
     for name in rows[0]:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -34,6 +33,7 @@ from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.rewards.references import MATH_RULE, answer_in_sentence
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
+from roll.utils.console import Console
 from roll.utils.readers import resolve_sources
 
 _WIDTH = 100

@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict
 from functools import partial
 
-from rich.console import Console
 from rich.table import Table
 
 from roll.cli.exits import Exit
@@ -17,6 +16,7 @@ from roll.doctor import devices, machine, network, packages
 from roll.doctor.findings import Finding, Probe, examine
 from roll.sandbox.base import SandboxError, SandboxUnavailable
 from roll.sandbox.open_sandbox import probe_sandbox
+from roll.utils.console import Console
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 

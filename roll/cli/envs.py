@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +35,7 @@ from roll.envs.probe_worker import Order
 from roll.envs.recorded import read_responses
 from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
+from roll.utils.console import Console
 from roll.utils.terminal import printable
 
 MARKS = {

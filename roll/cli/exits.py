@@ -55,6 +55,7 @@ def guarded(command: Callable[[], int]) -> int:
         status = _status_of(error)
     signals.end_work()
     _flush()
+    signals.exit_with(status)
     return status
 
 
@@ -82,9 +83,7 @@ def interrupted(code: int | None = None, further: str = "") -> int:
     """Say that the command was ended by the signal that came, and return the exit code for it."""
     terminated = code == Exit.TERMINATED or signals.received() == signal.SIGTERM
     say(signals.WORDS[signal.SIGTERM if terminated else signal.SIGINT] + (f"; {further}" if further else ""))
-    status = Exit.TERMINATED if terminated else Exit.INTERRUPTED
-    signals.exit_with(status)
-    return status
+    return Exit.TERMINATED if terminated else Exit.INTERRUPTED
 
 
 def report(error: Exception, details: Path | None = None, folders: Sequence[Path] = ()) -> int:

@@ -15,6 +15,7 @@ from roll.tracking.steplines import read_steps
 PANELS: dict[str, tuple[str, ...]] = {
     "reward": ("reward/mean",),
     "held-out accuracy": ("val/accuracy", "val/token_accuracy"),
+    "held-out reward": ("val/reward",),
     "KL to the reference, or to the policy before": ("kl/reference", "actor/ppo_kl"),
     "entropy": ("actor/entropy",),
     "response length (tokens)": ("response/length_mean",),

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,14 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from roll.catalog.entries import nearest
 from roll.catalog.rewards import REWARDS
 from roll.cli.exits import Exit, say
 from roll.cli.key_values import key_values
+from roll.cli.reward_report import Kind, Mismatch, report
 from roll.configs.schema.reward_config import WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.opened_thoughts import prompted
@@ -36,13 +34,14 @@ from roll.utils.rows import column_value, has_column
 
 if TYPE_CHECKING:
     from roll.configs.schema.rlvr_config import RLVRConfig
+    from roll.configs.schema.run_config import RunConfig
 
 PROGRESS_S = 5.0
 _AT_ONCE = 256
-_ALIKE = 6
-"""Failures with the same words that are listed."""
 _THOUGHT = "So it is.\n</think>\n\n"
 """What responses begin with where the prompt has opened a thought."""
+_REFERENCE, _EMPTY, _PERTURBED, _UNFINISHED = _KINDS = ("reference", "empty", "perturbed", "unfinished thought")
+"""Responses that are tried."""
 _ALONE = "reward"
 """Domain of all rows where no configuration names others."""
 
@@ -68,19 +67,6 @@ class _Plan:
 
 
 @dataclass(frozen=True)
-class _Exception:
-    """A row that isn't scored as it should be."""
-
-    where: str
-    check: str
-    said: str
-    failed: bool = False
-    """The reward gave no score."""
-    got: float | None = None
-    """The score, if it gave one."""
-
-
-@dataclass(frozen=True)
 class _Case:
     """One response of a row, and whether it should get full marks (None: it only has to be scored)."""
 
@@ -98,7 +84,8 @@ def test_reward(options: argparse.Namespace) -> int:
         raise ValueError("--answer_template: there is no {answer} in it, where the reference answer goes")
     plan = _plan(options)
     counts: Counter[str] = Counter()
-    found: list[_Exception] = []
+    kinds = {name: Kind() for name in _KINDS}
+    found: list[Mismatch] = []
     rows = (row for source in resolve_sources(options.data) for row in _rows(source, options.limit))
     cases = _cases(itertools.islice(rows, options.limit), plan, options, counts, found)
     begin = said = time.monotonic()
@@ -113,18 +100,33 @@ def test_reward(options: argparse.Namespace) -> int:
                     counts["responses that the function doesn't score (None)"] += 1
                     continue
                 scored += 1
-                problem = _problem(case, result, plan.specs[case.request.domain], options.full_marks)
-                if problem:
+                score = None if result.reward is None else marks(result.reward, plan.specs[case.request.domain])
+                problem = _problem(case, result, score, options.full_marks)
+                kinds[case.check].add(case.request.response, score, as_expected=problem is None)
+                if problem is not None:
                     found.append(problem)
             if time.monotonic() - said >= PROGRESS_S:
                 said = time.monotonic()
-                say(f"{counts['rows']} rows, {len(found)} exceptions, {said - begin:.0f} s")
+                say(f"{counts['rows']} rows, {len(found)} responses not scored as expected, {said - begin:.0f} s")
     if not counts["rows"]:
         raise ValueError(f"{options.data}: no rows that a reward function scores")
     if not scored and not found:
         raise ValueError(f"{options.data}: the reward function scores none of its rows: it returned None for all")
-    _report(options, counts, found)
+    report(f"{options.reward} on {options.data}", kinds, counts, found, options.show)
+    if advice := _lower_full_marks(found, options.full_marks):
+        sys.stdout.write(f"{advice}\n")
     return Exit.FAILED if found else Exit.DONE
+
+
+def _lower_full_marks(found: Sequence[Mismatch], full: float) -> str:
+    """Return advice where references alone fail, and only for getting less than full marks."""
+    short = [one.got for one in found if one.check == _REFERENCE and one.got is not None]
+    if len(short) > 1 and len(short) == len(found) and min(short) > 0 and max(short) < full:
+        return (
+            f"all of them are reference answers with {min(short):g} to {max(short):g}: if that is what a right answer "
+            f"gets from this reward, --full_marks {min(short):g} says so"
+        )
+    return ""
 
 
 def _results(batch: Sequence[_Case], pools: Mapping[str, RewardPool]) -> list[RewardResult]:
@@ -173,12 +175,11 @@ def _names_config(given: str) -> bool:
 
 
 def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> _Plan:
-    from roll.cli.train import load
     from roll.configs.parsing.find import find_config
     from roll.configs.schema.rlvr_config import RLVRConfig
     from roll.pipelines.reward_router import in_run, reward_spec
 
-    config = load(find_config(file), overrides)
+    config = configuration(find_config(file), overrides)
     if not isinstance(config, RLVRConfig):
         raise ValueError(f"{file} is of pipeline {config.pipeline}; rewards belong to rlvr")
     functions = {name: reward for name, reward in config.rewards.items() if reward.is_function}
@@ -204,6 +205,19 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
     )
 
 
+def configuration(file: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration, of which the model needn't be here. Raises `ValueError` with all that is wrong."""
+    from roll.configs.errors import ConfigError
+    from roll.configs.parsing.loader import read_config
+
+    reading = read_config(file, overrides)
+    for note in reading.notes:
+        say(f"note: {note}")
+    if reading.violations or reading.config is None or not reading.sound:
+        raise ConfigError(reading.places.added_to(reading.violations), str(file))
+    return reading.config
+
+
 def _encoders(config: RLVRConfig) -> tuple[Callable[[str], Sequence[int]], PromptEncoder] | tuple[None, None]:
     """Return what tokenises responses, for functions of the user's own that read tokens, and what renders prompts;
     nothing if there is no tokenizer here."""
@@ -213,6 +227,10 @@ def _encoders(config: RLVRConfig) -> tuple[Callable[[str], Sequence[int]], Promp
 
     args = resolved_model_args(config, "actor_train")
     if not Path(str(args.model_name_or_path)).expanduser().is_dir():
+        say(
+            f"note: the model {args.model_name_or_path} isn't here as a folder: nothing is known of its chat template "
+            "(whether it opens a thought), and responses have no tokens"
+        )
         return None, None
     tokenizer = load_tokenizer(args)
     encoder = prompt_encoder(config, config.actor_train.data_args, tokenizer)
@@ -224,7 +242,7 @@ def _cases(
     plan: _Plan,
     options: argparse.Namespace,
     counts: Counter[str],
-    found: list[_Exception],
+    found: list[Mismatch],
 ) -> Iterator[_Case]:
     for source, row in rows:
         tag = row.values.get(plan.columns.tag or "tag")
@@ -241,20 +259,20 @@ def _cases(
         answer = row.values.get(options.answer) if options.answer else task.payload.get("ground_truth")
         if options.answer and options.answer not in row.values:
             raise ValueError(f"--answer: {row.where} has no column {options.answer!r}; columns: {sorted(row.values)}")
-        responses: list[tuple[str, str, bool | None]] = [("empty", "", False)]
+        responses: list[tuple[str, str, bool | None]] = [(_EMPTY, "", False)]
         if answer is None or answer == "":
             if spec.name in JUDGING and spec.name != "code":
-                found.append(_Exception(row.where, "reference", "the row has no reference answer"))
+                found.append(Mismatch(row.where, _REFERENCE, "the row has no reference answer"))
                 continue
             counts["without a reference answer"] += 1
         else:
             text = answer_text(spec.name, answer, spec.kwargs)
             template = options.answer_template or reference_template(spec.name, spec.kwargs)
             thought = _THOUGHT if task.opens_thought and options.answer_template is None else ""
-            responses.append(("reference", thought + filled(template, text), True))
-            responses.append(("perturbed", thought + filled(template, perturbed(spec.name, text)), False))
+            responses.append((_REFERENCE, thought + filled(template, text), True))
+            responses.append((_PERTURBED, thought + filled(template, perturbed(spec.name, text)), False))
             if thought:
-                responses.append(("unfinished thought", filled(template, text), False))
+                responses.append((_UNFINISHED, filled(template, text), False))
         for check, response, right in responses:
             request = RewardRequest(id=row.where, domain=domain, response=response, task=task)
             if plan.encode is not None:
@@ -293,56 +311,13 @@ def marks(reward: Reward, spec: RewardSpec) -> float:
     return reward.parts.get("correct", reward.value)
 
 
-def _problem(case: _Case, result: RewardResult, spec: RewardSpec, full: float) -> _Exception | None:
-    if result.reward is None:
+def _problem(case: _Case, result: RewardResult, got: float | None, full: float) -> Mismatch | None:
+    if got is None:
         last = [line.strip() for line in result.error.splitlines() if line.strip()]
-        return _Exception(case.where, case.check, f"{result.status}: {last[-1] if last else ''}", failed=True)
-    got = marks(result.reward, spec)
+        return Mismatch(case.where, case.check, f"{result.status}: {last[-1] if last else ''}", failed=True)
     shown = f"{got:g} for {case.request.response[-120:]!r}"
     if case.right is True and got < full:
-        return _Exception(case.where, case.check, f"{shown}, expected {full:g}", got=got)
+        return Mismatch(case.where, case.check, f"{shown}, expected {full:g}", got=got)
     if case.right is False and got >= full:
-        return _Exception(case.where, case.check, f"{shown}, expected less than {full:g}", got=got)
+        return Mismatch(case.where, case.check, f"{shown}, expected less than {full:g}", got=got)
     return None
-
-
-def _report(options: argparse.Namespace, counts: Mapping[str, int], found: Sequence[_Exception]) -> None:
-    console = Console(highlight=False)
-    lines = _lines(found)
-    if lines:
-        table = Table("row", "answer", "what happened", title=f"{options.reward} on {options.data}")
-        for where, check, said in lines[: options.show]:
-            table.add_row(Text(where), check, Text(said))
-        console.print(table)
-    hidden = f" ({len(lines) - options.show} not shown, see --show)" if len(lines) > options.show else ""
-    counted = ", ".join(f"{number} {what}" for what, number in counts.items())
-    console.print(f"{counted}, {len(found)} exceptions{hidden}")
-    short = [one.got for one in found if one.check == "reference" and one.got is not None]
-    if len(short) > 1 and len(short) == len(found) and min(short) > 0 and max(short) < options.full_marks:
-        console.print(
-            f"every exception is a reference answer with {min(short):g} to {max(short):g}: if that is what a right "
-            f"answer gets from this reward, --full_marks {min(short):g} says so"
-        )
-
-
-def _lines(found: Sequence[_Exception]) -> list[tuple[str, str, str]]:
-    """Return the rows of the table; of a failure that is the same for many rows it has `_ALIKE`."""
-    alike = Counter(_same(one) for one in found if one.failed)
-    told: Counter[str] = Counter()
-    lines = []
-    for one in found:
-        said = one.said
-        if one.failed:
-            told[_same(one)] += 1
-            more = alike[_same(one)] - _ALIKE
-            if told[_same(one)] > _ALIKE:
-                continue
-            if told[_same(one)] == _ALIKE and more > 0:
-                said = f"{said} (and {more} more times)"
-        lines.append((one.where.rpartition("/")[2], one.check, said))
-    return lines
-
-
-def _same(one: _Exception) -> str:
-    """The failure without the name of its row."""
-    return one.said.replace(one.where, "")

@@ -23,7 +23,7 @@ class _State:
 
     at_once = True
     received: int | None = None
-    code = 0
+    code: int | None = None
 
 
 def install() -> None:
@@ -44,14 +44,20 @@ def install() -> None:
 
 
 def _exit() -> None:
-    """End with the code of an interrupted command. An interpreter that saw the exception pass through `exec`, with
-    which dataclasses are made, would kill itself with SIGINT instead."""
-    if _State.code:
+    """End with the command's code, after all that others have registered, and without taking the interpreter down.
+
+    One that saw an interruption pass through `exec`, with which dataclasses are made, would kill itself with SIGINT,
+    and compiled modules tell at that moment of objects that are still there (triton's, in some forty lines).
+    """
+    if _State.code is not None:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(_State.code)
 
 
 def exit_with(code: int) -> None:
-    """Have the process end with this code, if the signals are in hand."""
+    """Have the process end with this code once the interpreter is done, if the signals are in hand."""
     _State.code = code
 
 
@@ -79,7 +85,7 @@ def received() -> int | None:
 
 def begin_work() -> None:
     """Have signals raise `KeyboardInterrupt` from now on."""
-    _State.at_once, _State.received, _State.code = False, None, 0
+    _State.at_once, _State.received, _State.code = False, None, None
 
 
 def end_work() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from roll.configs.parsing.loader import load_config
 from roll.configs.schema.rl_config import RLConfig
 from roll.types.chat import ToolCall, ToolSpec
 from roll.types.episode import EpisodeError, Task
+from roll.utils.console import Console
 from roll.utils.importing import load_object
 
 SAMPLES: dict[str, dict[str, Any]] = {

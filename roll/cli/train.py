@@ -118,7 +118,7 @@ def run(config: RunConfig) -> int:
         if was_interrupted(error):
             return interrupted(further=_way_on(config))
         details = config.logging_path / ERROR_FILE
-        return report(error, details if _tells(details, error) else None, [config.output_path, config.logging_path])
+        return report(error, details if _tells(details, error) else None, config.output_folders.values())
     return Exit.DONE
 
 
@@ -133,7 +133,7 @@ def run_logged(config: RunConfig) -> RunResult:
     if config.executor == "inline":  # engine, trainer and controller in one process
         reuse_freed_memory()
     # Before the log is opened: a run that is refused leaves the folder of the other one alone.
-    with run_lock(config.output_path, config.logging_path):
+    with run_lock(config.exclusive_folders):
         pass
     setup_logging(file=config.logging_path / "controller.log")
     try:

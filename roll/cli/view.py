@@ -39,9 +39,10 @@ def view(options: argparse.Namespace) -> int:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"roll view needs {' and '.join(missing)}, which isn't installed: pip install 'roll-rl[view]'")
-    from roll.view.server import is_loopback, serve
+    from roll.view.server import serve
+    from roll.view.visitors import is_loopback, users_are_known
 
-    token = None if is_loopback(options.host) else secrets.token_urlsafe(24)
+    by_user = is_loopback(options.host) and users_are_known()
 
     def ready(address: str) -> None:
         say(f"{', '.join(run.name for run in api.runs)}: {address}")
@@ -49,7 +50,8 @@ def view(options: argparse.Namespace) -> int:
         if options.open:
             webbrowser.open(address)
 
-    serve(api, host=options.host, port=options.port, token=token, ready=ready)
+    token = secrets.token_urlsafe(24)
+    serve(api, host=options.host, port=options.port, token=token, by_user=by_user, ready=ready)
     return Exit.DONE
 
 

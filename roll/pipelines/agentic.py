@@ -207,6 +207,8 @@ class EnvWorkload(Workload):
             values[f"val/{tag}/role/{rest}"] = fmean(found_values)
         if episodes:
             values["val/accuracy"] = succeeded / episodes
+        if rewards := [t.reward for group in groups for t in group.survivors]:
+            values["val/reward"] = fmean(rewards)
         values["val/responses"] = float(sum(len(t.turns) for group in groups for t in group.trajectories))
         # Taken here, or the next training step would show them, unless the run is resumed in between.
         counted = self.take_metrics().result()

@@ -211,7 +211,7 @@ class Loop(ABC):
 @contextlib.contextmanager
 def own_folders(config: RunConfig) -> Iterator[None]:
     """Be the only run that writes to its folders, and call its `prepare`, which may write there too."""
-    with run_lock(config.output_path, config.logging_path):
+    with run_lock(config.exclusive_folders):
         prepare(config)
         yield
 

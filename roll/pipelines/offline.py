@@ -72,7 +72,7 @@ class OfflinePipeline(Loop, Generic[R]):
 
     def step(self, step: int) -> None:
         metrics = Metrics()
-        if step == self.start_step + 1:
+        if step == 1:  # not again after a resume
             metrics.update(self._data.first_metrics())
         with self.timers.span("step"):
             with self.timers.span("data"):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
 
 from roll.checkpoint.best import Best
 from roll.configs.schema.run_config import RunConfig
@@ -25,6 +24,7 @@ from roll.tracking.live import LiveFiles
 from roll.tracking.registry import build_trackers
 from roll.tracking.summary import RunSummary, render
 from roll.types.episode import LEFT_OUT, Group, Trajectory
+from roll.utils.console import Console
 from roll.utils.timing import OUTSIDE_STEP, Timers
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ class Report:
         )
         self._drops = DropLog(folder, resume_step)
         self._dump = RolloutDump(config, tokenizer)
+        if resume_step is None:
+            self._dump.set_earlier_aside()
         self._live = LiveFiles(folder, self._dump.about(total_steps), resume_step=resume_step)
         timers.on_change = self._live.phase
         self._spans: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import old_logprobs_source
 from roll.pipelines.rollout_rows import Texts, column_notes, group_rows, played_rows, training_rows
-from roll.tracking.rollouts import delete_oldest, write_rollouts
+from roll.tracking.rollouts import FILE_NAMES, delete_oldest, write_rollouts
 from roll.types.episode import Group, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -29,15 +30,24 @@ class RolloutDump:
         place = config.extra_output_dirs.get("rollout_dump_dir")
         self._config = config
         self._folder = Path(place) if place else None
+        pictures = config.extra_output_dirs.get("render_save_dir")
+        self._pictures = Path(pictures) if pictures else None
         self._texts = Texts(tokenizer)
         self._dropped: list[dict[str, Any]] = []
         self._limit = getattr(config, "rollout_dump_gib", None) if self._folder else None
         self._reasons = _reasons(config) if self._folder and isinstance(config, RLConfig) else {}
 
+    def set_earlier_aside(self) -> None:
+        """Move what an earlier run has recorded here into a folder `earlier.<n>`, before this one starts over."""
+        if self._folder is not None:
+            names = [f"{name}-*.parquet" for name in FILE_NAMES.values()]
+            _set_aside("the rollouts", self._folder, names)
+        if self._pictures is not None:
+            _set_aside("the pictures", self._pictures, ["step-*"])
+
     def about(self, total_steps: int) -> dict[str, Any]:
         """Return what `run.json` says of the run."""
-        config, logs = self._config, self._config.logging_path.absolute()
-        pictures = config.extra_output_dirs.get("render_save_dir")
+        config, logs, pictures = self._config, self._config.logging_path.absolute(), self._pictures
         return {
             "exp_name": config.exp_name,
             "pipeline": config.pipeline,
@@ -46,7 +56,7 @@ class RolloutDump:
             # Relative, so that a folder that is moved or copied is found again.
             "output_dir": os.path.relpath(config.output_path.absolute(), logs),
             "rollouts": os.path.relpath(self._folder.absolute(), logs) if self._folder else None,
-            "pictures": os.path.relpath(Path(pictures).absolute(), logs) if pictures else None,
+            "pictures": os.path.relpath(pictures.absolute(), logs) if pictures else None,
         }
 
     def dropped(self, task: Task, trajectories: Iterable[Trajectory], reason: str = "") -> None:
@@ -78,6 +88,16 @@ _PLAYED = dict.fromkeys(
     ("loss_mask", "old_logprobs", "ref_logprobs", "entropies", "values", "token_rewards", "advantages", "returns"),
     "these episodes weren't trained on",
 )
+
+
+def _set_aside(what: str, folder: Path, names: Iterable[str]) -> None:
+    there = [path for name in names for path in folder.glob(name)]
+    if there:
+        aside = next(path for n in itertools.count(1) if not (path := folder / f"earlier.{n}").exists())
+        aside.mkdir()
+        for path in there:
+            path.rename(aside / path.name)
+        logger.warning("%s of an earlier run were moved to %s", what, aside)
 
 
 def _reasons(config: RLConfig) -> dict[str, str]:

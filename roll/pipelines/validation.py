@@ -88,6 +88,7 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
         domains[group.task.domain].append(group)
     values: dict[str, float] = {}
     accuracies: list[float] = []
+    rewards: list[float] = []
     for domain, members in sorted(domains.items()):
         per_task = []
         named = name_part(domain)
@@ -105,18 +106,19 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
         values[f"val/{named}/accuracy"] = fmean(of_tasks)
         if config.bootstrap:
             values[f"val/{named}/accuracy_spread"] = bootstrap_spread(of_tasks, config.bootstrap, domain)
+        rewards += [t.reward for t in scored]
         values[f"val/{named}/reward"] = fmean(t.reward for t in scored)
         values[f"val/{named}/length_mean"] = fmean(t.num_response_tokens for t in scored)
         for k in config.pass_at_k:
             enough = [right for right in per_task if len(right) >= k]
             if enough:
                 values[f"val/{named}/pass_at_{k}"] = fmean(pass_at_k(len(r), int(sum(r)), k) for r in enough)
-                rewards = [[t.reward for t in group.survivors] for group in members if len(group.survivors) >= k]
-                values[f"val/{named}/best_at_{k}"] = fmean(extreme_of_k(r, k, best=True) for r in rewards)
-                values[f"val/{named}/worst_at_{k}"] = fmean(extreme_of_k(r, k, best=False) for r in rewards)
+                drawn = [[t.reward for t in group.survivors] for group in members if len(group.survivors) >= k]
+                values[f"val/{named}/best_at_{k}"] = fmean(extreme_of_k(r, k, best=True) for r in drawn)
+                values[f"val/{named}/worst_at_{k}"] = fmean(extreme_of_k(r, k, best=False) for r in drawn)
         values.update(_votes(domain, members, config))
     if accuracies:
-        values["val/accuracy"] = fmean(accuracies)
+        values |= {"val/accuracy": fmean(accuracies), "val/reward": fmean(rewards)}
         if config.bootstrap:
             values["val/accuracy_spread"] = bootstrap_spread(accuracies, config.bootstrap)
     values["val/responses"] = float(sum(len(group.trajectories) for group in groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -35,9 +36,12 @@ def reference_template(name: str, kwargs: Mapping[str, Any]) -> str:
 
 
 def answer_text(name: str, truth: Any, kwargs: Mapping[str, Any]) -> str:
-    """Return the reference answer as a response writes it: the number behind `####`, the letter of a choice."""
-    if isinstance(truth, (list, tuple)) and truth:
-        truth = truth[0]
+    """Return the reference answer as a response writes it: the number behind `####`, the letter of a choice, an object
+    as JSON."""
+    if isinstance(truth, (list, tuple)) and truth and name in JUDGING:
+        truth = truth[0]  # one of several right ones
+    if isinstance(truth, (list, tuple, dict)):
+        return json.dumps(truth, ensure_ascii=False, default=str)
     text = str(int(truth)) if isinstance(truth, float) and truth.is_integer() else str(truth)
     if name == "gsm8k":
         return text.rpartition("####")[2].strip()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import shlex
@@ -48,6 +49,9 @@ class McpConnection:
         except asyncio.TimeoutError:
             wait = self._server.start_timeout_s
             raise ValueError(f"tools.{self.name}.mcp: the server didn't list its tools within {wait:g} s") from None
+        except Exception as error:  # whatever a server answers
+            why = f"the server couldn't list its tools: {_innermost(error)}"
+            raise ValueError(f"tools.{self.name}.mcp: {why}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolReply:
         """Call a tool. Raises `ToolError` for what the server refuses, `ToolFailure` when it is gone."""
@@ -140,7 +144,7 @@ class McpConnection:
     async def _listed(self, session: Any) -> list[ToolSpec]:
         offered, cursor = [], None
         while True:
-            page = await (session.list_tools() if cursor is None else session.list_tools(cursor=cursor))
+            page = await session.list_tools(**({} if cursor is None else _from(cursor, session.list_tools)))
             for tool in page.tools:
                 schema = _either(tool, "input_schema", "inputSchema") or {}
                 offered.append(ToolSpec(tool.name, tool.description or "", {"type": "object", **dict(schema)}))
@@ -180,6 +184,15 @@ def require_mcp(name: str) -> None:
 def command_words(command: Sequence[str]) -> list[str]:
     """Return program and arguments; one text is split as a shell does."""
     return shlex.split(command[0]) if len(command) == 1 else list(command)
+
+
+def _from(cursor: str, list_tools: Any) -> dict[str, Any]:
+    """Return the arguments that ask for the page of a list after the first one, in either version of the package."""
+    if "cursor" in inspect.signature(list_tools).parameters:  # 1.x
+        return {"cursor": cursor}
+    from mcp.types import PaginatedRequestParams
+
+    return {"params": PaginatedRequestParams(cursor=cursor)}
 
 
 def _text_of(result: Any) -> str:

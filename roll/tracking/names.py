@@ -288,6 +288,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
             "Right answers, episodes that succeed, or pairs in order",
             "mean over tasks of all domains",
         ),
+        _M("val/reward", "reward", "Reward of whatever was scored, in all domains", "mean over responses"),
         _M("val/loss", "nats", "Loss of a held-out token (fine-tuning), pair or labelled row", _HELD_OUT),
         _M("val/margin", "reward", "As `preference/margin`, held out; likewise the next ones", _PAIRS),
         _M("val/chosen_reward", "reward", "As `preference/chosen_reward`", _PAIRS),

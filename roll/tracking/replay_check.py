@@ -94,13 +94,7 @@ def replay_violations(config: RunConfig) -> Iterator[Violation]:
     run = recording.run
     taken = {run, run / "checkpoints", run / "hf_model", logs_folder(run), recording.files.folder}
     resolved = {folder.resolve() for folder in taken}
-    folders = {
-        "output_dir": config.output_path,
-        "logging_dir": config.logging_path,
-        "checkpoint_config.output_dir": config.checkpoint_path,
-        **{key: Path(name) for key, name in config.extra_output_dirs.items() if name},
-    }
-    for key, folder in folders.items():
+    for key, folder in config.output_folders.items():
         if folder.resolve() in resolved:
             why = f"it is a folder of the run that is replayed, {run}, which would be overwritten"
             yield problem(key, why, f"give the replay a folder of its own: {key}=...", str(folder))

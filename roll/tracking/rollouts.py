@@ -134,7 +134,11 @@ def write_rollouts(
     schema = pa.schema(list(fields.items()), metadata={METADATA_KEY: about.encode()})
     tokens = sum(len(row.get("token_ids", ())) for row in rows)
     per_group = max(1, min(len(rows), ROW_GROUP_TOKENS * len(rows) // max(tokens, 1)))
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), temporary, row_group_size=per_group, compression="zstd")
+    table = pa.Table.from_arrays(arrays, schema=schema)
+    try:
+        pq.write_table(table, temporary, row_group_size=per_group, compression="zstd")
+    except OSError as error:  # pyarrow doesn't name the file
+        raise OSError(error.errno, f"{error}", str(path)) from error
     temporary.replace(path)
     return path
 

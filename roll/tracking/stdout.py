@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from rich import box
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from roll.tracking.base import Destination, Sample, Tracker
+from roll.utils.console import Console
+from roll.utils.terminal import printable
 
 _logger = logging.getLogger(__name__)
 _SAMPLE_CHARS = 160
@@ -68,12 +69,15 @@ class StdoutTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         cells = tuple(column.cell(metrics) for column in COLUMNS)
-        failed = metrics.get("rollout/failed_episodes", 0)
+        failed, held_out = metrics.get("rollout/failed_episodes", 0), metrics.get("val/reward")
         if self._live is None:
             pairs = zip((column.title for column in COLUMNS), cells, strict=True)
             named = [f"{title} {cell}" for title, cell in pairs if cell != _MISSING]
+            named += [f"val reward {held_out:.3f}"] if held_out is not None else []
             self._line("  ".join([f"step {step}", *named, *([f"failed {failed:.0f}"] if failed else [])]))
             return
+        if held_out is not None:  # no column: the table would be wider than 80 columns
+            self._line(f"step {step}: held-out reward {held_out:.3f}")
         if failed:  # no column: there are none in a good run
             self._line(f"step {step}: {failed:.0f} episodes failed, see dropped.jsonl")
         self._rows.append((str(step), *cells))
@@ -106,6 +110,7 @@ class StdoutTracker(Tracker):
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
             return
+        text = printable(text)
         encoding = getattr(self._file, "encoding", None) or "utf-8"
         try:
             self._file.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")

@@ -8,8 +8,18 @@ import sys
 from pathlib import Path
 
 from roll.utils.secrets import RedactingFormatter
+from roll.utils.terminal import printable
 
 _FORMAT = "%(asctime)s %(levelname)s [{name}] %(name)s: %(message)s"
+
+
+class _Formatter(RedactingFormatter):
+    """Also shows control characters as escapes: a row, a response or a service may have said what is logged, and logs
+    are read on terminals."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return printable(super().format(record))
 
 
 class _StderrHandler(logging.Handler):
@@ -53,5 +63,5 @@ def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path |
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(_FileHandler(file, encoding="utf-8"))
     for handler in handlers:
-        handler.setFormatter(RedactingFormatter(_FORMAT.format(name=name)))
+        handler.setFormatter(_Formatter(_FORMAT.format(name=name)))
     logging.basicConfig(level=level, handlers=handlers, force=True)

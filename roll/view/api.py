@@ -14,13 +14,13 @@ from urllib.parse import unquote
 from roll import __version__
 from roll.tracking.rollouts import KINDS, SCHEMA_VERSION
 from roll.view import episodes, overview
-from roll.view.rows import BadQuery, Filter, RowIndex, histogram, kind_of, number, page, records
+from roll.view.rows import NUMBERS, BadQuery, Filter, RowIndex, histogram, kind_of, number, page, records
 from roll.view.runs import Run
+from roll.view.settings import settings
 from roll.view.spans import SPANS_FILE, SpanFile
 
 Parameters = Mapping[str, list[str]]
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif")
-_DOWNLOADS = (*_PICTURES, ".txt", ".json", ".json.gz")
 _MOST_ROWS = 500
 
 
@@ -49,6 +49,7 @@ class Api:
             "pictures": self._pictures,
             "spans": lambda run, given: {"spans": self._spans[run.number].trace(_text(given, "trace"))},
             "traces": lambda run, _: {"traces": run.traces()},
+            "config": lambda run, _: {"config": settings(run.folder)},
         }
 
     def answer(self, path: str, given: Parameters) -> Any:
@@ -70,13 +71,15 @@ class Api:
         raise BadQuery(f"there is no run {text[:40]!r}; there are 0 to {len(self.runs) - 1}")
 
     def file(self, run: Run, text: str) -> Path:
-        """Return a picture or trace of a run by its path in the run's folder. Raises `BadQuery` for any other file."""
+        """Return a picture or profile of a run by its path in the run's folder. Raises `BadQuery` for others."""
         try:
             path = (run.folder / text).resolve(strict=True)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadQuery("there is no such file in the run") from error
-        if not path.is_relative_to(run.folder) or not path.is_file() or not path.name.endswith(_DOWNLOADS):
-            raise BadQuery("there is no such file in the run")
+        # A run's folder holds more than what the page shows: keys, checkpoints, whatever an environment wrote.
+        inside = path.is_relative_to(run.folder) and path.is_file()
+        if not inside or not (path.suffix in _PICTURES or str(path.relative_to(run.folder)) in run.traces()):
+            raise BadQuery("there is no such picture or profile in the run")
         return path
 
     def warm(self) -> None:
@@ -116,11 +119,10 @@ class Api:
         found = index.matching(place, kind, Filter.of(given))
         offset, limit = _integer(given, "offset", 0), min(_integer(given, "limit", 100), _MOST_ROWS)
         shown = page(found, _text(given, "sort"), _text(given, "order"), offset, limit)
-        return {
-            "total": found.num_rows,
-            "rows": records(shown),
-            "histogram": histogram(found[_text(given, "bins") or "reward"]),
-        }
+        bins = _text(given, "bins") or "reward"
+        if bins not in NUMBERS:
+            raise BadQuery(f"bins: there is no number {bins[:40]!r}; there are {', '.join(NUMBERS)}")
+        return {"total": found.num_rows, "rows": records(shown), "histogram": histogram(found[bins])}
 
     def _groups(self, run: Run, given: Parameters) -> dict[str, Any]:
         kind, index, wanted = _kind(given), self._indexes[run.number], Filter.of(given)

@@ -48,7 +48,7 @@ def export_page(api: Api, file: Path, *, episodes: int, steps: list[int] | None 
         run["recorded"] = own
         base = f"/api/runs/{run['number']}"
         answers[f"{base}/traces"] = {"traces": []}  # they stay with the run
-        for name in ("state", "events", "causes"):
+        for name in ("state", "events", "causes", "config"):
             _ask(api, answers, f"{base}/{name}")
         _ask(api, answers, f"{base}/failures", limit=50)
         answers[f"{base}/metrics"] = api.answer(f"{base}/metrics", {"name": run["metrics"]})

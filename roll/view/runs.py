@@ -185,10 +185,9 @@ class Run:
 
     def traces(self) -> list[str]:
         """Return the profiles of the run's steps, which Perfetto opens, by their paths in its folder."""
-        found = sorted((self.logs / "profiler").glob("*.json.gz"))
-        return [
-            str(path.resolve().relative_to(self.folder)) for path in found if path.resolve().is_relative_to(self.folder)
-        ]
+        found = [path.resolve() for path in sorted((self.logs / "profiler").glob("*.json.gz"))]
+        inside = [path for path in found if path.is_relative_to(self.folder) and path.name.endswith(".json.gz")]
+        return [str(path.relative_to(self.folder)) for path in inside]
 
     def failures(self) -> list[dict[str, Any]]:
         """Return examples of what was dropped, the latest first."""

@@ -1,4 +1,4 @@
-"""The page's server: answers of `Api` as JSON, the page's own files, pictures of episodes. Loopback, or with a token.
+"""The page's server: answers of `Api` as JSON, the page's own files, pictures of episodes.
 
 What a run has recorded is text of a model, so it is data everywhere: JSON with its own content type, put on the page as
 text, and a policy that lets no script run but the page's own files.
@@ -6,17 +6,16 @@ text, and a policy that lets no script run but the page's own files.
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roll.view.api import Api
 from roll.view.rows import BadQuery
+from roll.view.visitors import Guard
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -25,18 +24,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 STATIC, THIRD_PARTY = HERE / "static", HERE / "third_party"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
-COOKIE = "roll_view_token"
 _TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -47,13 +34,8 @@ _TYPES = {
 logger = logging.getLogger(__name__)
 
 
-def make_app(api: Api, *, token: str | None = None) -> Starlette:
-    """Return the application.
-
-    Args:
-        token: what a visitor must bring, as `?token=` once or as a bearer token. None: nothing, and only requests
-            that name this machine itself are answered, so that no page of another site can read a run.
-    """
+def make_app(api: Api, *, token: str | None = None, by_user: bool = False) -> Starlette:
+    """Return the application, which answers the visitors that `Guard` lets in."""
     from starlette.applications import Starlette
     from starlette.responses import FileResponse, JSONResponse, Response
     from starlette.routing import Route
@@ -90,7 +72,7 @@ def make_app(api: Api, *, token: str | None = None) -> Starlette:
 
     routes = [Route("/api/runs/{number}/file", file), Route("/api/{rest:path}", answer), Route("/{name:path}", own)]
     app = Starlette(routes=routes)
-    app.add_middleware(_Guard, token=token)
+    app.add_middleware(Guard, token=token, by_user=by_user)
     return app
 
 
@@ -103,63 +85,8 @@ def _own_files() -> dict[str, Path]:
     return found
 
 
-class _Guard:
-    """Who may ask, and the headers of every answer."""
-
-    def __init__(self, app: Callable[..., Awaitable[None]], token: str | None) -> None:
-        self._app, self._token = app, token
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from starlette.datastructures import MutableHeaders
-        from starlette.requests import Request
-
-        async def send_guarded(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        if scope["type"] == "http":
-            await (self._refusal(Request(scope)) or self._app)(scope, receive, send_guarded)
-
-    def _refusal(self, request: Request) -> Any:
-        """Return what is answered instead of the page; None: it may be shown."""
-        from starlette.responses import JSONResponse, RedirectResponse
-
-        def refused(status: int, why: str) -> JSONResponse:
-            return JSONResponse({"error": why}, status_code=status)
-
-        if request.method not in ("GET", "HEAD"):
-            return refused(405, "the page only reads")
-        if self._token is None:
-            here = is_loopback(request.url.hostname or "")
-            return None if here else refused(403, "the page is for this machine; open it as 127.0.0.1")
-        offered = request.query_params.get("token")
-        if offered is not None and _same(offered, self._token):
-            response = RedirectResponse("/", status_code=303)
-            response.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", max_age=30 * 86400)
-            return response
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if _same(request.cookies.get(COOKIE, ""), self._token) or _same(bearer, self._token):
-            return None
-        return refused(401, "open the page with the address that `roll view` printed")
-
-
-def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address is that of this machine itself."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def serve(api: Api, *, host: str, port: int, token: str | None, ready: Callable[[str], None]) -> None:
-    """Serve until interrupted. `ready` gets the page's address once it can be opened.
+def serve(api: Api, *, host: str, port: int, token: str, by_user: bool, ready: Callable[[str], None]) -> None:
+    """Serve until interrupted. `ready` gets the page's address once it can be opened, with the token if it is needed.
 
     Raises:
         ValueError: the port is taken, or the host isn't this machine's.
@@ -177,10 +104,12 @@ def serve(api: Api, *, host: str, port: int, token: str | None, ready: Callable[
     listening.listen(128)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"
-    config = uvicorn.Config(make_app(api, token=token), log_level="warning", access_log=False, lifespan="off")
+    app = make_app(api, token=token, by_user=by_user)
+    # No proxy is believed: what a visitor's headers say of its address would decide who it is.
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False)
     server = uvicorn.Server(config)
     api.warm()
-    ready(address if token is None else f"{address}?token={token}")
+    ready(address if by_user else f"{address}?token={token}")
     try:
         server.run(sockets=[listening])
     finally:

@@ -139,6 +139,17 @@ def _manifest_to_folder(folder: Path) -> None:
     (folder / "manifest.json").mkdir()
 
 
+def _move_out(name: str) -> Callable[[Path], None]:
+    """Leave a link to what is moved out of the folder: its size and content are right."""
+
+    def move(folder: Path) -> None:
+        outside = folder.parent / "elsewhere"
+        (folder / name).rename(outside)
+        (folder / name).symlink_to(outside)
+
+    return move
+
+
 def _edit_manifest(change: Callable[[dict], object]) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         path = folder / "manifest.json"
@@ -172,6 +183,9 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str, bool]] = [
     ("another step", _edit_manifest(lambda m: m.update(step=999)), r"says step 999", True),
     ("no files", _edit_manifest(lambda m: m.update(files={})), r"names no files", True),
     ("a folder for a manifest", _manifest_to_folder, r"can't be read", True),
+    ("a link to elsewhere", _move_out("cursor.json"), r"is a link to a file elsewhere", True),
+    ("a folder that is a link", _move_out("actor"), r"is a link to a file elsewhere", True),
+    ("a manifest that is a link", _move_out("manifest.json"), r"is a link to a file elsewhere", True),
     ("foreign format", _edit_manifest(lambda m: m.update(format="other")), r"format 'other'", True),
     ("newer version", _edit_manifest(lambda m: m.update(version=99)), r"version 99.*upgrade", True),
 ]

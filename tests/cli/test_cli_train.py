@@ -238,12 +238,12 @@ def test_the_page_names_every_code_and_command():
         assert f"`roll {command}" in page
 
 
-@pytest.mark.parametrize("key", ["output_dir", "logging_dir"])
+@pytest.mark.parametrize("key", ["output_dir", "logging_dir", "rollout_dump_dir"])
 def test_a_run_that_is_refused_writes_nothing_into_the_folder_of_the_other(key, toy, capsys):
-    from roll.utils.locking import folder_lock
+    from roll.utils.locking import run_lock
 
     healthy = toy / "healthy"
-    with folder_lock(healthy):
+    with run_lock({key: healthy}):
         before = sorted(healthy.rglob("*"))
         assert main(["train", "toy", f"{key}={healthy}"]) == 2
         assert sorted(healthy.rglob("*")) == before

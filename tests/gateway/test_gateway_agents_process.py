@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from roll.configs.schema.agents_config import AgentEnv
+from roll.gateway.agents import runners
 from roll.gateway.agents.logs import HEAD, TAIL, AgentLog
 from roll.gateway.agents.pool import AgentFailed, AgentFunctions
 from roll.gateway.agents.process import AgentNotStarted, AgentProcess
 from roll.gateway.agents.runners import CommandRunner, Order
+from roll.sandbox.public_files import public_parts
 
 FORKS = r"""
 import os, sys, time
@@ -216,6 +218,38 @@ def test_an_agent_in_the_sandbox_has_no_more_memory_and_disk_than_it_may(tmp_pat
     if what == "children":
         assert int(log.text.split()[-1]) >= 3
     assert not list((tmp_path / "temporary").iterdir())
+
+
+READS = """
+import pathlib, sys
+for name in sys.argv[1:]:
+    try:
+        print(pathlib.Path(name).read_text())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_an_agent_in_the_sandbox_reads_of_the_system_what_every_user_may(tmp_path, monkeypatch):
+    for folder in ("system/open/deep", "system/closed", "here"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "here" / "reads.py").write_text(READS)
+    files = ["open/deep/file", "open/secret", "closed/file", "open/link"]
+    for name in files[:3]:
+        (tmp_path / "system" / name).write_text(name)
+    (tmp_path / "system" / "open" / "secret").chmod(0o600)
+    (tmp_path / "system" / "closed").chmod(0o700)
+    (tmp_path / "system" / "open" / "link").symlink_to("secret")
+    monkeypatch.setattr("roll.gateway.agents.runners._SYSTEM", (*runners._SYSTEM, str(tmp_path / "system")))
+    command = ("python", "reads.py", *(str(tmp_path / "system" / name) for name in files))
+    log = AgentLog()
+    order = Order(episode="e", task={}, base_url="http://127.0.0.1:9/v1", api_key="key", timeout_s=30.0)
+    runner = CommandRunner(AgentEnv(command=command, sandbox=True, cwd=str(tmp_path / "here")))
+    asyncio.run(runner.run(order, log))
+    assert log.text.split() == ["open/deep/file", "PermissionError", "PermissionError", "PermissionError"]
+    assert public_parts(str(tmp_path / "system")) == (str(tmp_path / "system" / "open" / "deep"),)
+    assert public_parts(str(tmp_path / "system" / "open" / "deep")) == (str(tmp_path / "system" / "open" / "deep"),)
+    assert public_parts(str(tmp_path / "system" / "closed")) == public_parts("/no/such/folder") == ()
 
 
 FUNCTION = """

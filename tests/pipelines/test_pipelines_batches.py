@@ -264,6 +264,7 @@ def test_validation_counts_by_task_and_domain_and_leaves_failures_out():
     assert (values["val/b/accuracy"], values["val/b/reward"]) == (0.5, 0.5)
     assert values["val/b/pass_at_2"] == 1.0
     assert values["val/accuracy"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert values["val/reward"] == pytest.approx((1 + 0.5 + 0 + 0 + 1) / 5)  # of all responses with a score
     assert values["val/responses"] == 6.0
 
 

@@ -20,7 +20,7 @@ from toy import metrics_of, run_toy, write_toy
 
 from roll.distributed.errors import WorkerDied, WorkerRefused
 from roll.rollout.groups import FilterBudgetExhausted
-from roll.utils.locking import folder_lock
+from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
 
 SIZES = ("actor_train.training_args.per_device_train_batch_size=40", "rollout_batch_size=5")
@@ -102,7 +102,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tiny_mo
     run_toy(folder, "max_steps=1")
     before = metrics_of(folder / "output" / "logs")
     with (
-        folder_lock(folder / "output"),
+        run_lock({"output_dir": folder / "output"}),
         pytest.raises(ValueError, match="another run is writing to .*output; give each run its own output_dir"),
     ):
         run_toy(folder, "max_steps=1", f"prepare={folder / 'makes.py'}:make")

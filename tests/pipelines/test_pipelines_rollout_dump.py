@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ import roll
 from roll.pipelines.assemble import assemble
 from roll.pipelines.rollout_dump import RolloutDump
 from roll.pipelines.rollout_rows import Texts, played_rows, training_rows
-from roll.tracking.rollouts import TOKEN_COLUMNS
+from roll.tracking.rollouts import TOKEN_COLUMNS, file_of, write_rollouts
 from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.utils.disk import disk_full_sentence, is_disk_full
 
 EXPLAINS = """
 def case(response, task):
@@ -130,6 +133,44 @@ def test_a_run_tells_where_its_rollouts_are_and_how_it_ended(recorded):
     assert (logs / about["rollouts"]).resolve() == (run.folder / "dump").resolve()
     assert (live["doing"], live["outcome"], live["step"]) == (["ended"], "finished", 2)
     assert roll.rollouts(run.folder / "output").steps == [1, 2]
+
+
+def test_a_new_run_moves_aside_what_another_has_recorded_and_a_resumed_one_goes_on(tiny_model, tmp_path, caplog):
+    keys = ("max_steps=1", "eval_steps=1", "val_before_train=true", "save_steps=1")
+    with caplog.at_level(logging.WARNING, logger="roll"):
+        run_small(tmp_path, tiny_model, *keys, dump=True)
+        assert "rollouts of an earlier run" not in caplog.text
+        first = {file.name: file.read_bytes() for file in (tmp_path / "dump").glob("*.parquet")}
+        run_small(tmp_path, tiny_model, *keys, "seed=7", f"output_dir={tmp_path / 'second'}", dump=True)
+    assert f"the rollouts of an earlier run were moved to {tmp_path / 'dump' / 'earlier.1'}" in caplog.text
+    aside = tmp_path / "dump" / "earlier.1"
+    assert {file.name: file.read_bytes() for file in aside.iterdir()} == first
+    again = ("max_steps=2", "seed=7", "resume_from_checkpoint=true", f"output_dir={tmp_path / 'second'}")
+    run_small(tmp_path, tiny_model, *again, dump=True)
+    assert roll.rollouts(tmp_path / "dump").steps == [1, 2] and roll.rollouts(aside).steps == [1]
+
+
+def test_pictures_of_an_earlier_run_are_moved_aside(tmp_path):
+    class Config:
+        extra_output_dirs = {"render_save_dir": str(tmp_path)}
+
+    (tmp_path / "step-000000" / "t:1").mkdir(parents=True)
+    (tmp_path / "step-000000" / "t:1" / "episode.png").write_bytes(b"first")
+    for _ in range(2):  # the second time there is nothing to move
+        RolloutDump(Config(), Letters()).set_earlier_aside()
+    assert [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.png")] == [
+        "earlier.1/step-000000/t:1/episode.png"
+    ]
+
+
+def test_a_full_disk_is_told_with_the_folder_of_the_rollouts(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no device that is always full")
+    file_of(tmp_path, 1).with_suffix(".parquet.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError) as raised:
+        write_rollouts(tmp_path, 1, [{"row_id": "t#0"}])
+    assert is_disk_full(raised.value)
+    assert f"are free in {tmp_path};" in disk_full_sentence(raised.value, [Path("/proc")])
 
 
 class Letters:

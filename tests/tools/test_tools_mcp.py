@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import socket
 import subprocess
@@ -51,6 +52,25 @@ def test_a_server_over_standard_input_and_output_offers_its_tools_and_answers(mo
     assert "Error executing tool fail" in failed.text and failed.counts == {"errors": 1.0}
     assert wrong.counts == {"errors": 1.0, "bad_arguments": 1.0}  # refused before the server is asked
     assert [one.text for one in variables] == ["this", "yes", "unset"]
+
+
+def paged(pages):
+    if not hasattr(importlib.import_module("mcp.server"), "MCPServer"):
+        pytest.skip("the server of this test needs mcp 2.x")
+    command = (sys.executable, str(Path(__file__).with_name("mcp_paged.py")), pages)
+    return ToolConfig(name="demo", mcp=McpServer(command=command))
+
+
+def test_all_pages_of_a_servers_list_are_read():
+    with Toolbox([paged("3")]) as toolbox:
+        assert [tool.name for tool in toolbox.specs(["demo"])] == ["tool_0", "tool_1", "tool_2"]
+        (answer,) = asyncio.run(called(toolbox, ("tool_2", {})))
+    assert answer.text == "tool_2"
+
+
+def test_a_list_that_breaks_off_is_told_with_the_servers_words():
+    with pytest.raises(ValueError, match=r"tools\.demo\.mcp: the server couldn't list its tools: "):
+        Toolbox([paged("broken")])
 
 
 def test_a_server_that_dies_fails_the_episode_and_is_started_again_for_the_next():

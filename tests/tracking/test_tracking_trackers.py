@@ -153,15 +153,17 @@ def test_off_a_terminal_a_step_is_one_plain_line(tmp_path: Path):
     tracker = StdoutTracker(Destination(tmp_path, 4), file=out)
     tracker.log(5, STEP)
     tracker.log(6, {"reward/mean": 0.25})
+    tracker.log(6, {"val/accuracy": 0.0, "val/reward": 0.3125})  # dense rewards: nothing is wholly right yet
     tracker.log_samples(6, [Sample(domain="math", prompt="p" * 500, response="[red]2\n", reward=1.0)])
     tracker.finish({})
-    resumed, fifth, sixth, sample = out.getvalue().splitlines()
+    resumed, fifth, sixth, validated, sample = out.getvalue().splitlines()
     assert resumed == "resumed after step 4"
     assert fifth == (
         "step 5  reward 0.500  accuracy 62.5%  length 12.2  mismatch 1.5e-07  loss -0.0123  "
         "grad norm 0.870  tokens/s 1,234  time 3.2s"
     )
     assert sixth == "step 6  reward 0.250"
+    assert validated == "step 6  accuracy 0.0%  val reward 0.312"
     assert sample == f"sample  step 6  math  reward 1  '{'p' * 160}' -> '[red]2\\n'"
     assert "\x1b" not in out.getvalue()
 
@@ -205,6 +207,8 @@ def test_the_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "80")
     out = io.StringIO()
     tracker = StdoutTracker(Destination(tmp_path, None), live=True, file=out)
+    tracker.log(12344, {"val/accuracy": 0.0, "val/reward": -10.5})
+    assert "step 12344: held-out reward -10.500" in out.getvalue()
     tracker.log(12345, {**STEP, "throughput/tokens_per_second": 123456.0, "time/step": 1234.5})
     tracker.finish({})
     assert "12345" in out.getvalue()

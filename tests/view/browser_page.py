@@ -130,7 +130,7 @@ def served(runs: list[Path]) -> str:
         addresses.append(address)
         there.set()
 
-    given = {"host": "127.0.0.1", "port": 0, "token": None, "ready": ready}
+    given = {"host": "127.0.0.1", "port": 0, "token": "unused", "by_user": True, "ready": ready}
     threading.Thread(target=serve, args=(Api(named_runs(runs)),), kwargs=given, daemon=True).start()
     assert there.wait(PATIENCE), "the server didn't start"
     return addresses[0]

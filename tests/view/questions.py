@@ -54,10 +54,11 @@ def which_environment_failed(page: Page, shot: Shot) -> None:
 
 def what_changed_on_this_task(page: Page, shot: Shot) -> None:
     page.click_on("nav a", "Compare")
-    changes = [line.split("\t") for line in page.texts("tbody tr")]
+    tasks = "[aria-label='Recorded tasks'] tbody"
+    changes = [line.split("\t") for line in page.texts(f"{tasks} tr")]
     assert float(changes[0][5]) > 0
     shot("compare_tasks")
-    page.click_on("tbody a", changes[0][0])
+    page.click_on(f"{tasks} a", changes[0][0])
     steps = [line.split("\t")[0] for line in page.texts("tbody tr") if line.startswith("step ")]
     assert steps == ["step 5", "step 50"]
     assert page.texts(".pair select option:checked")[0].startswith("step 5 ")

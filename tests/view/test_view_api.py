@@ -197,6 +197,8 @@ def test_events_are_what_a_curve_marks(api):
         ("rows", {"min_reward": "nan"}, "no number"),
         ("rows", {"sort": "payload"}, "no column 'payload'"),
         ("rows", {"limit": -1}, "no whole number"),
+        ("rows", {"bins": "status"}, "bins: there is no number 'status'"),
+        ("rows", {"bins": "nothing"}, "bins: there is no number"),
         ("groups", {}, "give step="),
         ("groups", {"step": 1, "sort": "x"}, "aren't sorted by 'x'"),
         ("episode", {"step": 1}, "row: it is missing"),

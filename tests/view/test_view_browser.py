@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from browser_page import MISSING, PATIENCE, Page, served
 from recorded_run import group, row, write_run
 
@@ -75,7 +76,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     place = tmp_path_factory.mktemp("runs")
     other = {step: group("sums:1", 0.0, 1.0, 1.0) for step in (1, 2, 3, 4)}
     metrics = {step: {"reward/mean": 0.1 * step} for step in other}
-    return [first_run(place / "grpo"), write_run(place / "gspo", other, metrics=metrics)]
+    found = [first_run(place / "grpo"), write_run(place / "gspo", other, metrics=metrics)]
+    for run, rate, seed in zip(found, (1e-6, 2e-6), (1, 1), strict=True):
+        config = {"output_dir": str(run), "seed": seed, "actor_train": {"training_args": {"learning_rate": rate}}}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +225,47 @@ def test_a_task_is_compared_over_steps_and_runs(page):
     page.open("compare?task=sums:1&run_b=1")
     assert len(page.all(".pair section.side-by-side")) == 2
     assert "step 4 #0: reward 0" in page.texts(".pair select")[1]
+
+
+def test_two_runs_are_compared_as_wholes_where_no_task_is_chosen(page):
+    page.open("compare")
+    chosen = page.run(
+        "return [...document.querySelectorAll('.bar select')].slice(0, 2).map((one) => one.selectedOptions[0].text)"
+    )
+    assert chosen == ["grpo", "gspo"]
+    assert page.texts(".differing tbody tr") == ["actor_train.training_args.learning_rate\t1e-06\t2e-06"]
+    assert "reward/mean\t0.750\t0.400\t-0.350" in page.texts(".ended tbody tr")
+    # No validation is in both; of the training's tasks sums:1 ended at 2/3 in both.
+    assert "Of 1 tasks of both runs 0 ended better on the right, 0 worse, 1 the same." in page.text("main")
+    rows = page.texts("table:not([class]) tbody tr")
+    assert any(line.startswith("sums:1") for line in rows) and not any(line.endswith("\t0") for line in rows)
+
+
+def test_a_runs_card_has_its_advice_and_its_configuration(page):
+    page.open("curves")
+    assert "step 3: the KL runs away" in page.text("[data-run='0'] .advice")
+    page.run("document.querySelector('[data-run=\\'0\\'] .configuration').open = true")
+    assert "seed\t1" in page.texts("[data-run='0'] .configuration tr")
+    assert "time/step 3" in page.text(".unmoved") and not page.all("[data-metric='time/step']")
+    page.open("curves?metric=time/step")
+    assert page.all("[data-metric='time/step']"), "who asks for it sees it"
+
+
+PROMPTS = [
+    "<|im_start|>system\nBrief.<|im_end|>\n<|im_start|>user\nTwo plus two?<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "<bos><start_of_turn>user\nTwo plus two?<end_of_turn>\n<start_of_turn>model\n",
+    "[INST] Two plus two? [/INST]",
+    "<\uff5cUser\uff5c>Two plus two?<\uff5cAssistant\uff5c>",
+    "user\nTwo plus two?",
+    "Two plus two?",
+]
+
+
+def test_a_groups_task_is_shown_without_its_templates_marks(page):
+    page.open("groups?step=2")
+    code = "return import('/groups.js').then(({ questionOf }) => %s.map((one) => questionOf(one).trim()))"
+    assert page.run(code % json.dumps(PROMPTS)) == ["Two plus two?"] * len(PROMPTS)
+    assert page.run(code % '["<|im_start|>"]') == ["<|im_start|>"]
 
 
 def test_hostile_text_is_shown_and_never_run(page):

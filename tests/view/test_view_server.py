@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +26,8 @@ from roll.view.api import Api  # noqa: E402
 from roll.view.export import bundle, export_page  # noqa: E402
 from roll.view.rows import BadQuery  # noqa: E402
 from roll.view.runs import named_runs  # noqa: E402
-from roll.view.server import COOKIE, STATIC, THIRD_PARTY, is_loopback, make_app, serve  # noqa: E402
+from roll.view.server import STATIC, THIRD_PARTY, make_app, serve  # noqa: E402
+from roll.view.visitors import cookie_name, is_loopback, is_of_this_user, users_are_known  # noqa: E402
 
 HOSTILE = [
     "</script><script>document.title='owned'</script>",
@@ -77,11 +81,15 @@ def test_no_other_file_is_served(page, path):
 @pytest.mark.parametrize(
     "path",
     ["../secret.png", "/etc/hostname", "logs/run.json/../../../secret.png", "link.png", "logs/metrics.jsonl", "",
-     "a\0.png", "logs", "x" * 5000],
+     "agents.json", "notes.txt", "logs/run.json", "logs/profiler/agents.json.gz", "a\0.png", "logs", "x" * 5000],
 )  # fmt: skip
 def test_paths_outside_the_run_and_other_kinds_of_files_are_refused(page, folder, path):
     (folder.parent / "secret.png").write_bytes(b"secret")
     (folder / "link.png").symlink_to(folder.parent / "secret.png")
+    (folder / "agents.json").write_text('{"token": "secret"}')
+    (folder / "notes.txt").write_text("secret")
+    (folder / "logs" / "profiler").mkdir()
+    (folder / "logs" / "profiler" / "agents.json.gz").symlink_to(folder / "agents.json")
     answer = page.get("/api/runs/0/file", params={"path": path})
     assert answer.status_code == 404 and b"secret" not in answer.content.replace(b"there is no such file", b"")
 
@@ -130,7 +138,45 @@ def test_elsewhere_a_token_opens_the_page_once_and_a_cookie_keeps_it_open(folder
     opened = page.get("/?token=s3cret", follow_redirects=False)
     assert opened.status_code == 303 and opened.headers["location"] == "/"
     assert "HttpOnly" in opened.headers["set-cookie"] and "samesite=strict" in opened.headers["set-cookie"].lower()
-    assert page.cookies[COOKIE] == "s3cret" and page.get("/api/runs").status_code == 200
+    assert page.cookies[cookie_name(8265)] == "s3cret" and page.get("/api/runs").status_code == 200
+
+
+@pytest.mark.skipif(not users_are_known(), reason="this system doesn't tell whose a connection is")
+def test_another_user_of_this_machine_is_refused_without_the_token(folder, monkeypatch):
+    address = served([folder])
+    with urllib.request.urlopen(f"{address}api/runs") as answer:
+        assert answer.status == 200  # the page's own user needs no token
+    request = "import encodings.idna, os, sys, urllib.request as r; os.setuid(65534); r.urlopen(sys.argv[1])"
+    if os.geteuid() == 0:
+        command = [sys.executable, "-c", request, f"{address}api/runs"]
+        other = subprocess.run(command, capture_output=True, text=True)
+        assert "HTTP Error 401" in other.stderr
+    else:
+        monkeypatch.setattr("roll.view.visitors.os.geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{address}api/runs")
+    with urllib.request.urlopen(f"{address}?token=unused") as answer:
+        assert answer.status == 200
+
+
+def test_a_page_of_another_site_gets_nothing_although_it_runs_in_the_users_browser(folder):
+    address = served([folder])
+    request = urllib.request.Request(f"{address}api/runs", headers={"Host": "evil.example:8265"})
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request)
+    forged = urllib.request.Request(f"{address}api/runs", headers={"X-Forwarded-For": "127.0.0.1"})
+    assert urllib.request.urlopen(forged).status == 200  # such headers change nothing
+
+
+def test_whose_a_connection_is_needs_both_of_its_ends():
+    if not users_are_known():
+        pytest.skip("this system doesn't tell whose a connection is")
+    listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    with listening, socket.create_connection(listening.getsockname()[:2]) as client:
+        ends = client.getsockname()[:2], listening.getsockname()[:2]
+        assert is_of_this_user(*ends)
+        assert not is_of_this_user((ends[0][0], 1), ends[1]) and not is_of_this_user(ends[0], ("::1", 1))
+        assert not is_of_this_user(None, ends[1]) and not is_of_this_user(("testclient", 50000), ends[1])
 
 
 def test_the_page_only_reads(page):
@@ -237,7 +283,14 @@ def test_a_port_that_is_taken_is_named(folder):
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(ValueError, match="give another --port"):
-            serve(Api(named_runs([folder])), host="127.0.0.1", port=other.getsockname()[1], token=None, ready=print)
+            serve(
+                Api(named_runs([folder])),
+                host="127.0.0.1",
+                port=other.getsockname()[1],
+                token="t",
+                by_user=True,
+                ready=print,
+            )
 
 
 def test_the_server_answers_over_a_socket(folder):

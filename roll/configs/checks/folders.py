@@ -15,7 +15,7 @@ from roll.configs.schema.run_config import RunConfig
 def folder_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders can be written; the checkpoint to resume from is there."""
     told: set[Path] = set()
-    for key, folder in _output_folders(config).items():
+    for key, folder in config.output_folders.items():
         there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         if there not in told and not there.is_dir():
             yield Violation(key, f"a folder; {there} is a file", "choose another name", str(folder))
@@ -23,16 +23,6 @@ def folder_checks(config: RunConfig) -> Iterator[Violation]:
             yield Violation(key, f"a folder that can be written; {there} can't", "choose another place", str(folder))
         told.add(there)
     yield from _resume(config)
-
-
-def _output_folders(config: RunConfig) -> dict[str, Path]:
-    """Folders that the run writes into, by their keys."""
-    return {
-        "output_dir": config.output_path,
-        "logging_dir": config.logging_path,
-        "checkpoint_config.output_dir": config.checkpoint_path,
-        **{key: Path(name) for key, name in config.extra_output_dirs.items() if name},
-    }
 
 
 def export_checks(config: RunConfig) -> Iterator[Violation]:
@@ -52,7 +42,7 @@ def export_checks(config: RunConfig) -> Iterator[Violation]:
             expected = f"a folder for the trained model alone; {folder} holds {names[0]}"
             yield Violation("export_dir", expected, "name a new folder", config.export_dir)
             return
-    for key, other in _output_folders(config).items():
+    for key, other in config.output_folders.items():
         place = other.resolve()
         if key != "export_dir" and folder.resolve() in (place, *place.parents):
             # What is there when the model arrives is moved away, or deleted.

@@ -62,13 +62,17 @@ def _of_domains(config: RLVRConfig) -> list[str]:
     ks = [f"{what}_at_{k}" for k in config.validation.pass_at_k for what in ("pass", "best", "worst")]
     ks += [f"maj_at_{k}" for k in config.validation.maj_at_k]
     of_each = ("accuracy", "reward", *ks, "failed", "length_mean")
-    return ["val/accuracy", *(f"val/{name_part(domain)}/{name}" for domain in config.rewards for name in of_each)]
+    return [
+        "val/accuracy",
+        "val/reward",
+        *(f"val/{name_part(domain)}/{name}" for domain in config.rewards for name in of_each),
+    ]
 
 
 def _of_environments(config: AgenticConfig) -> list[str]:
     if config.val_env_manager is None:
         return []
-    names = ["val/accuracy"]
+    names = ["val/accuracy", "val/reward"]
     for tag in config.tags_of(config.val_env_manager):
         own = ["accuracy", "reward", "failed", "length_mean", "turns_mean"]
         section = config.custom_envs.get(tag)

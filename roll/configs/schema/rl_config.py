@@ -54,7 +54,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """Longest response in tokens."""
     rollout_dump_dir: str | None = None
     """Folder for all responses as parquet, one file per step, with tokens, masks, log-probs, rewards, advantages;
-    those that were dropped and those of validations in files of their own. `roll view` shows them. null: none."""
+    those that were dropped and those of validations in files of their own. `roll view` shows them. What an earlier run
+    has recorded there is moved to `earlier.<n>` when a new one starts. null: none."""
     rollout_dump_outputs: tuple[Literal["old_logprobs", "entropies"], ...] = one_or_many(
         acts_if=(needs("rollout_dump_dir"), unless("val_only", why="nothing is trained"))
     )

@@ -256,6 +256,27 @@ class RunConfig:
         return {**dirs, "profiler_output_dir": str(self.profiler_path)} if self.profiles else dirs
 
     @property
+    def output_folders(self) -> dict[str, Path]:
+        """All folders that the run writes into, by their keys."""
+        extra = {key: Path(name) for key, name in self.extra_output_dirs.items() if name}
+        return {
+            "output_dir": self.output_path,
+            "logging_dir": self.logging_path,
+            "checkpoint_config.output_dir": self.checkpoint_path,
+            **extra,
+        }
+
+    @property
+    def exclusive_folders(self) -> dict[str, Path]:
+        """Folders in which two runs at once would replace each other's files, by their keys."""
+        shared = (
+            "checkpoint_config.output_dir",
+            "export_dir",
+            "profiler_output_dir",
+        )  # with locks or names of their own
+        return {key: folder for key, folder in self.output_folders.items() if key not in shared}
+
+    @property
     def critic_warmup_steps(self) -> int:
         """First steps in which the actor isn't trained."""
         return 0

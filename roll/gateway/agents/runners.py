@@ -23,14 +23,14 @@ from roll.gateway.agents.logs import AgentLog
 from roll.gateway.agents.pool import AgentFunctions
 from roll.gateway.agents.process import AgentProcess
 from roll.processes.limits import passed_environment
+from roll.sandbox.public_files import public_parts
 
 MODEL = "policy"
 """What agents are told as the model's name."""
 _PYTHONS = ("python", "python3")
 _CONFINED = str(Path(__file__).with_name("confined.py"))
-_SYSTEM = (
-    "/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
-)  # fmt: skip
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc")
+_KERNELS = ("/proc", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _MOST_PROCESSES = 256
 _REMOVING_S = 60.0
 _LONGEST_TASK = 100_000
@@ -163,7 +163,10 @@ def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
     """Return what a program in the sandbox may read: the system, its interpreter, script, `cwd`, what is named."""
     folder = Path(env.cwd or ".").expanduser()
     program = shutil.which(words[0]) or words[0]
-    paths: list[str | Path] = [*_SYSTEM, program, folder, *(Path(path).expanduser() for path in env.sandbox_readable)]
+    # Of the system's, what every user may read: a run of root's would show the program root's secrets.
+    system = [part for path in _SYSTEM for part in public_parts(path)]
+    paths: list[str | Path] = [*system, *_KERNELS, program, folder]
+    paths += [Path(path).expanduser() for path in env.sandbox_readable]
     if words[0] in (env.python, sys.executable):  # an environment, and the installation that it was made of
         paths += [Path(words[0]).parents[1], Path(words[0]).resolve().parents[1]]
     paths += [folder / word for word in words[1:2] if word.endswith(".py")]
@@ -173,8 +176,14 @@ def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
 
 def sandbox_policy(env: AgentEnv, words: Sequence[str]) -> dict[str, Any]:
     """Return what every episode's sandbox allows, in the words of `confined.py`."""
+    readable = readable_paths(env, words)
+    if len(json.dumps(readable)) > _LONGEST_TASK:
+        raise ValueError(
+            f"sandbox: the system has files that not every user may read between {len(readable)} others, which is more "
+            "than a sandbox can be told; make them readable, or move them out of /usr and /etc"
+        )
     return {
-        "fs_readable": readable_paths(env, words),
+        "fs_readable": readable,
         "max_processes": _MOST_PROCESSES,
         "max_memory": env.sandbox_memory_mb << 20,
         "disk": env.sandbox_disk_mb << 20,

@@ -4,12 +4,17 @@ import { field, h, number, replace, select, signed, table } from "./dom.js";
 import { get } from "./source.js";
 import { go, hashOf } from "./routes.js";
 import { conversation } from "./episode.js";
+import { PANELS } from "./curves.js";
+import { wholes } from "./runs.js";
 import { nameOf, stepsOf } from "./groups.js";
 
 export async function showCompare(main, params, app) {
   const sides = ["a", "b"];
   const task = params.task || "";
-  const runOf = (side) => app.runs[Number((side === "b" ? params.run_b : undefined) ?? params.run ?? 0)] || app.runs[0];
+  const left = app.runs[Number(params.run ?? 0)] || app.runs[0];
+  // A task is compared with itself over the run, runs as wholes with each other, unless another one is chosen.
+  const right = app.runs[Number(params.run_b ?? -1)] || (params.task ? left : app.runs.find((run) => run !== left)) || left;
+  const runOf = (side) => (side === "b" ? right : left);
   const change = (more) => go("compare", { ...params, ...more });
   const bar = [];
   if (app.runs.length > 1) {
@@ -21,8 +26,16 @@ export async function showCompare(main, params, app) {
   bar.push(h("form", { class: "bar", on: { submit: (event) => { event.preventDefault(); change({ task: input.value.trim(), a: "", b: "", step: "", row: "" }); } } },
     field("Task", input), h("datalist", { id: "task-names" }, names.map((one) => h("option", { value: one.task_id }))), h("button", { type: "submit" }, "Compare")));
   if (!task) {
-    replace(main, h("h1", { class: "visually-hidden" }, "Compare"), h("div", { class: "bar" }, bar), h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ", names.length ? "Those that changed most come first." : "Nothing is recorded so far."),
-      names.length ? taskList(names, params) : null);
+    const changed = names.filter((one) => one.change);
+    const rest = names.length - changed.length;
+    const known = PANELS.filter((name) => left.metrics.includes(name) || right.metrics.includes(name));
+    replace(main, h("h1", { class: "visually-hidden" }, "Compare"), h("div", { class: "bar" }, bar),
+      right === left ? null : await wholes(left, right, known),
+      h("h2", {}, right === left ? "Tasks that changed over the run" : `Tasks that changed over the run ${left.name}`),
+      h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ",
+        !names.length ? "Nothing is recorded so far." : changed.length ? "Those that changed most come first." : "None changed.",
+        rest && changed.length ? ` ${rest} more ended as they began.` : ""),
+      changed.length ? taskList(changed, params) : null);
     return;
   }
   const rows = await Promise.all(sides.map(async (side) => (await get(`/api/runs/${runOf(side).number}/task`, { task })).rows.sort(byTime)));

@@ -4,10 +4,11 @@ import { announce, field, h, number, replace, seconds, select, table } from "./d
 import { get } from "./source.js";
 import { lasting, nowOf, usageOf } from "./live.js";
 import { go, hashOf } from "./routes.js";
+import { configurationOf } from "./runs.js";
 import { profileLinks } from "./timeline.js";
 
-const PANELS = [
-  "reward/mean", "val/accuracy", "actor/entropy", "kl/reference", "actor/ppo_kl", "mismatch/kl", "response/length_mean",
+export const PANELS = [
+  "reward/mean", "val/accuracy", "val/reward", "actor/entropy", "kl/reference", "actor/ppo_kl", "mismatch/kl", "response/length_mean",
   "response/truncated_share", "group/zero_signal_share", "actor/grad_norm", "actor/loss", "sft/loss", "preference/loss",
   "preference/accuracy", "val/token_accuracy", "staleness/mean", "time/step",
 ];
@@ -32,11 +33,12 @@ export async function showCurves(main, params, app) {
   const chosen = [params.metric || []].flat();
   const smooth = Math.min(Math.max(Number(params.smooth || 0), 0), 0.99);
   const known = [...new Set(app.runs.flatMap((run) => run.metrics))].sort();
-  const names = chosen.length ? chosen.filter((name) => known.includes(name)) : PANELS.filter((name) => known.includes(name)).slice(0, MOST_PANELS);
+  const names = chosen.length ? chosen.filter((name) => known.includes(name)) : PANELS.filter((name) => known.includes(name));
   const change = (more) => go("curves", { ...params, ...more });
 
   const live = h("section", { class: "live", "aria-label": "What the runs are doing" });
   const panels = h("div", { class: "panels" });
+  const unmoved = h("p", { class: "quiet unmoved" });
   const happened = h("section", { class: "happened", "aria-label": "Events" });
   const list = h("datalist", { id: "metric-names" }, known.map((name) => h("option", { value: name })));
   const add = h("input", { list: "metric-names", placeholder: "metric", autocomplete: "off", "data-key": "search" });
@@ -75,7 +77,7 @@ export async function showCurves(main, params, app) {
   const choices = h("div", { class: "bar sets", role: "group", "aria-label": "Sets of metrics" },
     [["Usual ones", []], ...sets].map(([name, metric]) =>
       h("button", { type: "button", "aria-pressed": String(metric.join() === chosen.join()), on: { click: () => change({ metric }) } }, name)));
-  replace(main, h("h1", { class: "visually-hidden" }, "Curves"), live, choices, form, panels, happened);
+  replace(main, h("h1", { class: "visually-hidden" }, "Curves"), live, choices, form, panels, unmoved, happened);
   const shown = app.runs.filter((run) => !hidden.has(String(run.number)));
   const plots = [];
 
@@ -83,7 +85,12 @@ export async function showCurves(main, params, app) {
     const found = await Promise.all(shown.map((run) => get(`/api/runs/${run.number}/metrics`, { name: names })));
     const events = await Promise.all(shown.map(async (run) => (await get(`/api/runs/${run.number}/events`)).events));
     for (const plot of plots.splice(0)) plot.destroy();
-    replace(panels, names.map((name) => panel(name, found, events)));
+    // Of the usual metrics those that never move say nothing as a chart.
+    const flat = chosen.length ? [] : names.filter((name) => isFlat(found.map((one) => one.values[name] || [])));
+    const drawn = names.filter((name) => !flat.includes(name));
+    replace(panels, (chosen.length ? drawn : drawn.slice(0, MOST_PANELS)).map((name) => panel(name, found, events)));
+    const still = flat.map((name) => `${name} ${number(found.flatMap((one) => one.values[name] || []).find((value) => value !== null))}`);
+    replace(unmoved, still.length ? `The same at every step, so without a chart: ${still.join(", ")}` : "");
     if (!names.length) replace(panels, h("p", { class: "quiet" }, "No metrics so far."));
     drawEvents(happened, shown, events, params);
     await drawLive(live, app, params);
@@ -124,6 +131,12 @@ export async function showCurves(main, params, app) {
   app.refresh = redraw;
   app.refreshLive = () => drawLive(live, app);
   await draw();
+}
+
+// One value only, at two steps or more, in all runs.
+function isFlat(columns) {
+  const values = columns.flat().filter((value) => value !== null);
+  return values.length > 1 && values.every((value) => value === values[0]);
 }
 
 export function smoothed(values, weight) {
@@ -232,6 +245,8 @@ async function cardOf(run) {
   const { failures } = await get(`/api/runs/${run.number}/failures`, { limit: 50 });
   const { causes } = await get(`/api/runs/${run.number}/causes`);
   const { traces } = await get(`/api/runs/${run.number}/traces`);
+  const { events } = await get(`/api/runs/${run.number}/events`);
+  const configuration = await configurationOf(run);
   const total = state.total_steps;
   const latest = state.latest;
   const quick = Object.entries(latest).filter(([name, value]) => value && (name.startsWith("memory/") || name.startsWith("throughput/") ||
@@ -248,13 +263,24 @@ async function cardOf(run) {
       fact("a step takes", seconds(state.step_seconds)),
       state.seconds_left !== null ? fact("time left", seconds(state.seconds_left)) : null,
       quick.map(([name, value]) => fact(name, number(value, 1)))),
+    adviceOf(run, events),
     shares(latest),
     usageOf(state),
+    configuration,
     traces.length ? h("details", { class: "traces" }, h("summary", {}, `Profiles for Perfetto: ${traces.length}`), profileLinks(run, traces)) : null,
     causes.length ? causesOf(run, causes) : null,
     failures.length && !causes.length ? h("details", { class: "drops" }, h("summary", {}, `Dropped and failed: ${failures.length} examples`), failures.map((one) =>
       h("div", { class: "drop" }, h("strong", {}, `step ${one.step}, ${one.reason}: `), `${one.item} \u2014 ${String(one.detail).slice(0, 500)}`))) : null,
   );
+}
+
+// What the run has warned of, each in its own words and once, the latest first.
+function adviceOf(run, events) {
+  const latest = new Map();
+  for (const event of events) if (event.kind === "warning") latest.set(event.text.replace(/^step \d+: /, ""), event.step);
+  if (!latest.size) return null;
+  return h("div", { class: "advice" }, h("h3", {}, "What to look at"), h("ul", {}, [...latest].reverse().slice(0, 8).map(([text, step]) =>
+    h("li", {}, h("a", { href: hashOf("groups", { run: run.number || undefined, step }) }, `step ${step}`), `: ${text}`))));
 }
 
 // Why episodes weren't trained on, each cause with the way to its first episode and to all of them.

@@ -115,9 +115,19 @@ function groupCard(group, { run, kind, step, params }) {
   );
 }
 
+// Marks of chat templates: <|im_start|>, <start_of_turn>, [INST], DeepSeek's wide bars; and a thought that is opened.
+const TEMPLATE_MARKS = /<[|\uff5c][^<>|\uff5c]{1,40}[|\uff5c]>|<\/?(?:start|end)_of_turn>|\[\/?INST\]|<\/?s>|<think>/;
+const ROLE = /^\s*(?:system|user|assistant|model|tool)\b[ \t]*(?:\n|$)/;
+
+// The last thing that is said in a prompt, without its template's marks and the opening of the response.
+export function questionOf(text) {
+  const said = text.split(TEMPLATE_MARKS).map((part) => part.replace(ROLE, "")).filter((part) => part.trim());
+  return said.at(-1) || text;
+}
+
 // The end of a prompt, where the question stands in most.
 function endOf(text) {
-  const whole = (text || "").trim().replace(/\s*\n\s*/g, " \u21b5 ");
+  const whole = questionOf(text || "").trim().replace(/\s*\n\s*/g, " \u21b5 ");
   return whole.length > 180 ? `\u2026${whole.slice(-180)}` : whole;
 }
 
