@@ -39,8 +39,8 @@ def build_tiny_model(
 ) -> Path:
     """A random model of a few thousand parameters, saved with the character tokenizer.
 
-    `family` is a transformers model type: llama, qwen2, qwen3, mistral, mixtral, qwen2_moe, qwen3_moe; `options` are
-    changes of its configuration.
+    `family` is a transformers model type: llama, qwen2, qwen3, mistral, or one of `_EXPERTS`; `options` are changes of
+    its configuration.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -80,4 +80,27 @@ _EXPERTS = {
         "shared_expert_intermediate_size": 48,
     },
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    # The first layer dense, the second with shared experts beside the routed ones.
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 16,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 16,
+    },
 }

@@ -66,12 +66,13 @@ def check(
     """Check what `train` would run, without a model, and return the configuration; raise `ValueError` with all that is
     wrong. The arguments are those of `train`."""
     from roll.configs.errors import ConfigError
+    from roll.pipelines.adapter_check import adapter_violations
     from roll.pipelines.template_check import template_violations
 
     given = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
     with tempfile.TemporaryDirectory(prefix="roll-") as folder:
         checked = configured(config, given, overrides, keeps=False, folder=Path(folder))
-        if violations := list(template_violations(checked)):
+        if violations := [*template_violations(checked), *adapter_violations(checked)]:
             raise ConfigError(violations)
         return checked
 

@@ -74,12 +74,13 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     from roll.configs.checks.chat_templates import template_notes
     from roll.configs.checks.endpoints import endpoint_notes
     from roll.configs.parsing.loader import load_config, to_yaml
+    from roll.pipelines.adapter_check import adapter_violations
     from roll.pipelines.template_check import template_violations
 
     if every_key:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
         return Exit.DONE
-    config = load(file, overrides, further=[template_violations])
+    config = load(file, overrides, further=[template_violations, adapter_violations])
     for note in (*endpoint_notes(config), *template_notes(config)):
         say(f"note: {note}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")

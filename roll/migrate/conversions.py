@@ -240,6 +240,8 @@ def schedule(step: Step) -> None:
     if known is not None:
         step.put(known)
         step.use.fate, step.use.note = "translated", ""
+        if value == "polynomial" and step.draft.their("lr_scheduler_kwargs.lr_end") is None:
+            step.note("it ends at min_lr_ratio, 0 unless set; transformers' own at a learning rate of 1e-7")
     else:
         step.put("constant")
         step.decide(f"there is no {value} here; constant was taken")

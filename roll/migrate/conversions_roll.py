@@ -6,6 +6,7 @@ from typing import Any
 
 from roll.catalog.foreign_keys.presets import SCORING
 from roll.catalog.trackers import TRACKERS
+from roll.configs.rules.megatron_fields import refused_fields
 from roll.migrate.conversions import conversion, first, is_engine, last, list_, mapped
 from roll.migrate.draft import Step
 
@@ -181,9 +182,11 @@ def additional(step: Step) -> None:
         step.dead(f"it is Megatron's, and {step.role} is on {name or 'another backend'}")
     elif step.value is None:
         step.dead("null leaves Megatron's default")
+    elif wrong := refused_fields({step.last: step.value}).get(step.last):
+        # What the model or another key says anyway isn't missed.
+        (step.dead if wrong.startswith(("would have no effect", "already set")) else step.absent)(wrong)
     else:
         step.put(step.value, f"{step.place}.{step.last}")
-        step.note("Megatron itself says whether it acts")
 
 
 @conversion

@@ -22,6 +22,15 @@ def report_to(step: Step) -> None:
 
 
 @conversion
+def linear_warmup(step: Step) -> None:
+    """The shape of a warm-up."""
+    if step.value in (None, "linear"):
+        step.dead("the warm-up is linear")
+    else:
+        step.absent(f"the warm-up is linear, not {step.value}")
+
+
+@conversion
 def deepspeed_file(step: Step) -> None:
     """A file with DeepSpeed's keys."""
     step.draft.put("actor_train.strategy_args.strategy_name", "deepspeed_train", step.use)

@@ -27,15 +27,20 @@ def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float
         polynomial            (1 - x)^power
         cosine                (1 + cos(2 pi cycles x)) / 2
         cosine_with_restarts  (1 + cos(pi (cycles x mod 1))) / 2, and 0 at x = 1
-        wsd                   1 until x = 1 - wsd_decay_ratio, then with y from 0 to 1 one of 1 - y, 1 - sqrt(y),
-                              (1 + cos(pi y)) / 2, 2 / 2^y - 1 (warm-up, stable, decay; arXiv:2404.06395)
+        wsd                   1, and in the last steps (num_decay_steps, or a wsd_decay_ratio of those after the
+        warmup_stable_decay   warm-up), with y from 0 to 1, one of 1 - y, 1 - sqrt(y), (1 + cos(2 pi cycles y)) / 2,
+                              2 / 2^y - 1 (arXiv:2404.06395)
 
+    The first falls in a line unless told otherwise, the second along a cosine, and its warm-up begins at m at least.
     `inverse_square_root` is max(m, sqrt(T / (T + n))), n steps after the warm-up, with T the `lr_timescale`. These are
     transformers' and Megatron-core's formulas.
     """
     warmup = args.warmup_steps or math.ceil(args.warmup_ratio * total_steps)
     end, least, first = args.lr_decay_steps or total_steps, args.min_lr_ratio, args.warmup_init_ratio
     timescale = args.lr_timescale or warmup or 10_000
+    if args.lr_scheduler_type == "warmup_stable_decay":
+        first = max(first, least)
+    fall = args.num_decay_steps or args.wsd_decay_ratio * max(1, end - warmup)
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -44,6 +49,8 @@ def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float
             return 1.0
         if args.lr_scheduler_type == "inverse_square_root":
             return max(least, math.sqrt(timescale / (timescale + step - warmup)))
+        if args.lr_scheduler_type in ("wsd", "warmup_stable_decay"):
+            return least + (1.0 - least) * _fall(args, min(1.0, max(0.0, 1 - (end - step) / fall)))
         progress = min(1.0, (step - warmup) / max(1, end - warmup))
         return least + (1.0 - least) * _remaining(args, progress)
 
@@ -57,14 +64,16 @@ def _remaining(args: TrainingArgs, progress: float) -> float:
         return _half_cosine(2 * (0.5 if args.num_cycles is None else args.num_cycles) * progress)
     if schedule == "cosine_with_restarts":
         return 0.0 if progress >= 1 else _half_cosine((args.num_cycles or 1.0) * progress % 1.0)
-    if schedule == "wsd":
-        return _fall(args.wsd_decay_style, max(0.0, (progress - (1 - args.wsd_decay_ratio)) / args.wsd_decay_ratio))
     return (1.0 - progress) ** (args.lr_decay_power if schedule == "polynomial" else 1.0)
 
 
-def _fall(style: str, progress: float) -> float:
+def _fall(args: TrainingArgs, progress: float) -> float:
+    """What is left of the way down in the last steps of `wsd` and `warmup_stable_decay`."""
+    style = args.decay_style
+    if progress >= 1:
+        return 0.0
     if style == "cosine":
-        return _half_cosine(progress)
+        return _half_cosine(2 * (0.5 if args.num_cycles is None else args.num_cycles) * progress)
     if style == "minus_sqrt":
         return 1.0 - math.sqrt(progress)
     return 2.0 * 0.5**progress - 1.0 if style == "exponential" else 1.0 - progress

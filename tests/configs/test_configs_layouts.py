@@ -372,3 +372,11 @@ def test_this_machine_has_what_the_suite_runs_on():
     found = this_machine()
     assert {"deepspeed", "megatron.core"} <= found.packages
     assert found.compiler
+
+
+def test_fields_of_megatron_that_would_not_be_right_are_refused_before_a_model_is_loaded(job):
+    key = f"{ACTOR}.strategy_config.additional_configs"
+    fields = {"moe_input_jitter_eps": 0.1, "attention_output_gate": True, "barrier_with_L1_time": False}
+    with pytest.raises(ConfigError) as caught:
+        load_config(job, "job", megatron(1, additional_configs=fields))
+    assert {v.path.removeprefix(f"{key}.") for v in caught.value.violations} == set(fields)

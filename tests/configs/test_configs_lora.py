@@ -134,3 +134,40 @@ def test_without_peft_the_error_says_how_to_install_it(job, monkeypatch):
     assert "peft is not installed" in str(caught.value)
     assert "pip install -e '.[lora]'" in str(caught.value)
     check_prerequisites(load_config(job, "job", []))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_dora": True}, "use_dora .DoRA.*merge_and_unload"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"bias": "lora_only"}, "bias: lora_only"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: pissa_niter_4"),
+        ({"peft_type": "LOHA"}, "holds LOHA adapters, expected LORA"),
+        ([], "holds a list; expected an object"),
+    ],
+)
+def test_a_folder_of_more_than_plain_lora_is_refused_before_a_model_is_loaded(job, fields, message):
+    (job / "adapter").mkdir()
+    config = {"peft_type": "LORA", **fields} if isinstance(fields, dict) else fields
+    (job / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    loaded = load_config(job, "job", [f"{ACTOR}.adapter_name_or_path=adapter"])
+    with pytest.raises(ConfigError, match=f"{ACTOR}.adapter_name_or_path: (.|\n)*{message}"):
+        check_prerequisites(loaded)
+
+
+def test_whole_tensors_beside_the_factors_are_refused_before_a_model_is_loaded(job):
+    (job / "adapter").mkdir()
+    (job / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    prefix = "base_model.model.model."
+    header = json.dumps({"__metadata__": {}, f"{prefix}q.lora_A.weight": {}, f"{prefix}embed_tokens.weight": {}})
+    data = len(header).to_bytes(8, "little") + header.encode()
+    loaded = load_config(job, "job", [f"{ACTOR}.adapter_name_or_path=adapter"])
+    file = job / "adapter" / "adapter_model.safetensors"
+    file.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"holds 1 tensors besides the factors.*embed_tokens\.weight"):
+        check_prerequisites(loaded)
+    file.write_bytes(data[:20])
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors can't be read: it is cut off"):
+        check_prerequisites(loaded)

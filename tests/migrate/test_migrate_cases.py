@@ -362,6 +362,32 @@ def test_the_soft_penalty_of_verls_dapo_recipe_is_overlong_shaping(tmp_path: Pat
     assert not report.of("absent")
 
 
+@pytest.mark.parametrize(
+    ("options", "expected", "absent"),
+    [
+        ("{num_decay_steps: 20, min_lr_ratio: 0.1, decay_type: 1-sqrt}",
+         {"num_decay_steps": 20, "min_lr_ratio": 0.1, "wsd_decay_style": "1-sqrt"}, []),
+        # 2e-6 is a fifth of the peak.
+        ("{num_decay_steps: 20, min_lr: 2.0e-6, num_cycles: 0.5}",
+         {"num_decay_steps": 20, "min_lr_ratio": 0.2, "num_cycles": 0.5}, []),
+        ("{num_decay_steps: 20, num_stable_steps: 5, warmup_type: cosine}", {"num_decay_steps": 20},
+         ["num_stable_steps", "warmup_type"]),
+    ],
+)  # fmt: skip
+def test_the_options_of_a_schedule_of_trl_are_translated_or_counted(options, expected, absent, tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(
+        "model_name_or_path: a/b\nmax_length: 8\nlearning_rate: 1.0e-5\nlr_scheduler_type: warmup_stable_decay\n"
+        f"lr_scheduler_kwargs: {options}\n",
+        "utf-8",
+    )
+    report, tree = migrate(tmp_path / "job.yaml", "trl")
+    args = tree["actor_train"]["training_args"]
+    assert args.pop("lr_scheduler_type") == "warmup_stable_decay"
+    assert {key: round(args[key], 9) if isinstance(args[key], float) else args[key] for key in expected} == expected
+    assert not {"min_lr_ratio", "num_cycles", "warmup_steps"} & (args.keys() - expected.keys())
+    assert [use.key.rpartition(".")[2] for use in report.of("absent")] == absent
+
+
 def test_a_preference_file_of_trl_has_its_own_notes_and_a_reference_in_the_same_type(tmp_path: Path):
     (tmp_path / "dpo.yaml").write_text(
         "model_name_or_path: some/Model\nbeta: 0.1\nloss_type: [sigmoid]\ntruncation_mode: keep_end\nbf16: true\n",

@@ -14,6 +14,8 @@ from tiny_models import build_tiny_model
 from torch.distributed.checkpoint import FileSystemReader
 from toy import run_toy, write_toy
 
+from roll.configs.parsing.loader import load_config
+from roll.pipelines.adapter_check import adapter_violations
 from roll.pipelines.engine_pipeline import EnginePipeline
 
 MODEL = "actor_train.model_args"
@@ -95,3 +97,12 @@ def test_killed_in_an_update_and_resumed_equals_never_killed(tiny_model, tmp_pat
 def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
     names = ("actor/loss", "actor/kl_loss", "kl/reference", "reward/mean")
     check_ray_equals_inline(tiny_model, tmp_path, ("max_steps=3", *RANK, *KL), names=names)
+
+
+def test_layers_that_the_model_lacks_are_refused_by_roll_check(tiny_model, tmp_path):
+    folder = write_toy(tmp_path / "toy", tiny_model)
+    keys = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora_target=[q_proj, w1]")
+    (violation,) = adapter_violations(load_config(folder, "toy", keys))
+    assert violation.path == f"{MODEL}.lora_target"
+    assert "has no linear layer 'w1' that can be adapted; expected all-linear or some of q_proj" in str(violation)
+    assert not list(adapter_violations(load_config(folder, "toy")))

@@ -13,6 +13,7 @@ from train_contract import LOSS, build, make_batch, make_spec, trained, weights_
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import LossFn, LossTerms
+from roll.strategies.hf.adapter_config import adapter_config
 from roll.strategies.hf.lora import largest_rank
 from roll.types.metrics import Metrics
 from roll.utils.seeding import stable_hash
@@ -334,7 +335,7 @@ def test_keys_that_contradict_the_adapter_folder_are_refused(exported, model_of,
 @pytest.mark.parametrize("other", [{"seed": 5}, {"hidden": 48}, {"layers": 1}, {"family": "qwen3_moe"}])
 def test_adapters_of_another_base_model_are_refused(exported, model_of, other):
     folder = exported[1] / "adapter"
-    with pytest.raises(ValueError, match="another base model|doesn't fit|aren't plain LoRA"):
+    with pytest.raises(ValueError, match="another base model|doesn't fit"):
         build(make_spec(model_of(**other), model={"adapter_name_or_path": str(folder)}))
 
 
@@ -351,31 +352,145 @@ def test_a_folder_that_peft_itself_wrote_is_loaded_and_checked_by_shapes(model_o
         build(make_spec(model_of(hidden=48), model={"adapter_name_or_path": str(tmp_path)}))
 
 
+FORMS = {
+    "an expression": {"target_modules": r".*\.(q_proj|v_proj)"},
+    "a list": {"target_modules": ["v_proj", "layers.1.mlp.up_proj"]},
+    "all-linear": {"target_modules": "all-linear"},
+    "peft's own choice": {"target_modules": None},
+    "some layers": {"target_modules": ["q_proj"], "layers_to_transform": [1]},
+    "one layer, its list by name": {"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "layers"},
+    "one layer, lists by name": {"target_modules": ["q_proj"], "layers_to_transform": 0, "layers_pattern": ["layers"]},
+    "all but an expression": {"target_modules": ["q_proj"], "exclude_modules": r".*\.1\..*"},
+    "all but a list": {"target_modules": r".*_proj", "exclude_modules": ["o_proj", "layers.0.mlp.up_proj"]},
+    "ranks and alphas": {
+        "target_modules": ["q_proj", "k_proj"], "rank_pattern": {"k_proj": 3},
+        "alpha_pattern": {r"layers\.1\.self_attn\..*": 5, "^model.layers.0.self_attn.q_proj": 7},
+    },
+    "rank-stabilised": {"target_modules": ["q_proj"], "use_rslora": True, "rank_pattern": {"q_proj": 4}},
+    "parameters": {
+        "target_modules": [], "target_parameters": ["q_proj.weight", "model.layers.0.mlp.up_proj.weight"],
+        "rank_pattern": {"up_proj.weight": 1},
+    },
+    "modules and parameters": {"target_modules": ["v_proj"], "target_parameters": ["q_proj.weight"]},
+    "orthogonal": {"target_modules": ["q_proj"], "init_lora_weights": "orthogonal"},
+    "names of classes": {"target_modules": ["q_proj"], "auto_mapping": {"base_model_class": "X"}},
+    "dropout": {"target_modules": ["q_proj"], "lora_dropout": 0.3},
+}  # fmt: skip
+"""Whatever a peft configuration may hold that is plain LoRA of linear layers: text, list, number, table or null."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_configuration_of_peft_comes_out_as_it_went_in_and_goes_on(model_of, tmp_path, form):
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    def base():
+        return AutoModelForCausalLM.from_pretrained(model_of(), dtype=torch.float32)
+
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    options = {"r": 2, "lora_alpha": 6, "task_type": "CAUSAL_LM", **FORMS[form]}
+    model = get_peft_model(base(), LoraConfig(**options)).eval()
+    with torch.no_grad():
+        for i, parameter in enumerate(p for n, p in model.named_parameters() if "lora_" in n):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)) * 0.1)
+    model.save_pretrained(theirs)
+    LoraConfig(**options).save_pretrained(str(theirs))  # before peft has changed anything of it
+    strategy = build(make_spec(model_of(), model={"adapter_name_or_path": str(theirs)}))
+    assert torch.allclose(logprobs(strategy), by_hand_logprobs(model), atol=1e-5)
+    strategy.train_step(make_batch(), LOSS)
+    strategy.export(ours)
+    before, after = (json.loads((f / "adapter_config.json").read_text()) for f in (theirs, ours / "adapter"))
+    own = {"base_model_name_or_path": str(model_of()), "inference_mode": True, "lora_dropout": 0.0}
+    assert after == {**before, **own}
+    loaded = PeftModel.from_pretrained(base(), str(ours / "adapter"))
+    assert torch.allclose(by_hand_logprobs(loaded), logprobs(strategy), atol=1e-5)
+    again = build(make_spec(model_of(), model={"adapter_name_or_path": str(ours / "adapter")}))
+    assert torch.equal(logprobs(again), logprobs(strategy))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("targets", [(), ("q_b_proj", "q_proj", "gate_proj"), ("layers.0.mlp.down_proj",)])
+def test_dense_layers_and_shared_experts_get_adapters_that_peft_loads(model_of, tmp_path, family, targets):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    names = [name for name in targets if name != ("q_proj" if family == "deepseek_v3" else "q_b_proj")]
+    strategy = build(lora_spec(model_of(family), model={"lora_target": tuple(names)}))
+    adapted = {name.split(".lora_")[0].removeprefix("lm.model.") for name in adapters_of(strategy)}
+    dense, shared = "layers.0.mlp.{}_proj", "layers.1.mlp.shared_experts.{}_proj"
+    if not targets:
+        assert {form.format(part) for form in (dense, shared) for part in ("gate", "up", "down")} < adapted
+        assert not any(".experts." in name for name in adapted)
+    elif len(targets) == 3:
+        assert {name for name in adapted if "mlp" in name} == {dense.format("gate"), shared.format("gate")}
+    else:
+        assert adapted == {dense.format("down")}
+    strategy.train_step(make_batch(), LOSS)
+    strategy.export(tmp_path)
+    assert torch.allclose(logprobs(build(make_spec(tmp_path))), logprobs(strategy), atol=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(model_of(family), dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    assert torch.allclose(by_hand_logprobs(loaded), logprobs(strategy), atol=1e-5)
+    again = build(make_spec(model_of(family), model={"adapter_name_or_path": str(tmp_path / "adapter")}))
+    assert torch.equal(logprobs(again), logprobs(strategy))
+
+
+def test_a_model_without_linear_layers_is_refused_under_the_key_that_was_written(tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=128)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match=r"lora_rank: GPT2LMHeadModel has no linear layers .*Conv1D.* without lora_ra"):
+        adapter_config(model, ModelArgs(lora_rank=4))
+
+
+MERGE = "merge it into its base model with peft .merge_and_unload"
+
+
 @pytest.mark.parametrize(
-    ("options", "named"), [({"bias": "all"}, "bias"), ({"modules_to_save": ["lm_head"]}, "modules_to_save")]
+    ("options", "message"),
+    [
+        ({"bias": "all"}, f"uses bias: all; only plain LoRA.*{MERGE}"),
+        ({"modules_to_save": ["lm_head"]}, f"uses modules_to_save .whole modules.*{MERGE}"),
+        ({"use_dora": True}, f"uses use_dora .DoRA, whose magnitudes.*{MERGE}"),
+        ({"lora_bias": True}, "uses lora_bias .biases beside matrix B.* else peft can't merge it either"),
+        ({"trainable_token_indices": [1]}, f"uses trainable_token_indices.*{MERGE}"),
+        ({"alora_invocation_tokens": [1]}, "after certain tokens only.*: peft can't merge it either"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "copies of layers"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: pissa.*path_initial_model_for_weight_conversion"),
+        ({"target_modules": ["embed_tokens"]}, "adapts model.embed_tokens .Embedding., which is no linear layer"),
+        ({"target_modules": ["lm_head"]}, "adapts lm_head .Linear., which is no linear layer below the head"),
+        ({"target_modules": ".*self_attn"}, "adapts model.layers.0.self_attn .LlamaAttention."),
+        ({"target_modules": ["c_attn"]}, "none of its layers is what target_modules means, {'c_attn'}"),
+    ],
 )
-def test_adapters_that_are_more_than_lora_of_linear_layers_are_refused(model_of, tmp_path, options, named):
+def test_adapters_that_are_more_than_lora_of_linear_layers_are_refused_with_a_way_on(
+    model_of, tmp_path, options, message
+):
     from peft import LoraConfig
 
-    LoraConfig(r=2, target_modules=["v_proj"], **options).save_pretrained(str(tmp_path))
-    with pytest.raises(ValueError, match=f"uses {named}; only plain LoRA"):
+    options = {"r": 2, "target_modules": ["v_proj"], "task_type": "CAUSAL_LM", **options}
+    LoraConfig(**options).save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=f"adapter_name_or_path: .*{message}"):
         build(make_spec(model_of(), model={"adapter_name_or_path": str(tmp_path)}))
 
 
-def test_layers_that_peft_takes_for_fused_experts_are_refused_until_others_are_chosen(model_of):
-    dense_first = model_of("qwen3_moe", mlp_only_layers=[0])
-    with pytest.raises(ValueError, match="lora_target.* fused experts"):
-        build(lora_spec(dense_first))
-    build(lora_spec(dense_first, model={"lora_target": ATTENTION}))
+def test_embeddings_saved_beside_adapters_are_refused_with_a_way_on_that_works(model_of, tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-
-@pytest.mark.parametrize("options", [{"use_dora": True}, {"target_modules": ["embed_tokens"]}])
-def test_adapters_that_are_not_a_product_beside_a_linear_layer_are_refused(model_of, tmp_path, options):
-    from peft import LoraConfig
-
-    LoraConfig(**{"r": 2, "target_modules": ["v_proj"], **options}).save_pretrained(str(tmp_path))
-    with pytest.raises(ValueError, match="aren't plain LoRA of a linear layer"):
-        build(make_spec(model_of(), model={"adapter_name_or_path": str(tmp_path)}))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model_of(), dtype=torch.float32),
+        LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False),
+    ).eval()
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    with pytest.raises(ValueError, match=r"holds \d tensors besides the factors.*lm_head.weight.*merge_and_unload"):
+        build(make_spec(model_of(), model={"adapter_name_or_path": str(tmp_path / "adapter")}))
+    expected = by_hand_logprobs(model)
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    AutoTokenizer.from_pretrained(model_of()).save_pretrained(tmp_path / "merged")
+    assert torch.allclose(logprobs(build(lora_spec(tmp_path / "merged"))), expected, atol=1e-5)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

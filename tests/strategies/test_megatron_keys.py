@@ -363,6 +363,7 @@ def test_the_kind_of_layers_is_asked_of_megatron(impl):
 
 
 def test_stages_of_different_lengths_train_like_a_plain_loop(ranks, model_of):
-    for uneven in ({"num_layers_in_first_pipeline_stage": 1}, {"pipeline_model_parallel_layout": "Etttt|L"}):
+    first = {"num_layers_in_first_pipeline_stage": 1, "deallocate_pipeline_outputs": True}
+    for uneven in (first, {"pipeline_model_parallel_layout": "Etttt|L"}):
         options = {**PP2, "additional_configs": uneven}
         check_layout(ranks, model_of("llama", layers=4), "megatron_train", options, 2)

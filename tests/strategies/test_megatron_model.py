@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from unittest import mock
+
 import pytest
 import torch
 from layout_contract import layout_spec
@@ -10,9 +13,13 @@ from train_contract import build, make_info
 
 pytest.importorskip("megatron.core")
 
+from roll.configs.rules import megatron_fields
+from roll.configs.rules.megatron_fields import refused_fields
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.families import architecture
+from roll.strategies.megatron.mapping import Entry, HfTensor, Segment
 from roll.strategies.megatron.megatron_build import transformer_config
+from roll.strategies.megatron.weights import Held, _fill
 
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe")
 DENSE = tuple(name for name in MODELS if name not in SPARSE)
@@ -154,7 +161,24 @@ def test_a_model_that_was_not_there_to_be_checked_is_checked_when_it_is_loaded(m
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("layernorm_epsilonn", 1e-5, "no such field; did you mean 'layernorm_epsilon'"),
+        ("moe_z_loss_coef", 0.1, "did you mean 'moe_z_loss_coeff'.*isn't among the fields that are handed on"),
+        ("attention_output_gate", True, "another model than the one in the folder"),
+        ("moe_router_score_function", "sigmoid", "another model"),
+        ("moe_router_topk_scaling_factor", 2.5, "another model"),
+        ("activation_func_clamp_value", 7.0, "another model"),
+        ("glu_linear_offset", 1.0, "another model"),
+        ("softmax_scale", 0.5, "another model"),
+        ("moe_router_enable_expert_bias", True, "another model"),
+        ("moe_input_jitter_eps", 0.1, "log-probs depend on chance"),
+        ("moe_router_force_load_balancing", True, "log-probs depend on chance"),
+        ("moe_expert_capacity_factor", 1.0, "which tokens share a micro-batch"),
+        ("barrier_with_L1_time", False, "isn't among the fields that are handed on.*: account_for_embedding"),
+        ("linear_num_key_heads", 4, "isn't among the fields"),
+        ("moe_z_loss_coeff", "much", "expected a number >= 0"),
+        ("moe_z_loss_coeff", True, "expected a number >= 0"),
+        ("num_layers_in_first_pipeline_stage", 0, "expected a whole number >= 1"),
+        ("account_for_loss_in_pipeline_split", 1, "expected true or false"),
+        ("pipeline_model_parallel_layout", 4, "expected text or a list"),
         ("num_layers", 3, "already set"),
         ("moe_router_topk", 1, "already set"),
         ("variable_seq_lengths", False, "already set"),
@@ -166,10 +190,10 @@ def test_a_model_that_was_not_there_to_be_checked_is_checked_when_it_is_loaded(m
         ("inference_sampling_seed", 3, "no effect, because responses"),
         ("mtp_num_layers", 1, "no effect, because layers of multi-token prediction"),
         ("moe_enable_routing_replay", True, "no effect: with router_replay: true"),
-        ("tp_comm_overlap", True, "transformer_engine"),
+        ("tp_comm_overlap", True, "isn't among the fields"),
         ("bias_dropout_fusion", True, "needs an accelerator"),
-        ("fp8", "hybrid", "transformer_impl=transformer_engine"),
-        ("cpu_offloading", True, "transformer_impl=transformer_engine"),
+        ("fp8", "hybrid", "isn't among the fields"),
+        ("cpu_offloading", True, "isn't among the fields"),
     ],
 )
 def test_additional_fields_that_would_not_act_are_refused(name, value, message):
@@ -177,6 +201,32 @@ def test_additional_fields_that_would_not_act_are_refused(name, value, message):
         pytest.skip("there is one")
     with pytest.raises(ValueError, match=f"additional_configs.{name}: .*{message}"):
         config_for("mixtral", additional_configs={name: value})
+
+
+def test_every_field_that_is_named_is_one_of_megatrons_and_most_are_refused():
+    from megatron.core.transformer import TransformerConfig
+
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    named = [name for names in megatron_fields._REFUSED.values() for name in names]
+    assert len(named) == len(set(named))
+    assert set(named) | set(megatron_fields._KINDS) <= fields
+    assert set(refused_fields(dict.fromkeys(fields))) == fields  # null is no value of any of them
+
+
+def test_what_megatron_refuses_is_said_of_the_fields_that_were_added():
+    uneven = {"num_layers_in_first_pipeline_stage": 1, "pipeline_model_parallel_layout": "Ett|ttL"}
+    with pytest.raises(ValueError, match="additional_configs: Megatron refuses num_layers_in_first_pipeline_stage, pi"):
+        config_for(pipeline_model_parallel_size=2, additional_configs=uneven)
+
+
+def test_a_parameter_that_is_larger_than_the_folders_tensors_is_refused():
+    # Rows 0 to 3 come from the folder; a gate in the same parameter would have eight rows.
+    entry = Entry(
+        parameters=("linear.weight",), tensors=(HfTensor("q.weight", (4, 2)),), segments=(Segment(0, 0, 4),), dim=0
+    )
+    held = Held(entry, None, torch.nn.Parameter(torch.zeros(8, 2)), torch.zeros(8, 2))
+    with pytest.raises(ValueError, match=r"linear.weight has shape \(8, 2\), and the folder's model fills \(4, 2\)"):
+        _fill(held, mock.Mock(), 0, 1)
 
 
 def test_additional_fields_of_experts_are_refused_for_a_dense_model():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 import transformers.optimization as theirs
 from train_contract import LOSS, build, make_batch, make_spec
+from transformers.trainer_utils import SchedulerType
 
+from roll.configs.parsing.build_config import build as build_config
 from roll.configs.schema.training_args import TrainingArgs
 from roll.strategies.optim import schedule_from, weight_decay_from
 
@@ -93,6 +96,49 @@ def test_after_the_warm_up_schedules_are_those_of_transformers(name):
     found = shares(lr_scheduler_type=schedule, warmup_steps=8, **ours)
     assert found[8 : TOTAL + 1] == pytest.approx([other(step) for step in range(8, TOTAL + 1)], abs=1e-14)
     assert found[:8] == [(step + 1) / 9 for step in range(8)]  # ours, whose first step isn't lost
+
+
+NAMED = {
+    # name -> (its options in transformers, ours)
+    "constant": ({}, {}),
+    "constant_with_warmup": ({}, {}),
+    "linear": ({}, {}),
+    "cosine": ({}, {}),
+    "cosine_with_restarts": ({"num_cycles": 2}, {"num_cycles": 2.0}),
+    "polynomial": ({"lr_end": 0.0}, {}),
+    "inverse_sqrt": ({}, {}),
+    "cosine_with_min_lr": ({"min_lr": 0.3}, {"min_lr_ratio": 0.3}),
+    "warmup_stable_decay": ({"num_decay_steps": 12}, {"num_decay_steps": 12}),
+    "warmup_stable_decay in a line": (
+        {"num_decay_steps": 12, "decay_type": "linear", "min_lr_ratio": 0.2},
+        {"num_decay_steps": 12, "wsd_decay_style": "linear", "min_lr_ratio": 0.2}),
+    "warmup_stable_decay by a root": (
+        {"num_decay_steps": 12, "decay_type": "1-sqrt"}, {"num_decay_steps": 12, "wsd_decay_style": "1-sqrt"}),
+    "warmup_stable_decay in waves": (
+        {"num_decay_steps": 12, "num_cycles": 1.5}, {"num_decay_steps": 12, "num_cycles": 1.5}),
+    "warmup_stable_decay from the start": ({"num_decay_steps": 60}, {"num_decay_steps": 60}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_a_name_that_transformers_has_is_its_schedule(case):
+    options, ours = NAMED[case]
+    name = case.split(" ")[0]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    other = theirs.get_scheduler(name, optimizer, 8, TOTAL, options).lr_lambdas[0]
+    args, violations = build_config(TrainingArgs, {"lr_scheduler_type": name, "warmup_steps": 8, **ours})
+    assert not violations
+    mine = schedule_from(args, TOTAL)
+    steps = range(8, TOTAL + 1)
+    assert [mine(step) for step in steps] == pytest.approx([other(step) for step in steps], abs=1e-14)
+    # The warm-up ends at the peak in both, and begins at the lowest rate where that schedule's does.
+    assert name != "warmup_stable_decay" or mine(0) >= args.min_lr_ratio
+
+
+def test_every_name_that_both_have_is_compared():
+    schedule = TrainingArgs.__dataclass_fields__["lr_scheduler_type"]
+    names = {*get_args(get_type_hints(TrainingArgs)["lr_scheduler_type"]), *schedule.metadata["also"]}
+    assert {name.value for name in SchedulerType} & names == {case.split(" ")[0] for case in NAMED}
 
 
 def megatron(**keys):

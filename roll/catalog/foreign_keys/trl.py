@@ -13,7 +13,14 @@ TRAINER: list[ForeignKey] = [
       "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "warmup_steps", "warmup_ratio")),
     moved("learning_rate", f"{_T}.learning_rate", default=1e-6),
     moved("lr_scheduler_type", f"{_T}.lr_scheduler_type", how="schedule", default="linear"),
-    moved("lr_scheduler_kwargs.min_lr_rate", f"{_T}.min_lr_ratio"),
+    *(moved(f"lr_scheduler_kwargs.{key}", f"{_T}.{ours}") for key, ours in {
+        "num_cycles": "num_cycles", "power": "lr_decay_power", "timescale": "lr_timescale",
+        "min_lr_rate": "min_lr_ratio", "min_lr_ratio": "min_lr_ratio", "num_decay_steps": "num_decay_steps",
+        "decay_type": "wsd_decay_style"}.items()),
+    *(decided(f"lr_scheduler_kwargs.{key}", f"{_T}.min_lr_ratio", "a share of the peak", how="min_lr")
+      for key in ("min_lr", "lr_end")),
+    moved("lr_scheduler_kwargs.warmup_type", f"{_T}.warmup_steps", "linear is what there is", how="linear_warmup"),
+    *absent("lr_scheduler_kwargs.**", "the schedule has no such option here", see=f"{_T}.lr_scheduler_type"),
     moved("max_grad_norm"),
     moved("num_train_epochs", default=1),
     moved("max_steps", how="steps", default=None),

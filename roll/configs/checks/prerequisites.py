@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from roll.catalog.pipelines import pipeline_of
+from roll.configs.checks.adapters import adapter_checks
 from roll.configs.checks.agents import agent_checks
 from roll.configs.checks.chat_templates import template_checks
 from roll.configs.checks.data_files import data_checks
 from roll.configs.checks.engine_arguments import argument_checks
-from roll.configs.checks.folders import export_checks, folder_checks, nearby
+from roll.configs.checks.folders import export_checks, folder_checks
 from roll.configs.checks.functions import (
     algorithm_checks,
     env_checks,
@@ -20,7 +20,7 @@ from roll.configs.checks.functions import (
     preference_checks,
     reward_checks,
 )
-from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_machine
+from roll.configs.checks.machine import Machine, machine_checks, this_machine
 from roll.configs.checks.media_models import media_checks
 from roll.configs.checks.model_hub import hub_problem
 from roll.configs.checks.sandbox import sandbox_checks
@@ -137,22 +137,6 @@ def shape_checks(config: RunConfig) -> Iterator[Violation]:
         yield from shape_rules(role, worker, name, shape)
         if isinstance(config, RLConfig) and role == "actor_train":
             yield from routed_model_rules(config, name, shape)
-
-
-def adapter_checks(config: RunConfig) -> Iterator[Violation]:
-    """peft is there for roles with LoRA, and so are the adapters that they start from."""
-    for role, worker in config.roles.items():
-        args = worker.model_args
-        if not args.uses_lora:
-            continue
-        name = args.adapter_name_or_path
-        key = f"{role}.model_args.{'lora_rank' if name is None else 'adapter_name_or_path'}"
-        if importlib.util.find_spec("peft") is None:
-            expected = f"its package; {MISSING['peft']}"
-            yield Violation(key, expected, "install it, or remove the key", name or args.lora_rank)
-        if name is not None and not (Path(name).expanduser() / "adapter_config.json").is_file():
-            expected = f"a folder with an adapter_config.json, as peft writes it{nearby(Path(name))}"
-            yield Violation(key, expected, "check the path", name)
 
 
 _MODELS = (model_checks, tokenizer_checks, template_checks, teacher_checks, shape_checks, adapter_checks)

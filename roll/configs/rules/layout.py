@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from roll.configs.errors import Violation, no_effect, problem
+from roll.configs.rules.megatron_fields import field_rules
 from roll.configs.schema.batch_plan import divisors
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.megatron_config import RECOMPUTED, UNEVEN, MegatronConfig
@@ -27,6 +28,7 @@ def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
         yield Violation(place, expected, f"{more} ranks for {role}, or smaller sizes")
     if isinstance(options, MegatronConfig):
         yield from _megatron_sizes(path, worker.ranks, options)
+        yield from field_rules(role, options)
         if isinstance(worker, TrainConfig):
             yield from _recompute(role, worker, options)
 
@@ -182,3 +184,6 @@ def _no_experts(path: str, model: str, options: MegatronConfig) -> Iterator[Viol
         value = getattr(options, spec.name)
         if spec.name.startswith(("expert_", "moe_")) and value != spec.default:
             yield no_effect(f"{path}.{spec.name}", f": {model} has no experts", "remove it", value)
+    for name, value in options.additional_configs.items():
+        if name.startswith("moe_"):
+            yield no_effect(f"{path}.additional_configs.{name}", f": {model} has no experts", "remove it", value)

@@ -8,12 +8,6 @@ from roll.configs.errors import Violation, problem
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.worker_config import ForwardConfig
 
-_OF_ALL_TOKENS = (
-    "moe_expert_capacity_factor", "moe_input_jitter_eps", "moe_router_enable_expert_bias",
-    "moe_router_force_load_balancing", "moe_z_loss_coeff",
-)  # fmt: skip
-"""Fields of Megatron's experts that count the tokens of a micro-batch, or draw something for each."""
-
 
 def sharing_obstacle(worker: ForwardConfig) -> str | None:
     """Return what in a role's section rules it out, as a clause; None: nothing."""
@@ -35,9 +29,6 @@ def sharing_obstacle(worker: ForwardConfig) -> str | None:
 def _megatron_obstacle(options: MegatronConfig) -> str | None:
     if options.moe_aux_loss_coeff:
         return "strategy_config.moe_aux_loss_coeff balances the tokens of whole rows"
-    counting = next((name for name in _OF_ALL_TOKENS if options.additional_configs.get(name)), None)
-    if counting is not None:
-        return f"with additional_configs.{counting} a token's experts depend on how often it stands in a micro-batch"
     return None
 
 

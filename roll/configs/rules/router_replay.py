@@ -60,11 +60,6 @@ def _megatron(options: MegatronConfig) -> Iterator[Violation]:
         yield problem(
             path, "a fused router can't be told what to choose (router_replay)", "remove one of the two", True
         )
-    for name in ("moe_expert_capacity_factor", "moe_router_force_load_balancing"):
-        if options.additional_configs.get(name):
-            path = f"{_TRAINER}.additional_configs.{name}"
-            why = "sends tokens elsewhere than the engine did (router_replay)"
-            yield problem(path, why, "remove one of the two", options.additional_configs[name])
     if options.moe_layer_recompute or "moe" in (options.recompute_modules or ()):
         path = f"{_TRAINER}.{'moe_layer_recompute' if options.moe_layer_recompute else 'recompute_modules'}"
         why = "recomputed expert layers aren't told the engine's experts (router_replay)"

@@ -22,7 +22,7 @@ UNEVEN = frozenset(
         "pipeline_model_parallel_layout",
     )
 )
-"""`additional_configs` that give pipeline stages different numbers of layers; Megatron checks these itself."""
+"""`additional_configs` that give pipeline stages different numbers of layers; Megatron compares these itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,8 @@ class MegatronConfig(StrategyConfig):
     )
     """Layers of Megatron itself, or fused ones of Transformer Engine (needs its package and an accelerator)."""
     additional_configs: dict[str, Any] = field(default_factory=dict)
-    """Any other field of Megatron's `TransformerConfig`; an unknown one, one that another key or the model sets, or one
-    that nothing here reads is refused when the model is built."""
+    """Further fields of Megatron's `TransformerConfig`, those of the list in docs/backends.md: they act in the layers
+    that are built and leave the model's numbers as they are. Every other one is refused."""
 
     @property
     def parallel_sizes(self) -> Mapping[str, int]:

@@ -8,9 +8,11 @@ from typing import Literal
 from roll.configs.schema.acts_if import BACKEND, acting, needs, unless
 from roll.configs.schema.fields import number
 
-_COSINES = needs("lr_scheduler_type", "cosine", "cosine_with_restarts")
-_WSD = needs("lr_scheduler_type", "wsd")
-_FALLS = needs("lr_scheduler_type", "linear", "cosine", "cosine_with_restarts", "polynomial", "wsd")
+_COSINES = needs("lr_scheduler_type", "cosine", "cosine_with_restarts", "warmup_stable_decay")
+_WSD = needs("lr_scheduler_type", "wsd", "warmup_stable_decay")
+_FALLS = needs(
+    "lr_scheduler_type", "linear", "cosine", "cosine_with_restarts", "polynomial", "wsd", "warmup_stable_decay"
+)
 _WARMS_UP = needs(
     "warms_up", words="with `warmup_steps` or `warmup_ratio`", fix="{section}.warmup_steps=10, or remove it"
 )
@@ -28,7 +30,14 @@ class TrainingArgs:
     """Lowest learning rate as a share of the peak: where falling schedules end, and below which `inverse_square_root`
     doesn't go."""
     lr_scheduler_type: Literal[
-        "constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_square_root", "wsd"
+        "constant",
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "polynomial",
+        "inverse_square_root",
+        "wsd",
+        "warmup_stable_decay",
     ] = acting(
         "constant",
         also={
@@ -37,12 +46,12 @@ class TrainingArgs:
             "cosine_with_hard_restarts": "cosine_with_restarts",
             "inverse_sqrt": "inverse_square_root",
             "inverse-square-root": "inverse_square_root",
-            "warmup_stable_decay": "wsd",
             "WSD": "wsd",
         },
     )
-    """Shape after the warm-up; `wsd` stays and falls at the end. Counts optimizer steps actually taken. Formulas:
-    docs/backends.md."""
+    """Shape after the warm-up; `wsd` (Megatron's) and `warmup_stable_decay` (transformers') stay and fall at the end,
+    in a line unless `wsd_decay_style` says otherwise, and along a cosine. Counts optimizer steps actually taken.
+    Formulas: docs/backends.md."""
     warmup_steps: int = number(0, ge=0)
     """Optimizer steps of linear warm-up."""
     warmup_ratio: float = number(0.0, ge=0, lt=1, acts_if=(unless("warmup_steps"),))
@@ -53,18 +62,21 @@ class TrainingArgs:
     """Optimizer steps, warm-up included, after which the lowest learning rate is reached and kept. null: all that are
     planned."""
     num_cycles: float | None = number(None, gt=0, acts_if=(_COSINES,))
-    """Waves of the cosine; of `cosine_with_restarts` falls from the peak. null: 0.5 (one fall), or 1."""
+    """Waves of the cosine, of `warmup_stable_decay` in its fall; of `cosine_with_restarts` falls from the peak. null:
+    0.5 (one fall), or 1."""
     lr_decay_power: float = number(1.0, gt=0, acts_if=(needs("lr_scheduler_type", "polynomial"),))
     """Exponent of `polynomial`."""
     lr_timescale: int | None = number(None, ge=1, acts_if=(needs("lr_scheduler_type", "inverse_square_root"),))
     """Steps after the warm-up in which `inverse_square_root` falls to 1 / sqrt(2) of the peak. null: the steps of the
     warm-up, without one 10000."""
-    wsd_decay_ratio: float = number(0.1, gt=0, le=1, acts_if=(_WSD,))
-    """Share of the steps after the warm-up in which `wsd` falls, the last ones."""
-    wsd_decay_style: Literal["linear", "cosine", "minus_sqrt", "exponential"] = acting(
-        "linear", _WSD, also={"1-sqrt": "minus_sqrt"}
+    wsd_decay_ratio: float = number(0.1, gt=0, le=1, acts_if=(_WSD, unless("num_decay_steps")))
+    """Share of the steps after the warm-up in which `wsd` and `warmup_stable_decay` fall, the last ones."""
+    num_decay_steps: int | None = number(None, ge=1, acts_if=(_WSD,))
+    """Optimizer steps in which they fall, the last ones before `lr_decay_steps`. null: `wsd_decay_ratio` says it."""
+    wsd_decay_style: Literal["linear", "cosine", "minus_sqrt", "exponential"] | None = acting(
+        None, _WSD, also={"1-sqrt": "minus_sqrt"}
     )
-    """How it falls there."""
+    """How they fall there. null: `linear` with `wsd`, `cosine` with `warmup_stable_decay`."""
     optimizer: Literal["adamw", "muon"] = acting(
         "adamw",
         unless(BACKEND, "deepspeed", "megatron", words="without `deepspeed_*` and `megatron_*`",
@@ -97,6 +109,11 @@ class TrainingArgs:
     gradient_accumulation_steps: int = number(1, ge=1)
     """Passes per optimizer step. Mini-batch = per device x accumulation x data-parallel ranks, in responses;
     it must divide `rollout_batch_size * num_return_sequences_in_group`."""
+
+    @property
+    def decay_style(self) -> str:
+        """How `wsd` and `warmup_stable_decay` fall."""
+        return self.wsd_decay_style or ("cosine" if self.lr_scheduler_type == "warmup_stable_decay" else "linear")
 
     @property
     def warms_up(self) -> bool:

@@ -8,9 +8,10 @@ which base model the adapters belong to, because checkpoints don't repeat its we
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from roll.configs.checks.adapters import CONFIG_FILE, read_adapter_config
 from roll.configs.checks.machine import MISSING
-from roll.configs.schema.worker_config import ALL_LINEAR, ModelArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
+from roll.strategies.hf.adapter_config import SCORE, AdapterConfig, adapter_config, leaves
 from roll.strategies.hf.gather import Gather, Travelling, sent_types
 from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.state_files import StateFiles
@@ -34,9 +37,7 @@ if TYPE_CHECKING:
 
 _NAME = "default"  # peft's name for the only set of adapters of a model
 _PEFT_PREFIX = "base_model.model."  # what peft puts before every name in its files
-_DEFAULT_ALPHA = 16.0
 IDENTITY = "adapters.json"
-_SCORE = "score.weight"  # the head of a reward model: it has no adapters, it trains
 SAMPLED = 1024  # values of each adapted layer that tell base models apart
 
 Full = Callable[[Tensor], Tensor]
@@ -59,24 +60,18 @@ def add_adapters(model: nn.Module, spec: TrainSpec, base: Base | None = None) ->
     except ImportError:
         raise ValueError(f"{spec.role}: {MISSING['peft']}") from None
     args = spec.worker.model_args
-    wanted = _chosen_layers(model, args.lora_target)
-    folder = Path(args.adapter_name_or_path).expanduser() if args.adapter_name_or_path is not None else None
-    config = _new_config(model, args, wanted) if folder is None else _saved_config(args, folder)
+    config = adapter_config(model, args)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stable_hash(spec.seed, "lora", spec.role, bits=56))
-        try:
-            inject_adapter_in_model(config, model, _NAME)
-        except ValueError as error:  # peft's, for layers that the model doesn't have or that can't be adapted
-            raise ValueError(f"adapter_name_or_path: {folder} doesn't fit {type(model).__name__}: {error}") from None
+        inject_adapter_in_model(_plain_config(config, args), _Layers(model), _NAME)
+    model.adapter_config = config  # type: ignore[assignment]
     cast_adapter_dtype(model, _NAME)
     layers = _lora_layers(model)
-    if folder is not None:
-        if args.lora_target and set(layers) != set(wanted):
-            own = _leaves(layers)
-            raise ValueError(f"lora_target: {folder} adapts other layers, {', '.join(own)}; remove lora_target")
-        _load_folder(model, layers, folder, base)
+    assert layers.keys() == config.sizes.keys(), set(layers) ^ set(config.sizes)
+    if args.adapter_name_or_path is not None:
+        _load_folder(model, layers, Path(args.adapter_name_or_path).expanduser(), base)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(spec.trains and (_is_adapter(name) or name == _SCORE))
+        parameter.requires_grad_(spec.trains and (_is_adapter(name) or name == SCORE))
 
 
 class Adapters:
@@ -84,7 +79,8 @@ class Adapters:
 
     def __init__(self, model: nn.Module, args: ModelArgs, base: Base | None = None) -> None:
         self._layers = _lora_layers(model)
-        self._config: LoraConfig = model.peft_config[_NAME]  # type: ignore[assignment, index]
+        self._config: AdapterConfig = model.adapter_config  # type: ignore[assignment]
+        self._dropout = args.lora_dropout
         self._base = args.model_name_or_path
         self._identity: dict[str, Any] = {
             "base_model": args.model_name_or_path,
@@ -122,7 +118,7 @@ class Adapters:
     @contextlib.contextmanager
     def dropout(self, device: torch.device, *key: int | str) -> Iterator[None]:
         """Inside, inputs of the adapters are dropped with `lora_dropout`, drawn from `key` alone."""
-        if self._config.lora_dropout == 0.0:
+        if self._dropout == 0.0:
             yield
             return
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -198,11 +194,8 @@ class Adapters:
 
     def write_config(self, folder: Path) -> None:
         """Write peft's description of the adapters, without their weights."""
-        config = copy.copy(self._config)
-        config.base_model_name_or_path, config.inference_mode = self._base, True
-        # A set would be written in an order that changes from process to process.
-        config.target_modules = sorted(config.target_modules or ())
-        config.save_pretrained(str(folder))
+        text = json.dumps(self._config.document(self._base), indent=2, sort_keys=True)
+        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
 
     def write_identity(self, folder: Path, files: StateFiles) -> None:
         """Say beside a checkpoint which base model and which adapters it is about."""
@@ -228,58 +221,23 @@ class Adapters:
 # --- which layers -----------------------------------------------------------------------------------------------------
 
 
-def _linear_layers(model: nn.Module) -> list[str]:
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return [name for name, module in linear if module is not head and f"{name}.weight" != _SCORE]
-
-
-def _chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Names of the layers that `lora_target` means: a target is a name, or what a name ends with after a dot."""
-    layers = _linear_layers(model)
-    if not targets or tuple(targets) == (ALL_LINEAR,):
-        targets = _leaves(layers)
-    chosen = set()
-    for target in targets:
-        matches = [name for name in layers if name == target or name.endswith(f".{target}")]
-        if not matches:
-            fused = any(parameter.dim() == 3 for parameter in model.parameters())
-            note = "; fused experts are one 3-D parameter, not linear layers" if fused else ""
-            raise ValueError(
-                f"lora_target: {type(model).__name__} has no linear layer {target!r} that can be adapted; expected "
-                f"{ALL_LINEAR} or some of {', '.join(_leaves(layers))}{note}"
-            )
-        chosen.update(matches)
-    return [name for name in layers if name in chosen]
-
-
-def _leaves(names: Sequence[str] | dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
-
-
 def _lora_layers(model: nn.Module) -> dict[str, Any]:
-    """Layers with adapters by name. Raises `ValueError` for any kind that can't be merged as W + scaling * B A."""
+    """Layers with adapters by name."""
     from peft.tuners.lora import Linear
-    from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers: dict[str, Any] = {}
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    for name, module in model.named_modules():
-        if not isinstance(module, BaseTunerLayer):
-            continue
-        if not isinstance(module, Linear) or module is head or not _is_plain(module):
-            raise ValueError(
-                f"adapters of {name} ({type(module).__name__}) aren't plain LoRA of a linear layer below the head: "
-                "they can't be merged for the engines. Choose other layers with lora_target (where a model has fused "
-                "experts, peft takes gate_proj, up_proj, down_proj for those), or train saved adapters as plain LoRA"
-            )
-        layers[name] = module
-    return layers
+    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
 
 
-def _is_plain(module: Any) -> bool:
-    linear = type(module.base_layer) is nn.Linear
-    return linear and not module.lora_variant and not module.lora_bias[_NAME]
+class _Layers(nn.Module):
+    """The modules of a model under its names, without its configuration.
+
+    peft turns names of layers into those of fused experts by the family that a model's configuration names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        for name, module in model.named_children():
+            self.add_module(name, module)
 
 
 def peft_name(layer: str, matrix: str) -> str:
@@ -298,53 +256,26 @@ def largest_rank(args: ModelArgs) -> int:
     """Largest rank of the adapters that `args` ask for; reads the folder of saved ones. 0: there are none."""
     if args.adapter_name_or_path is None:
         return args.lora_rank
-    config = json.loads((Path(args.adapter_name_or_path).expanduser() / "adapter_config.json").read_text())
+    config = read_adapter_config(Path(args.adapter_name_or_path).expanduser())
     return max([config["r"], *(config.get("rank_pattern") or {}).values()])
 
 
-def _new_config(model: nn.Module, args: ModelArgs, chosen: list[str]) -> LoraConfig:
+def _plain_config(config: AdapterConfig, args: ModelArgs) -> LoraConfig:
+    """Return what peft builds them from: whole names, each with its rank and alpha."""
     from peft import LoraConfig
 
-    # peft finds layers by what their names end with: short names where those mean the same, they are portable.
-    leaves = _leaves(chosen)
-    meant = {name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in leaves}
+    # peft tries every pattern on every layer: one entry for each layer of another size than most.
+    (rank, alpha), _ = Counter(config.sizes.values()).most_common(1)[0]
+    other = {f"^{re.escape(name)}": size for name, size in config.sizes.items() if size != (rank, alpha)}
     return LoraConfig(
-        r=args.lora_rank,
-        # peft has whole numbers in mind and computes with any.
-        lora_alpha=_DEFAULT_ALPHA if args.lora_alpha is None else args.lora_alpha,  # type: ignore[arg-type]
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]
         lora_dropout=args.lora_dropout,
-        target_modules=leaves if meant == set(chosen) else chosen,
-        bias="none",
-        task_type="CAUSAL_LM",
+        target_modules=list(config.sizes),
+        rank_pattern={name: size[0] for name, size in other.items()},
+        alpha_pattern={name: size[1] for name, size in other.items()},
+        use_rslora=config.rank_stabilized,
     )
-
-
-def _saved_config(args: ModelArgs, folder: Path) -> LoraConfig:
-    """Return what the folder says of its adapters, with this run's dropout."""
-    from peft import LoraConfig, PeftConfig
-
-    if not (folder / "adapter_config.json").is_file():
-        raise ValueError(f"adapter_name_or_path: {folder} has no adapter_config.json; expected a folder of peft's")
-    config = PeftConfig.from_pretrained(str(folder))
-    if not isinstance(config, LoraConfig):
-        raise ValueError(f"adapter_name_or_path: {folder} holds {config.peft_type} adapters, expected LORA")
-    other = {
-        "bias": config.bias != "none",
-        "modules_to_save": bool(config.modules_to_save),
-        "target_parameters": bool(config.target_parameters),
-        "trainable_token_indices": bool(config.trainable_token_indices),
-        # These start from a base model with parts taken out.
-        "init_lora_weights": config.init_lora_weights not in (True, False, "gaussian"),
-    }
-    if any(other.values()):
-        names = ", ".join(name for name, used in other.items() if used)
-        raise ValueError(f"adapter_name_or_path: {folder} uses {names}; only plain LoRA of linear layers can be used")
-    sizes = {"lora_rank": (args.lora_rank, config.r), "lora_alpha": (args.lora_alpha, config.lora_alpha)}
-    for key, (given, own) in sizes.items():
-        if given and given != own:
-            raise ValueError(f"{key}: {given:g}, but the adapters in {folder} have {own:g}; remove {key}")
-    config.lora_dropout, config.inference_mode = args.lora_dropout, False
-    return config
 
 
 @torch.no_grad()
@@ -397,4 +328,4 @@ def check_same_base(folder: Path, saved: dict[str, Any], mine: dict[str, Any]) -
 def _described(layers: dict[str, list[float]]) -> str:
     kinds = sorted({(rank, scaling) for rank, scaling in layers.values()})
     sizes = ", ".join(f"rank {rank:g} and alpha {rank * scaling:g}" for rank, scaling in kinds)
-    return f"{sizes} on {len(layers)} layers ({', '.join(_leaves(layers))})"
+    return f"{sizes} on {len(layers)} layers ({', '.join(leaves(layers))})"

@@ -98,6 +98,7 @@ def load_weights(chunks: Sequence[TokenGPT], source: str | Path | Mapping[str, T
 
 def _fill(held: Held, weights: WeightSource, rank: int, ranks: int) -> None:
     entry, position = held.entry, 0
+    _check_size(held, rank, ranks)
     if entry.dim is None:
         held.matrix.copy_(weights.read(entry.tensors[0], held.expert, None, 0, 0))
         return
@@ -109,6 +110,19 @@ def _fill(held: Held, weights: WeightSource, rank: int, ranks: int) -> None:
             tensor = entry.tensors[segment.tensor]
             place.copy_(weights.read(tensor, held.expert, entry.dim, segment.start, segment.stop))
         position += segment.size
+
+
+def _check_size(held: Held, rank: int, ranks: int) -> None:
+    """A parameter that is larger than what fills it would keep memory that nobody has written to."""
+    entry, wanted = held.entry, list(held.entry.tensors[0].shape)
+    if entry.dim is not None:
+        wanted[entry.dim] = sum(segment.size for segment in entry.share(rank, ranks))
+    if list(held.matrix.shape) != wanted:
+        raise ValueError(
+            f"Megatron's {entry.parameters[0]} has shape {tuple(held.matrix.shape)}, and the folder's model fills "
+            f"{tuple(wanted)} of it: with these options Megatron builds another model. Remove what you last added to "
+            "strategy_config"
+        )
 
 
 def _check_complete(weights: WeightSource, table: WeightTable, kind: str) -> None:
