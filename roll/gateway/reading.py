@@ -47,8 +47,13 @@ class Reading:
             changes["stop_strings"] = tuple(dict.fromkeys((*params.stop_strings, *call.stop)))
         return changes
 
-    def choice(self, call: ChatCall, completion: Completion) -> Choice:
-        """Return what a client is told of a response."""
+    def choice(self, call: ChatCall, completion: Completion, *, num_calls: int = 0) -> Choice:
+        """Return what a client is told of a response.
+
+        Args:
+            num_calls: tool calls so far, from which ids are counted on. Histories may be shortened, or have calls that
+                weren't made here: an id is never that of a call in the history either.
+        """
         reads_calls = bool(self.tool_parser) and (bool(call.tools) or self.tool_parser in _WITH_CHANNELS)
         text, stop_string = _cut(self._text(completion.token_ids, marked=reads_calls), call.stop)
         opened = self.opened
@@ -59,8 +64,12 @@ class Reading:
         reasoning, content = split_thinking(opened + text, self.thinking_tags)
         calls: tuple[ToolCall, ...] = ()
         if reads_calls:
-            had = sum(len(message.tool_calls) for message in call.messages)
-            found = parse_calls(content, self.tool_parser, tools=call.tools, first=had)
+            known = {known.id for message in call.messages for known in message.tool_calls}
+            first = max(num_calls, len(known))
+            found = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
+            while not known.isdisjoint(new.id for new in found.calls):
+                first += 1
+                found = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
             if call.tools or not found.calls:
                 content, calls, reasoning = found.content, found.calls, reasoning or found.thought
             if not call.parallel_tool_calls:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from roll.data.templates import TemplateError
-from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall, Session
 from roll.gateway.reading import Reading
 from roll.gateway.session import all_of
 from roll.rollout.engine_driver import EngineDriver
@@ -65,12 +65,7 @@ class ServedModel(Session):
         prompt = self._prompt(call)
         room = self._max_length - len(prompt)
         if room < 1:
-            raise RefusedCall(
-                400,
-                f"messages: {len(prompt)} tokens leave no room for a response; the context has {self._max_length}",
-                "messages",
-                code="context_length_exceeded",
-            )
+            raise ContextFull(len(prompt), self._max_length)
         params = self._sampling(call, room)
         choices = await all_of([self._choice(call, prompt, params, number) for number in range(call.n)])
         return ChatAnswer(choices=tuple(choices), prompt_tokens=len(prompt))

@@ -33,8 +33,8 @@ class Rollout(Protocol):
 class Episode:
     """One episode under way. Tokens are carried: each turn adds to the context of another, or begins one.
 
-    `task` and `params` say what is played and how tokens are drawn. Several calls of `generate` may be under way at
-    once; the turns that they become are a tree (`turn_tree.py`).
+    `task` and `params` say what is played and how tokens are drawn, `max_sequence_length` is the length of a context.
+    Several calls of `generate` may be under way at once; the turns that they become are a tree (`turn_tree.py`).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Episode:
         self._env = env
         self._key = key
         self._name = key.name(task)
-        self._max_sequence_length = max_sequence_length
+        self.max_sequence_length = max_sequence_length
         self._turns = TurnTree()
         self._numbers: dict[str, int] = {}  # Of turns, by the ids of their completions
         self._under_way = 0  # Calls of `generate`
@@ -97,7 +97,7 @@ class Episode:
     @property
     def room(self) -> int:
         """Tokens that the context can still take."""
-        return self._max_sequence_length - len(self.tokens)
+        return self.max_sequence_length - len(self.tokens)
 
     async def reset(self) -> Observation:
         """Begin; what the environment shows first."""
@@ -151,10 +151,10 @@ class Episode:
         """
         parent, prompt = self._parent(reset_context, after), tuple(prompt_ids)
         context = (*self._turns.tokens(parent), *prompt)
-        room = self._max_sequence_length - len(context)
+        room = self.max_sequence_length - len(context)
         if room < 1:
             what = f"turn {self._turns.next_number} has {len(context)} tokens of context and no room to respond"
-            raise EpisodeError("truncated", f"{what}: sequence_length is {self._max_sequence_length}")
+            raise EpisodeError("truncated", f"{what}: sequence_length is {self.max_sequence_length}")
         if self._over:
             raise EpisodeError("aborted", f"episode {self._name} is over")
         number = self._turns.take_number()

@@ -88,6 +88,19 @@ def test_chat_carries_tools_calls_and_their_results(client, session):
     assert not call.parallel_tool_calls
 
 
+def test_a_repeated_request_is_known_by_what_the_official_clients_say(client, claude, session):
+    again = {"x-stainless-retry-count": "2"}
+    for headers in ({}, again):
+        client.chat.completions.create(model="policy", messages=ASK, extra_headers=headers)
+    client.chat.completions.create(model="policy", messages=ASK, seed=1)
+    client.responses.create(model="policy", input="hello", extra_headers=again)
+    claude.messages.create(model="policy", messages=ASK, max_tokens=9)
+    first, second, _, _, messages = session.calls
+    assert [call.repeated for call in session.calls] == [False, True, False, True, False]
+    assert first.body_hash == second.body_hash and first.body_hash
+    assert len({call.body_hash for call in session.calls}) == 4 and messages.body_hash
+
+
 def test_a_streamed_chat_adds_up_to_the_response(client):
     with client.chat.completions.stream(model="policy", messages=asked("call weather clock"), tools=[CHAT_TOOL]) as s:
         whole = s.get_final_completion()

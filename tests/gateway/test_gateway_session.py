@@ -235,17 +235,99 @@ def test_a_context_without_room_is_refused_as_the_original_does():
     session, _, _ = make("one", length=20)
     why = refused(session, ask(HELLO))
     assert (why.status, why.code) == (400, "context_length_exceeded")
-    assert "sequence_length is 20" in session.spent
+    assert "maximum context length is 20 tokens" in session.spent
+    assert (session.calls, why.limit) == (0, 20)
 
 
 def test_an_agent_that_goes_on_with_a_shorter_context_has_spent_nothing():
-    session, _, _ = make("one", "two", length=50, max_calls=3)
+    session, _, _ = make("one", "two", length=50, max_calls=2)
     assert refused(session, ask(Message("user", "hello" * 20))).code == "context_length_exceeded"
     assert session.spent
     run(session.complete(ask(HELLO)))
     assert not session.spent
     run(session.complete(ask(HELLO)))
     assert refused(session, ask(HELLO)).status == 429 and "max_calls" in session.spent
+
+
+def test_a_call_that_its_client_cancels_is_not_counted():
+    session, _, engines = make("one", "two", max_calls=1)
+    engines.generate, answered = lambda *_: asyncio.sleep(60), engines.generate
+
+    async def leaves():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(session.complete(ask(HELLO)), 0.01)
+
+    run(leaves())
+    engines.generate = answered
+    assert (session.calls, session.spent) == (0, "")
+    run(session.complete(ask(HELLO)))
+    assert refused(session, ask(HELLO)).status == 429
+
+
+@pytest.mark.parametrize("wanted", ["budget", "context"])
+def test_an_agent_insists_once_it_asks_again_later_for_what_it_was_refused(monkeypatch, wanted):
+    session, _, _ = make("one", "two", length=50, max_calls=1 if wanted == "budget" else 9)
+    call = ask(HELLO) if wanted == "budget" else ask(Message("user", "hello" * 20))
+    if wanted == "budget":
+        run(session.complete(call))
+    now = [100.0]
+    monkeypatch.setattr("roll.gateway.budget.time.monotonic", lambda: now[0])
+    for _ in range(3):  # calls that were sent together
+        refused(session, call)
+    assert not session.insists.is_set.is_set()
+    now[0] += 1
+    if wanted == "context":  # it was made shorter, though not enough
+        refused(session, ask(Message("user", "hello" * 19)))
+        assert not session.insists.is_set.is_set()
+        now[0] += 1
+    refused(session, call)
+    assert session.insists.is_set.is_set()
+    if wanted == "context":
+        run(session.complete(ask(HELLO)))
+        assert not session.insists.is_set.is_set() and not session.spent
+
+
+def test_an_answer_that_was_lost_is_given_again_and_not_sampled_anew():
+    session, episode, _ = make("one", "two", "three", max_calls=3)
+    sent, other = {"body_hash": b"1"}, {"body_hash": b"2"}
+    first = run(session.complete(ask(HELLO, **sent)))
+    assert run(session.complete(ask(HELLO, **sent, repeated=True))) is first
+    assert run(session.complete(ask(HELLO, **sent, repeated=True))) is first
+    assert run(session.complete(ask(HELLO, **sent))) is not first  # the same on purpose: another sample
+    third = run(session.complete(ask(HELLO, **other, repeated=True)))  # nothing of it was answered
+    assert third.choices[0].message.content == "three"
+    assert refused(session, ask(HELLO)).status == 429
+    assert run(session.complete(ask(HELLO, **other, repeated=True))) is third  # also when the budget is spent
+    episode.finish(1.0)
+    assert (len(episode.finished().turns), session.calls) == (3, 3)
+
+
+def test_of_equal_requests_the_one_that_was_not_answered_is_sampled_when_it_is_repeated():
+    session, _, engines = make("one", "two")
+    sent = {"body_hash": b"1"}
+    run(session.complete(ask(HELLO, **sent)))
+    engines.replies.insert(0, None)  # the engine lets the second one down
+    refused(session, ask(HELLO, **sent))
+    assert run(session.complete(ask(HELLO, **sent, repeated=True))).choices[0].message.content == "two"
+
+
+def test_ids_of_tool_calls_are_unique_in_an_episode_also_when_the_history_gets_shorter():
+    said = '<tool_call>{"name": "weather"}</tool_call>'
+    session, _, _ = make(*[said] * 5)
+    ids, history = [], [HELLO]
+    for _ in range(3):
+        message = run(session.complete(ask(*history, tools=(TOOL,)))).choices[0].message
+        ids += [call.id for call in message.tool_calls]
+        history = [HELLO, message, Message("tool", "fine", tool_call_id=ids[-1])]  # the first rounds are left out
+    assert ids == ["call00000", "call00001", "call00002"]
+    answer = run(session.complete(ask(HELLO, tools=(TOOL,), n=2)))
+    ids += [call.id for choice in answer.choices for call in choice.message.tool_calls]
+    assert len(set(ids)) == 5
+    made_up = Message("assistant", "", tool_calls=(ToolCall("call00000", "weather", "{}"),))
+    session, _, _ = make(said)
+    history = [HELLO, made_up, Message("tool", "fine", tool_call_id="call00000")]
+    (call,) = run(session.complete(ask(*history, tools=(TOOL,)))).choices[0].message.tool_calls
+    assert call.id != "call00000"
 
 
 def test_an_episode_that_is_given_up_answers_409():

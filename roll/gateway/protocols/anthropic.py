@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall
 from roll.gateway.protocols import fields as f
 from roll.gateway.protocols.chat import NO_GRAMMAR, STRICT, function_spec, with_tool_names
 from roll.gateway.protocols.fields import Field, table
@@ -115,13 +115,15 @@ class AnthropicMessages(WireFormat):
         yield event("message_delta", delta=end, usage=_usage(answer, answer.sampled))
         yield event("message_stop")
 
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
-        del param, code  # the form has no place for them; the message names the field
-        kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
+        message = str(refused)  # the form has no place for a field and a code; clients look for these words
+        if isinstance(refused, ContextFull):
+            message = f"prompt is too long: {refused.tokens} tokens > {refused.limit - 1} maximum"
+        kind = _ERRORS.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
-    def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
-        return sse(self.error(status, message, param, code), "error")
+    def stream_error(self, refused: RefusedCall) -> str:
+        return sse(self.error(refused), "error")
 
 
 class AnthropicTokenCount(AnthropicMessages):

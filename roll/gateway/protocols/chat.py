@@ -165,16 +165,18 @@ class ChatCompletions(WireFormat):
             yield sse({**head, "choices": [], "usage": _usage(answer)})
         yield sse("[DONE]")
 
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
-        return openai_error(status, message, param, code)
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
+        return openai_error(refused)
 
 
-def openai_error(status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
+def openai_error(refused: RefusedCall) -> dict[str, Any]:
     """Return an error in OpenAI's form."""
+    status = refused.status
     kinds = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 409: "conflict_error"}
     kinds |= {429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param or None, "code": code or None}}
+    told = {"message": str(refused), "type": kind, "param": refused.field or None, "code": refused.code or None}
+    return {"error": told}
 
 
 def _message(value: Any, where: str, ignored: Collection[str]) -> Message:

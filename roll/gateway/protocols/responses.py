@@ -110,11 +110,11 @@ class Responses(WireFormat):
         whole = response(asked, items_of(asked, choice), choice, _usage(answer))
         return events_of(begun, whole)
 
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
-        return openai_error(status, message, param, code)
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
+        return openai_error(refused)
 
-    def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
-        told = {"message": message, "param": param or None, "code": code or str(status)}
+    def stream_error(self, refused: RefusedCall) -> str:
+        told = {"message": str(refused), "param": refused.field or None, "code": refused.code or str(refused.status)}
         return sse({"type": "error", "sequence_number": 0, **told}, "error")
 
     def _earlier(self, kept: dict[str, Any]) -> tuple[Message, ...]:

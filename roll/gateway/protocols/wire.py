@@ -61,7 +61,7 @@ class WireFormat(ABC):
         """Yield the finished response as server-sent events."""
 
     @abstractmethod
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
         """Return the body of a refusal."""
 
     def tools_of(
@@ -85,9 +85,9 @@ class WireFormat(ABC):
             _TOOLS[key] = tools
         return tools
 
-    def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
+    def stream_error(self, refused: RefusedCall) -> str:
         """Return the event of a failure after the stream has begun."""
-        return sse(self.error(status, message, param, code))
+        return sse(self.error(refused))
 
 
 def sse(data: Mapping[str, Any] | str, event: str = "") -> str:
