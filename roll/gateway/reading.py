@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from roll.data.templates import TemplateError
 from roll.gateway.base import AnswerReason, ChatCall, Choice
 from roll.rollout.marks import Marks
+from roll.rollout.plain_text import PlainText
 from roll.strategies.base import Completion, SamplingParams
 from roll.tools.parsing import parse_calls, split_thinking
 from roll.types.chat import Message, ToolCall
 
+_EFFORT = "reasoning_effort"
 _WITH_CHANNELS = ("harmony", "gemma")
 """Forms that say of every response which part of it is thought, also where no tools are told of."""
 
@@ -37,6 +40,15 @@ class Reading:
     opened_with: Callable[[Mapping[str, Any]], str] | None = None
     """Gives the same with the template variables of a call; None: they don't matter."""
     marks: Marks | None = None
+    takes_effort: bool = False
+    """Whether the chat template reads `reasoning_effort`."""
+
+    def with_effort(self, call: ChatCall) -> ChatCall:
+        """Return a call whose effort is a variable of the chat template, where that reads it and the call has none."""
+        variables = call.template_variables
+        if call.effort is None or not self.takes_effort or _EFFORT in variables:
+            return call
+        return replace(call, template_variables={**variables, _EFFORT: call.effort})
 
     def changes(self, call: ChatCall, params: SamplingParams) -> dict[str, Any]:
         """Return the sampling parameters that a call changes without changing the distribution."""
@@ -90,6 +102,15 @@ class Reading:
 
     def _text(self, token_ids: Sequence[int], *, marked: bool) -> str:
         return self.marks.decode(token_ids) if marked and self.marks is not None else self.decode(token_ids)
+
+
+def reads_effort(chat: PlainText) -> bool:
+    """Return whether a chat template has a variable for how long to think."""
+    try:
+        chat.with_variables({_EFFORT: "medium"})
+    except TemplateError:
+        return False
+    return True
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, str]:

@@ -62,6 +62,7 @@ class ServedModel(Session):
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         """See `Session`."""
+        call = self._reading.with_effort(call)
         prompt = self._prompt(call)
         room = self._max_length - len(prompt)
         if room < 1:
@@ -72,7 +73,7 @@ class ServedModel(Session):
 
     async def count(self, call: ChatCall) -> int:
         """See `Session`."""
-        return len(self._prompt(call))
+        return len(self._prompt(self._reading.with_effort(call)))
 
     def _prompt(self, call: ChatCall) -> tuple[int, ...]:
         if call.model != self._name:

@@ -15,6 +15,7 @@ from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, Refused
 from roll.gateway.budget import Budget, Insistence, LastAnswers
 from roll.gateway.reading import Reading
 from roll.rollout.episode import Episode
+from roll.strategies.base import Completion
 from roll.types.chat import Message, ToolSpec
 from roll.types.episode import EpisodeError
 
@@ -76,6 +77,10 @@ class SessionSettings:
     """Whether every other name is the policy too."""
     models: Mapping[str, Session] = field(default_factory=dict)
     """Models that answer instead of the policy and aren't trained, by name."""
+    side_models: frozenset[str] = frozenset()
+    """Names of the policy in calls beside the task, which are neither trained nor counted."""
+    side_prompts: tuple[str, ...] = ()
+    """Texts of which one is in the system message of such a call."""
 
 
 class EpisodeSession(Session):
@@ -101,7 +106,7 @@ class EpisodeSession(Session):
         self._reading = reading
         self._settings = settings or SessionSettings()
         self._budget = Budget(self._settings.max_calls, self._settings.max_tokens)
-        self._untrained = Budget(self._settings.max_calls, None)
+        self._beside = Budget(self._settings.max_calls, None)  # Of calls beside the task: as many, by themselves
         self._answers = LastAnswers()
         self.insists = Insistence()
         """Whether the agent asks on though there is nothing left."""
@@ -134,21 +139,28 @@ class EpisodeSession(Session):
     @property
     def models(self) -> Sequence[str]:
         """See `Session`."""
-        return (POLICY, *self._settings.names, *self._settings.models)
+        return (POLICY, *self._settings.names, *self._settings.models, *sorted(self._settings.side_models))
+
+    @property
+    def side_calls(self) -> int:
+        """Answered calls beside the task."""
+        return self._beside.calls
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         """See `Session`."""
         other = self._settings.models.get(call.model)
         if other is not None:
             return await other.complete(call)
-        role = self._role(call.model)
+        call = self._reading.with_effort(call)
+        beside = self._is_beside(call)
+        role = "" if beside else self._role(call.model)
         self._check_sampling(call)
         if (answer := self._answers.lost(call)) is not None:
             return answer
         try:
-            answer = await self._answered(call, role)
+            answer = await (self._answered_beside(call) if beside else self._answered(call, role))
         except RefusedCall as refused:
-            if refused.code in _FINAL:
+            if refused.code in _FINAL and not beside:
                 self.insists.refused(refused)
             raise
         self._answers.add(call, answer)
@@ -175,6 +187,28 @@ class EpisodeSession(Session):
             self.insists.made_room()
         return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
 
+    def _is_beside(self, call: ChatCall) -> bool:
+        """Return whether a call is one beside the task."""
+        texts = self._settings.side_prompts
+        systems = [message.content for message in call.messages if message.role == "system"] if texts else []
+        return call.model in self._settings.side_models or any(text in said for said in systems for text in texts)
+
+    async def _answered_beside(self, call: ChatCall) -> ChatAnswer:
+        prompt = self._placed(call).context_ids
+        limit = self._beside.left(call.n, self._episode.params.max_new_tokens)
+        if len(prompt) >= self._episode.max_sequence_length:
+            raise ContextFull(len(prompt), self._episode.max_sequence_length)
+        changes = {"max_new_tokens": limit, **self._reading.changes(call, self._episode.params)}
+
+        async def choice() -> Choice:
+            return self._read(call, await self._generated(prompt, call, recorded=False, reset_context=True, **changes))
+
+        with self._beside.call(0) as sampled:
+            choices = await all_of([choice() for _ in range(call.n)])
+            sampled += [len(choice.token_ids) for choice in choices]
+        self._episode.count("agent/side_calls")
+        return ChatAnswer(choices=tuple(choices), prompt_tokens=len(prompt))
+
     def count_retokenised(self) -> None:
         """Count the calls that went on from a response whose text has other tokens. At the end of the episode: to
         tokenise every response takes a third of what a call costs otherwise, and no client has to wait for it."""
@@ -185,29 +219,33 @@ class EpisodeSession(Session):
     async def count(self, call: ChatCall) -> int:
         """See `Session`."""
         other = self._settings.models.get(call.model)
-        return await other.count(call) if other is not None else len(self._placed(call).context_ids)
+        if other is not None:
+            return await other.count(call)
+        return len(self._placed(self._reading.with_effort(call)).context_ids)
 
     async def _choice(
         self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any], sampled: list[int]
     ) -> Choice:
-        try:
-            completion = await self._episode.generate(
-                place.prompt_ids,
-                reset_context=place.parent is None,
-                after=place.parent,
-                role=role,
-                salt=call.seed,
-                **changes,
-            )
-        except EpisodeError as error:
-            raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
+        completion = await self._generated(
+            place.prompt_ids, call, reset_context=place.parent is None, after=place.parent, role=role, **changes
+        )
         sampled.append(completion.num_tokens)
         number = self._episode.number_of(completion)
-        choice = self._reading.choice(call, completion, num_calls=self._num_calls)
-        self._num_calls = max((int(made.id[4:]) + 1 for made in choice.message.tool_calls), default=self._num_calls)
+        choice = self._read(call, completion)
         self._graph_of(call).grow(place, completion.token_ids, choice.message, number=number)
         self.last_answer = choice.message
         self.roles.add(role)
+        return choice
+
+    async def _generated(self, prompt: Sequence[int], call: ChatCall, **options: Any) -> Completion:
+        try:
+            return await self._episode.generate(prompt, salt=call.seed, **options)
+        except EpisodeError as error:
+            raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
+
+    def _read(self, call: ChatCall, completion: Completion) -> Choice:
+        choice = self._reading.choice(call, completion, num_calls=self._num_calls)
+        self._num_calls = max((int(made.id[4:]) + 1 for made in choice.message.tool_calls), default=self._num_calls)
         return choice
 
     def _role(self, model: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,9 @@ from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import EpisodeError, Status, Task, Trajectory, Turn
 from roll.utils import spans
 from roll.utils.seeding import stable_hash
+
+_BESIDE = 1 << 20
+"""Numbers of responses that are no turns, beyond those of turns."""
 
 
 class Rollout(Protocol):
@@ -57,6 +61,7 @@ class Episode:
         self.max_sequence_length = max_sequence_length
         self._turns = TurnTree()
         self._numbers: dict[str, int] = {}  # Of turns, by the ids of their completions
+        self._beside = itertools.count()  # Of responses that are no turns
         self._under_way = 0  # Calls of `generate`
         self._over = False
         self._state = ""
@@ -128,6 +133,7 @@ class Episode:
         role: str = "",
         salt: int | None = None,
         patient: bool = False,
+        recorded: bool = True,
         **changes: Any,
     ) -> Completion:
         """Return one response to a context plus `prompt_ids`, which may be empty.
@@ -143,6 +149,7 @@ class Episode:
             role: who speaks, in an episode of several agents.
             salt: mixed into the key of the response's randomness, where whoever asks has a seed of his own.
             patient: nobody waits for this response but the batch; see `Request.patient`.
+            recorded: false: the response is no turn of the episode, and not trained. Turns keep their numbers.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
 
         Raises:
@@ -157,7 +164,7 @@ class Episode:
             raise EpisodeError("truncated", f"{what}: sequence_length is {self.max_sequence_length}")
         if self._over:
             raise EpisodeError("aborted", f"episode {self._name} is over")
-        number = self._turns.take_number()
+        number = self._turns.take_number() if recorded else _BESIDE + next(self._beside)
         params = replace(self.params, **changes) if changes else self.params
         request = Request(
             id=f"{self._name}/{number}",
@@ -174,6 +181,10 @@ class Episode:
                 completion, fire_tokens = await sampled(self._engines, self._name, request, first=number == 0)
         finally:
             self._under_way -= 1
+        if not recorded:
+            if self._over or completion.finish_reason == "abort":
+                raise EpisodeError("aborted", "stopped by the scheduler")
+            return completion
         turn = Turn(
             prompt_ids=prompt,
             response_ids=completion.array("token_ids"),

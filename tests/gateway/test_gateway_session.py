@@ -168,6 +168,42 @@ def test_an_edited_history_is_a_branch_and_is_counted():
     assert played.counts == {"agent/mismatch_edited": 1}
 
 
+def test_an_answer_that_the_agent_leaves_out_is_counted():
+    session, episode, _ = make("hm", "two", "three", "four")
+    system, complaint = Message("system", "be brief"), Message("user", "call a tool!")
+    run(session.complete(ask(system, HELLO)))
+    second = run(session.complete(ask(system, HELLO, complaint))).choices[0].message  # as if there had been no answer
+    run(session.complete(ask(system, HELLO, complaint, second, Message("user", "more"))))
+    run(session.complete(ask(system, HELLO)))  # asked again: nothing goes on from there
+    episode.finish(1.0)
+    assert episode.finished().counts == {"agent/mismatch_dropped_response": 1}
+
+
+@pytest.mark.parametrize("by", ["model", "system message"])
+def test_a_call_beside_the_task_is_answered_and_neither_trained_nor_counted(by):
+    session, episode, engines = make(
+        "A title", "one", "Titles", "Titles", max_calls=2, max_tokens=8, side_models=frozenset({"small"}),
+        side_prompts=("You name things.",),
+    )  # fmt: skip
+    side = ask(HELLO, model="small") if by == "model" else ask(Message("system", "Hi! You name things."), HELLO)
+    answer = run(session.complete(side))
+    assert (answer.choices[0].message.content, answer.sampled) == ("A title", 8)
+    assert (session.calls, session.sampled_tokens, session.side_calls, session.last_answer) == (0, 0, 1, None)
+    first = run(session.complete(ask(HELLO)))
+    seed = engines.requests[1].seed
+    run(session.complete(side))
+    why = refused(session, side)  # there are as many as calls
+    assert (why.status, why.code, session.spent) == (429, "insufficient_quota", "")
+    assert not session.insists.is_set.is_set()
+    episode.finish(1.0)
+    played = episode.finished()
+    assert [turn.response_ids for turn in played.turns] == [first.choices[0].token_ids]
+    assert played.counts == {"agent/side_calls": 2}
+    alone, _, engines = make("one")
+    run(alone.complete(ask(HELLO)))
+    assert engines.requests[0].seed == seed  # what is trained is drawn as without the calls beside it
+
+
 def test_responses_whose_text_has_other_tokens_are_counted_when_the_episode_ends(monkeypatch):
     session, episode, _ = make("one", "two", "three")
     told = [HELLO]

@@ -111,7 +111,7 @@ class _Play:
         """Have the agent play, and score the episode."""
         episode, gateway, key = self._episode, await endpoint.started(), new_key()
         url = gateway.open(
-            self._session, key, ignore_fields=self._env.ignore_fields, handlers={"score": self._take_score}
+            self._session, key, ignore_fields=self._env.ignored_fields, handlers={"score": self._take_score}
         )
         order = Order(
             episode=episode.name,
@@ -179,7 +179,10 @@ class _Play:
             self._counters["agent/never_called"] += 1
             if _RAISED in outcome.how:
                 raise EpisodeError("env_error", f"the agent raised before the model answered it: {outcome.how}")
-            raise EpisodeError("env_error", f"the agent never called the model ({outcome.how}){self._last_words()}")
+            beside = f", but for {count} side_calls" if (count := self._session.side_calls) else ""
+            raise EpisodeError(
+                "env_error", f"the agent never called the model{beside} ({outcome.how}){self._last_words()}"
+            )
         try:
             score = await self._score(outcome)
         except (EpisodeError, ScoreError) as error:
