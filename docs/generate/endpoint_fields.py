@@ -1,4 +1,4 @@
-"""The tables of docs/serve.md, written from roll/gateway/protocols.
+"""The tables of docs/serve.md, written from roll/gateway/protocols and roll/catalog/harnesses.py.
 
     python docs/generate/endpoint_fields.py docs/serve.md
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from marked import with_part
 
+from roll.catalog.harnesses import HARNESSES
 from roll.gateway.protocols import wire_formats
 
 _BEGIN, _END = "<!-- tables: begin (make docs) -->", "<!-- tables: end -->"
@@ -23,13 +24,18 @@ _TITLES = {
 
 
 def markdown_tables() -> str:
-    """Return a table for each protocol."""
+    """Return a table for each protocol, and one of harnesses."""
     lines: list[str] = []
     for route, title in _TITLES.items():
         lines += [f"### {title}", "", "| field | | |", "|---|---|---|"]
         fields = wire_formats()[route].fields.values()
         lines += [f"| `{field.name}` | {field.kind} | {field.says} |" for field in fields]
         lines.append("")
+    lines += ["### Harnesses in `ignore_fields`", "", "| harness | stands for |", "|---|---|"]
+    for name, fields_of in HARNESSES.items():
+        told = ", ".join(f"`{field}`" for field in fields_of) or "nothing: all that it sends by itself is taken"
+        lines.append(f"| `{name}` | {told} |")
+    lines.append("")
     return "\n".join(lines)
 
 

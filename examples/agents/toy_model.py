@@ -172,7 +172,7 @@ async def recorded(env: AgentEnv, seeds: Sequence[int], teach: Teach) -> list[tu
     async def play(seed: int) -> list[tuple[ChatCall, Message]]:
         teacher, key, log = Teacher(teach), new_key(), AgentLog()
         async with turn:
-            url = gateway.open(teacher, key, ignore_fields=env.ignore_fields)
+            url = gateway.open(teacher, key, ignore_fields=env.ignored_fields)
             order = Order(
                 episode=str(seed),
                 task={"id": str(seed), "seed": seed},

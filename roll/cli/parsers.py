@@ -359,7 +359,7 @@ def _add_serve(groups: Any) -> None:
         "--ignore_fields",
         action="append",
         metavar="FIELD",
-        help="of requests, left out instead of refused; may be repeated",
+        help="of requests, left out instead of refused; or a harness, e.g. codex; may be repeated",
     )
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline rlvr")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from roll.catalog.harnesses import HARNESSES, expand_fields, harness_meant
 from roll.cli.exits import Exit, say
 from roll.cli.train import load
 from roll.configs.errors import ConfigError, of_no_file
@@ -37,6 +38,9 @@ def serve(options: argparse.Namespace) -> int:
     for field in options.ignore_fields or ():
         if field in NEVER_IGNORED:
             raise ValueError(f"--ignore_fields: without {field!r} a request says something else; leave it out")
+        if (meant := harness_meant(field)) is not None:
+            what = f"{field!r} is neither a field of requests nor a harness ({', '.join(HARNESSES)})"
+            raise ValueError(f"--ignore_fields: {what}; did you mean {meant}?")
     key = _key(options)
     with tempfile.TemporaryDirectory(prefix="roll-serve-") as folder, _model(options, Path(folder)) as model:
         config_file = Path(folder) / "serve.yaml"
@@ -53,7 +57,7 @@ def serve(options: argparse.Namespace) -> int:
             tool_parser=options.tool_parser,
             thinking_tags=THINK_TAGS if options.thinking else None,
             max_new_tokens=options.max_new_tokens,
-            ignore_fields=options.ignore_fields or (),
+            ignore_fields=expand_fields(options.ignore_fields or (), trains=False),
         )
         serving.run(options.host, options.port, key, tell=say)
     return Exit.DONE

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from roll.gateway.base import RefusedCall
@@ -133,12 +135,16 @@ class App:
         with self._sessions.counted(opened) as admitted:
             if not admitted:
                 raise RefusedCall(429, "as many calls are under way as this endpoint takes", again=True)
-            body = await self._body(request)
+            body, sent = await self._body(request)
             if handler is not None:
                 await request.answer(await self._answered(opened, handler(_object(body)), request))
                 return
             assert wire is not None
             asked = wire.read(body, opened.ignored)
+            retries = request.header(b"x-stainless-retry-count")  # of the official clients of OpenAI and Anthropic
+            if retries.isdecimal():
+                call = replace(asked.call, body_hash=sent.digest(), repeated=retries.strip("0") != "")
+                asked = replace(asked, call=call)
             if wire.counts:
                 count = await self._answered(opened, opened.session.count(asked.call), request)
                 await request.answer({"input_tokens": count})
@@ -148,13 +154,21 @@ class App:
                 answer = await self._answered(opened, opened.session.complete(asked.call), request)
                 await request.answer(wire.answer(asked, answer))
 
-    async def _body(self, request: _Request) -> Any:
+    async def _body(self, request: _Request) -> tuple[Any, hashlib.blake2b]:
+        """Return what the body holds, and a hash of its bytes and its route."""
         if request.header(b"content-encoding", "identity") != "identity":
             raise RefusedCall(400, "compressed bodies aren't taken", "content-encoding")
         length = request.header(b"content-length")
         if length.isdigit() and int(length[:20]) > self._limits.body_bytes:
             raise RefusedCall(413, f"the body is larger than {self._limits.body_bytes} bytes")
-        return await read_json(request.body(), self._limits)
+        sent = hashlib.blake2b(request.route.encode())
+
+        async def hashed() -> AsyncIterator[bytes]:
+            async for piece in request.body():
+                sent.update(piece)
+                yield piece
+
+        return await read_json(hashed(), self._limits), sent
 
     async def _answered(self, opened: Opened, call: Awaitable[T], request: _Request) -> T:
         """Return what a call gives, unless the client leaves, the session is closed or time is up before."""
@@ -183,7 +197,7 @@ class App:
             except RefusedCall as refused:
                 if not begun:
                     raise
-                await request.send_text(wire.stream_error(*_told(refused)), last=True)
+                await request.send_text(wire.stream_error(refused), last=True)
                 return
             except _Disconnected:
                 raise
@@ -191,7 +205,8 @@ class App:
                 if not begun:
                     raise
                 logger.exception("the gateway failed at a streamed request")
-                await request.send_text(wire.stream_error(500, "the endpoint failed; its log says why"), last=True)
+                failure = RefusedCall(500, "the endpoint failed; its log says why")
+                await request.send_text(wire.stream_error(failure), last=True)
                 return
             if not begun:
                 await request.start_stream()
@@ -294,10 +309,6 @@ def _models(opened: Opened, name: str) -> dict[str, Any]:
     return shown[known.index(name)]
 
 
-def _told(refused: RefusedCall) -> tuple[int, str, str, str]:
-    return refused.status, str(refused), refused.field, refused.code
-
-
 async def _refuse(refused: RefusedCall, wire: WireFormat | None, request: _Request) -> None:
     form = wire.error if wire is not None else openai_error
     # Both official clients would ask again after 408, 409, 429 and 5xx, unless they are told.
@@ -307,7 +318,7 @@ async def _refuse(refused: RefusedCall, wire: WireFormat | None, request: _Reque
     if refused.status == 413 or refused.status == 408:
         headers.append((b"connection", b"close"))
     with contextlib.suppress(_Disconnected):
-        await request.answer(form(*_told(refused)), refused.status, headers)
+        await request.answer(form(refused), refused.status, headers)
 
 
 def _joined(events: Iterable[str]) -> Iterator[str]:

@@ -34,6 +34,26 @@ class RefusedCall(ValueError):
         self.again = again
 
 
+class ContextFull(RefusedCall):
+    """There is no room for a response. Clients know it by its code or by OpenAI's very words; Anthropic's has others
+    (`anthropic.py`).
+
+    Args:
+        tokens: of the prompt.
+        limit: tokens that a prompt and its response may have.
+    """
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(
+            400,
+            f"This model's maximum context length is {limit} tokens, and the messages have {tokens}, which leaves no "
+            "room for a response. Please reduce the length of the messages (context_length_exceeded).",
+            "messages",
+            code="context_length_exceeded",
+        )
+        self.tokens, self.limit = tokens, limit
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     """A request for a response, whatever protocol it came by. None: the client left it to us."""
@@ -56,6 +76,12 @@ class ChatCall:
     """Of the chat template, over the run's (`chat_template_kwargs`)."""
     continues: bool = False
     """Whether the last message, which is the assistant's, is the beginning of the response."""
+    effort: str | None = None
+    """How long to think; acts where the chat template has a variable for it."""
+    body_hash: bytes = b""
+    """Of the request, where its client says whether it repeats one; empty: it doesn't say."""
+    repeated: bool = False
+    """Whether the client repeats a request, since no answer reached it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

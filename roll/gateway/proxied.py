@@ -77,6 +77,8 @@ def _request(call: ChatCall, model: str) -> dict[str, Any]:
     body |= {"model": model, "messages": [_sent(message) for message in call.messages]}
     if call.n > 1:
         body["n"] = call.n
+    if call.effort is not None:
+        body["reasoning_effort"] = call.effort
     if call.stop:
         body["stop"] = list(call.stop)
     if call.tools:

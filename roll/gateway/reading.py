@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from roll.data.templates import TemplateError
 from roll.gateway.base import AnswerReason, ChatCall, Choice
 from roll.rollout.marks import Marks
+from roll.rollout.plain_text import PlainText
 from roll.strategies.base import Completion, SamplingParams
 from roll.tools.parsing import parse_calls, split_thinking
 from roll.types.chat import Message, ToolCall
 
+_EFFORT = "reasoning_effort"
 _WITH_CHANNELS = ("harmony", "gemma")
 """Forms that say of every response which part of it is thought, also where no tools are told of."""
 
@@ -37,6 +40,15 @@ class Reading:
     opened_with: Callable[[Mapping[str, Any]], str] | None = None
     """Gives the same with the template variables of a call; None: they don't matter."""
     marks: Marks | None = None
+    takes_effort: bool = False
+    """Whether the chat template reads `reasoning_effort`."""
+
+    def with_effort(self, call: ChatCall) -> ChatCall:
+        """Return a call whose effort is a variable of the chat template, where that reads it and the call has none."""
+        variables = call.template_variables
+        if call.effort is None or not self.takes_effort or _EFFORT in variables:
+            return call
+        return replace(call, template_variables={**variables, _EFFORT: call.effort})
 
     def changes(self, call: ChatCall, params: SamplingParams) -> dict[str, Any]:
         """Return the sampling parameters that a call changes without changing the distribution."""
@@ -47,8 +59,13 @@ class Reading:
             changes["stop_strings"] = tuple(dict.fromkeys((*params.stop_strings, *call.stop)))
         return changes
 
-    def choice(self, call: ChatCall, completion: Completion) -> Choice:
-        """Return what a client is told of a response."""
+    def choice(self, call: ChatCall, completion: Completion, *, num_calls: int = 0) -> Choice:
+        """Return what a client is told of a response.
+
+        Args:
+            num_calls: tool calls so far, from which ids are counted on. Histories may be shortened, or have calls that
+                weren't made here: an id is never that of a call in the history either.
+        """
         reads_calls = bool(self.tool_parser) and (bool(call.tools) or self.tool_parser in _WITH_CHANNELS)
         text, stop_string = _cut(self._text(completion.token_ids, marked=reads_calls), call.stop)
         opened = self.opened
@@ -59,8 +76,12 @@ class Reading:
         reasoning, content = split_thinking(opened + text, self.thinking_tags)
         calls: tuple[ToolCall, ...] = ()
         if reads_calls:
-            had = sum(len(message.tool_calls) for message in call.messages)
-            found = parse_calls(content, self.tool_parser, tools=call.tools, first=had)
+            known = {known.id for message in call.messages for known in message.tool_calls}
+            first = max(num_calls, len(known))
+            found = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
+            while not known.isdisjoint(new.id for new in found.calls):
+                first += 1
+                found = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
             if call.tools or not found.calls:
                 content, calls, reasoning = found.content, found.calls, reasoning or found.thought
             if not call.parallel_tool_calls:
@@ -81,6 +102,15 @@ class Reading:
 
     def _text(self, token_ids: Sequence[int], *, marked: bool) -> str:
         return self.marks.decode(token_ids) if marked and self.marks is not None else self.decode(token_ids)
+
+
+def reads_effort(chat: PlainText) -> bool:
+    """Return whether a chat template has a variable for how long to think."""
+    try:
+        chat.with_variables({_EFFORT: "medium"})
+    except TemplateError:
+        return False
+    return True
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from roll.data.templates import TemplateError
-from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall, Session
 from roll.gateway.reading import Reading
 from roll.gateway.session import all_of
 from roll.rollout.engine_driver import EngineDriver
@@ -62,22 +62,18 @@ class ServedModel(Session):
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         """See `Session`."""
+        call = self._reading.with_effort(call)
         prompt = self._prompt(call)
         room = self._max_length - len(prompt)
         if room < 1:
-            raise RefusedCall(
-                400,
-                f"messages: {len(prompt)} tokens leave no room for a response; the context has {self._max_length}",
-                "messages",
-                code="context_length_exceeded",
-            )
+            raise ContextFull(len(prompt), self._max_length)
         params = self._sampling(call, room)
         choices = await all_of([self._choice(call, prompt, params, number) for number in range(call.n)])
         return ChatAnswer(choices=tuple(choices), prompt_tokens=len(prompt))
 
     async def count(self, call: ChatCall) -> int:
         """See `Session`."""
-        return len(self._prompt(call))
+        return len(self._prompt(self._reading.with_effort(call)))
 
     def _prompt(self, call: ChatCall) -> tuple[int, ...]:
         if call.model != self._name:

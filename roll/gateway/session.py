@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -10,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from roll.data.templates import TemplateError
-from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall, Session
+from roll.gateway.budget import Budget, Insistence, LastAnswers
 from roll.gateway.reading import Reading
 from roll.rollout.episode import Episode
+from roll.strategies.base import Completion
 from roll.types.chat import Message, ToolSpec
 from roll.types.episode import EpisodeError
 
@@ -21,6 +24,7 @@ POLICY = "policy"
 
 T = TypeVar("T")
 _MAX_GRAPHS = 64
+_FINAL = ("insufficient_quota", "context_length_exceeded")
 _ROLE = re.compile(r"[\w.-]{0,64}")
 
 
@@ -73,10 +77,10 @@ class SessionSettings:
     """Whether every other name is the policy too."""
     models: Mapping[str, Session] = field(default_factory=dict)
     """Models that answer instead of the policy and aren't trained, by name."""
-
-
-class _ContextFull(RefusedCall):
-    """There is no room for a response."""
+    side_models: frozenset[str] = frozenset()
+    """Names of the policy in calls beside the task, which are neither trained nor counted."""
+    side_prompts: tuple[str, ...] = ()
+    """Texts of which one is in the system message of such a call."""
 
 
 class EpisodeSession(Session):
@@ -101,58 +105,109 @@ class EpisodeSession(Session):
         self._new_graph = new_graph
         self._reading = reading
         self._settings = settings or SessionSettings()
-        self.calls = 0
-        """Of the policy, refused ones not counted."""
-        self.sampled_tokens = 0
-        self._reserved = 0  # Tokens that calls under way may sample
+        self._budget = Budget(self._settings.max_calls, self._settings.max_tokens)
+        self._beside = Budget(self._settings.max_calls, None)  # Of calls beside the task: as many, by themselves
+        self._answers = LastAnswers()
+        self.insists = Insistence()
+        """Whether the agent asks on though there is nothing left."""
+        self._num_calls = 0  # Tool calls of all answers: their ids are unique in the episode
         self._unchanged: list[Callable[[], bool]] = []  # `Place.retokenised` of calls that changed nothing
-        self._budget_spent = ""
         self._context_full = ""
-        self._full_at = 0  # The call that said so, by its number
+        self._orders = itertools.count()  # Of calls
+        self._full_at = 0  # The last call that was refused for its context
         self.last_answer: Message | None = None
         """The policy's response that came last."""
         self.roles: set[str] = set()
         """Who spoke."""
 
     @property
+    def calls(self) -> int:
+        """Calls that the policy has answered or is answering; not those that were refused or cancelled."""
+        return self._budget.calls
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of the policy's answers."""
+        return self._budget.sampled_tokens
+
+    @property
     def spent(self) -> str:
         """Why a call was refused for its budget, or for its context's length when none that was asked later went well;
         empty: none was."""
-        return self._budget_spent or self._context_full
+        return self._budget.spent or self._context_full
 
     @property
     def models(self) -> Sequence[str]:
         """See `Session`."""
-        return (POLICY, *self._settings.names, *self._settings.models)
+        return (POLICY, *self._settings.names, *self._settings.models, *sorted(self._settings.side_models))
+
+    @property
+    def side_calls(self) -> int:
+        """Answered calls beside the task."""
+        return self._beside.calls
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         """See `Session`."""
         other = self._settings.models.get(call.model)
         if other is not None:
             return await other.complete(call)
-        role = self._role(call.model)
+        call = self._reading.with_effort(call)
+        beside = self._is_beside(call)
+        role = "" if beside else self._role(call.model)
         self._check_sampling(call)
+        if (answer := self._answers.lost(call)) is not None:
+            return answer
+        try:
+            answer = await (self._answered_beside(call) if beside else self._answered(call, role))
+        except RefusedCall as refused:
+            if refused.code in _FINAL and not beside:
+                self.insists.refused(refused)
+            raise
+        self._answers.add(call, answer)
+        return answer
+
+    async def _answered(self, call: ChatCall, role: str) -> ChatAnswer:
         place = self._placed(call)
-        limit = self._admitted(call)
-        number = self.calls
+        order = next(self._orders)
+        limit = self._budget.left(call.n, self._episode.params.max_new_tokens)
+        if len(place.context_ids) >= self._episode.max_sequence_length:
+            full = ContextFull(len(place.context_ids), self._episode.max_sequence_length)
+            self._context_full, self._full_at = str(full), order
+            raise full
         if place.change is not None:
             self._episode.count(f"agent/mismatch_{place.change}")
         else:
             self._unchanged.append(place.retokenised)
         changes = self._reading.changes(call, self._episode.params)
         changes["max_new_tokens"] = min(limit, changes.get("max_new_tokens", limit))
-        reserved = call.n * changes["max_new_tokens"]
-        self._reserved += reserved
-        try:
-            choices = await all_of([self._choice(call, place, role, changes) for _ in range(call.n)])
-        except _ContextFull as error:
-            self._context_full, self._full_at = str(error), number
-            raise
-        finally:
-            self._reserved -= reserved
-        if number > self._full_at:  # the agent has made room
+        with self._budget.call(call.n * changes["max_new_tokens"]) as sampled:
+            choices = await all_of([self._choice(call, place, role, changes, sampled) for _ in range(call.n)])
+        if order > self._full_at:  # the agent has made room
             self._context_full = ""
+            self.insists.made_room()
         return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
+
+    def _is_beside(self, call: ChatCall) -> bool:
+        """Return whether a call is one beside the task."""
+        texts = self._settings.side_prompts
+        systems = [message.content for message in call.messages if message.role == "system"] if texts else []
+        return call.model in self._settings.side_models or any(text in said for said in systems for text in texts)
+
+    async def _answered_beside(self, call: ChatCall) -> ChatAnswer:
+        prompt = self._placed(call).context_ids
+        limit = self._beside.left(call.n, self._episode.params.max_new_tokens)
+        if len(prompt) >= self._episode.max_sequence_length:
+            raise ContextFull(len(prompt), self._episode.max_sequence_length)
+        changes = {"max_new_tokens": limit, **self._reading.changes(call, self._episode.params)}
+
+        async def choice() -> Choice:
+            return self._read(call, await self._generated(prompt, call, recorded=False, reset_context=True, **changes))
+
+        with self._beside.call(0) as sampled:
+            choices = await all_of([choice() for _ in range(call.n)])
+            sampled += [len(choice.token_ids) for choice in choices]
+        self._episode.count("agent/side_calls")
+        return ChatAnswer(choices=tuple(choices), prompt_tokens=len(prompt))
 
     def count_retokenised(self) -> None:
         """Count the calls that went on from a response whose text has other tokens. At the end of the episode: to
@@ -164,28 +219,33 @@ class EpisodeSession(Session):
     async def count(self, call: ChatCall) -> int:
         """See `Session`."""
         other = self._settings.models.get(call.model)
-        return await other.count(call) if other is not None else len(self._placed(call).context_ids)
+        if other is not None:
+            return await other.count(call)
+        return len(self._placed(self._reading.with_effort(call)).context_ids)
 
-    async def _choice(self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any]) -> Choice:
-        try:
-            completion = await self._episode.generate(
-                place.prompt_ids,
-                reset_context=place.parent is None,
-                after=place.parent,
-                role=role,
-                salt=call.seed,
-                **changes,
-            )
-        except EpisodeError as error:
-            if error.status == "truncated":
-                raise _ContextFull(400, str(error), "messages", code="context_length_exceeded") from None
-            raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
-        self.sampled_tokens += completion.num_tokens
-        choice = self._reading.choice(call, completion)
+    async def _choice(
+        self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any], sampled: list[int]
+    ) -> Choice:
+        completion = await self._generated(
+            place.prompt_ids, call, reset_context=place.parent is None, after=place.parent, role=role, **changes
+        )
+        sampled.append(completion.num_tokens)
         number = self._episode.number_of(completion)
+        choice = self._read(call, completion)
         self._graph_of(call).grow(place, completion.token_ids, choice.message, number=number)
         self.last_answer = choice.message
         self.roles.add(role)
+        return choice
+
+    async def _generated(self, prompt: Sequence[int], call: ChatCall, **options: Any) -> Completion:
+        try:
+            return await self._episode.generate(prompt, salt=call.seed, **options)
+        except EpisodeError as error:
+            raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
+
+    def _read(self, call: ChatCall, completion: Completion) -> Choice:
+        choice = self._reading.choice(call, completion, num_calls=self._num_calls)
+        self._num_calls = max((int(made.id[4:]) + 1 for made in choice.message.tool_calls), default=self._num_calls)
         return choice
 
     def _role(self, model: str) -> str:
@@ -216,23 +276,6 @@ class EpisodeSession(Session):
                     f"as the run draws. Leave it out, or have whoever runs it add {name!r} to ignore_fields",
                     name,
                 )
-
-    def _admitted(self, call: ChatCall) -> int:
-        """Count a call, and return how many tokens each response may have; raises `RefusedCall` when the budget is
-        spent, what calls under way may still sample included."""
-        most, tokens = self._settings.max_calls, self._settings.max_tokens
-        left = None if tokens is None else (tokens - self.sampled_tokens - self._reserved) // call.n
-        if most is not None and self.calls >= most:
-            self._budget_spent = f"the episode's {most} calls are spent (max_calls)"
-        elif left is not None and left < 1 and self._reserved:
-            raise RefusedCall(429, f"calls under way may need what is left of {tokens} tokens (max_tokens)", again=True)
-        elif left is not None and left < 1:
-            self._budget_spent = f"the episode's {tokens} tokens are spent (max_tokens)"
-        else:
-            self.calls += 1
-            limit = self._episode.params.max_new_tokens
-            return limit if left is None else min(limit, left)
-        raise RefusedCall(429, self._budget_spent, code="insufficient_quota")
 
     def _graph_of(self, call: ChatCall) -> Graph:
         """Return the conversations that a call may go on from: those with the same template variables."""

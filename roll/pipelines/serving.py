@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 from roll.catalog.strategies import is_lockstep
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
-from roll.gateway.reading import Reading
+from roll.gateway.reading import Reading, reads_effort
 from roll.gateway.server import Gateway
 from roll.gateway.serving import ServedModel
 from roll.pipelines.clusters import start_clusters
@@ -51,7 +51,7 @@ class Serving:
         tool_parser: str,
         thinking_tags: tuple[str, str] | None,
         max_new_tokens: int,
-        ignore_fields: Sequence[str],
+        ignore_fields: Collection[str],
     ) -> None:
         assert isinstance(config, RLVRConfig)
         self._config, self._name, self._ignored = config, name, tuple(ignore_fields)
@@ -68,6 +68,7 @@ class Serving:
             opened=agent.forced_think_prefix(tags),
             opened_with=lambda variables: agent.opening_tag(tags, variables),
             marks=agent.marks,
+            takes_effort=reads_effort(agent.chat),
         )
         self._params = sampling_params(config.actor_infer.generating_args, max_new_tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ from roll.types.episode import EpisodeError, Status, Task, Trajectory, Turn
 from roll.utils import spans
 from roll.utils.seeding import stable_hash
 
+_BESIDE = 1 << 20
+"""Numbers of responses that are no turns, beyond those of turns."""
+
 
 class Rollout(Protocol):
     """How episodes of a task are played. A class of the user's can take the place of `AgentRollout` for a domain."""
@@ -33,8 +37,8 @@ class Rollout(Protocol):
 class Episode:
     """One episode under way. Tokens are carried: each turn adds to the context of another, or begins one.
 
-    `task` and `params` say what is played and how tokens are drawn. Several calls of `generate` may be under way at
-    once; the turns that they become are a tree (`turn_tree.py`).
+    `task` and `params` say what is played and how tokens are drawn, `max_sequence_length` is the length of a context.
+    Several calls of `generate` may be under way at once; the turns that they become are a tree (`turn_tree.py`).
     """
 
     def __init__(
@@ -54,9 +58,10 @@ class Episode:
         self._env = env
         self._key = key
         self._name = key.name(task)
-        self._max_sequence_length = max_sequence_length
+        self.max_sequence_length = max_sequence_length
         self._turns = TurnTree()
         self._numbers: dict[str, int] = {}  # Of turns, by the ids of their completions
+        self._beside = itertools.count()  # Of responses that are no turns
         self._under_way = 0  # Calls of `generate`
         self._over = False
         self._state = ""
@@ -97,7 +102,7 @@ class Episode:
     @property
     def room(self) -> int:
         """Tokens that the context can still take."""
-        return self._max_sequence_length - len(self.tokens)
+        return self.max_sequence_length - len(self.tokens)
 
     async def reset(self) -> Observation:
         """Begin; what the environment shows first."""
@@ -128,6 +133,7 @@ class Episode:
         role: str = "",
         salt: int | None = None,
         patient: bool = False,
+        recorded: bool = True,
         **changes: Any,
     ) -> Completion:
         """Return one response to a context plus `prompt_ids`, which may be empty.
@@ -143,6 +149,7 @@ class Episode:
             role: who speaks, in an episode of several agents.
             salt: mixed into the key of the response's randomness, where whoever asks has a seed of his own.
             patient: nobody waits for this response but the batch; see `Request.patient`.
+            recorded: false: the response is no turn of the episode, and not trained. Turns keep their numbers.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
 
         Raises:
@@ -151,13 +158,13 @@ class Episode:
         """
         parent, prompt = self._parent(reset_context, after), tuple(prompt_ids)
         context = (*self._turns.tokens(parent), *prompt)
-        room = self._max_sequence_length - len(context)
+        room = self.max_sequence_length - len(context)
         if room < 1:
             what = f"turn {self._turns.next_number} has {len(context)} tokens of context and no room to respond"
-            raise EpisodeError("truncated", f"{what}: sequence_length is {self._max_sequence_length}")
+            raise EpisodeError("truncated", f"{what}: sequence_length is {self.max_sequence_length}")
         if self._over:
             raise EpisodeError("aborted", f"episode {self._name} is over")
-        number = self._turns.take_number()
+        number = self._turns.take_number() if recorded else _BESIDE + next(self._beside)
         params = replace(self.params, **changes) if changes else self.params
         request = Request(
             id=f"{self._name}/{number}",
@@ -174,6 +181,10 @@ class Episode:
                 completion, fire_tokens = await sampled(self._engines, self._name, request, first=number == 0)
         finally:
             self._under_way -= 1
+        if not recorded:
+            if self._over or completion.finish_reason == "abort":
+                raise EpisodeError("aborted", "stopped by the scheduler")
+            return completion
         turn = Turn(
             prompt_ids=prompt,
             response_ids=completion.array("token_ids"),

@@ -29,13 +29,14 @@ History = Literal["carried", "rendered"]
 """How later prompts show a response that the client sends back as it was. `carried`: as it was sampled, whatever the
 template would write. `rendered`: as the template writes it; where that isn't as it was sampled, a branch begins."""
 
-Mismatch = Literal["template", "retokenised", "edited", "dropped_thinking"]
+Mismatch = Literal["template", "retokenised", "edited", "dropped_thinking", "dropped_response"]
 """How what the client sends back differs from what was sampled.
 
 template: sent back as it was, but the template writes it otherwise.
 retokenised: the text is the same, but its tokens would be others. The sampled ones are carried.
 dropped_thinking: what the response thought was left out. Where it stood apart from the content it is carried still.
 edited: it was changed otherwise, or what stood before it was.
+dropped_response: it isn't there at all, though the conversation that it answered goes on.
 """
 MISMATCHES: tuple[Mismatch, ...] = get_args(Mismatch)
 
@@ -277,6 +278,8 @@ class MessageGraph:
             return "dropped_thinking"
         for place in range(shown, len(messages)):
             if messages[place].role != "assistant":
+                if keys[place] in self._asked:
+                    return "dropped_response"
                 continue
             said = [self._nodes[node].message for node in self._asked.get(keys[place], ())]
             sent = _key(b"", messages[place])

@@ -99,6 +99,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
     "Agents": (
         _M("agent/episodes", "episodes", "That agents were started for, or took", _WITHIN_STEP),
         _M("agent/calls", "calls", "That the policy answered", _WITHIN_STEP),
+        _M("agent/side_calls", "calls", "Beside the task (`side_calls`): answered, not trained", _WITHIN_STEP),
         _M("agent/spent", "episodes", "That ran out of `max_calls`, `max_tokens` or context", _WITHIN_STEP),
         _M("agent/never_called", "episodes", "Failed: the agent never called the model", _WITHIN_STEP),
         _M("agent/crashes", "episodes", "Failed: the agent ended otherwise than it should", _WITHIN_STEP),
@@ -106,7 +107,8 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M(
             "agent/mismatch_<class>",
             "calls",
-            "Histories that aren't what was sampled: `template`, `retokenised`, `dropped_thinking`, `edited`",
+            "Histories that aren't what was sampled: `template`, `retokenised`, `dropped_thinking`, `edited`, "
+            "`dropped_response`",
             _WITHIN_STEP,
         ),
     ),

@@ -61,6 +61,11 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([f"{ENV}.remote=true"], ENV, ["one of agent and remote", "keep one"]),
     ([f"{ENV}.agnet=x"], f"{ENV}.agnet", ["did you mean 'agent'"]),
     ([f"{ENV}.timeout_s=0"], f"{ENV}.timeout_s", ["> 0"]),
+    ([f"{ENV}.ignore_fields=claude_code"], f"{ENV}.ignore_fields", ["'claude_code'", "did you mean claude-code?"]),
+    ([f"{ENV}.ignore_fields=[openai-agent]"], f"{ENV}.ignore_fields", ["harness", "did you mean openai-agents?"]),
+    ([f"{ENV}.ignore_fields=[my-agent]"], f"{ENV}.ignore_fields", ["a field of requests, or a harness: aider"]),
+    ([f"{ENV}.side_calls=policy"], f"{ENV}.side_calls", ["no name of the policy itself", "name of their own"]),
+    ([f"{ENV}.side_calls=[codex]"], f"{ENV}.side_calls", ["one of aider, opencode", "no such calls are known"]),
     ([f"{ENV}.ignore_fields=[strict,tools]"], f"{ENV}.ignore_fields", ["'tools'", "says something else"]),
     ([f"{ENV}.tool_parser=herms"], f"{ENV}.tool_parser", ["did you mean 'hermes'"]),
     ([f"{ENV}.timeout_s=4000"], f"{ENV}.timeout_s", ["at most rpc_timeout (3600)", "rpc_timeout=4000"]),
@@ -195,3 +200,10 @@ def test_a_function_that_cannot_be_imported_is_refused_by_the_check(play, capsys
     (play / "agent.py").write_text(source)
     assert start_pipeline(job, play) == 2
     assert said in capsys.readouterr().err
+
+
+def test_calls_beside_the_task_are_known_by_a_models_name_by_words_and_by_harness():
+    env = AgentEnv(agent="x:y", side_calls=("small", "You name things.", "opencode"))
+    assert env.side_models == {"small"}
+    assert env.side_prompts[0] == "You name things." and "title generator" in env.side_prompts[1]
+    assert AgentEnv(agent="x:y", ignore_fields=("smolagents", "audio")).ignored_fields == {"tool_choice", "audio"}

@@ -104,8 +104,23 @@ def main(what):
     if what == "asks for ever":
         while True:
             ask(base_url, key)
+    if what == "asks on":  # as clients do that take any 429 for a busy service
+        while True:
+            body = {"model": "policy", "messages": [{"role": "user", "content": "a="}]}
+            if post(f"{base_url}/chat/completions", body, key)[0] != 200:
+                time.sleep(1)
+    if what == "sleeps":
+        post(f"{base_url}/chat/completions", {"model": "policy", "messages": [{"role": "user", "content": "a="}]}, key)
+        time.sleep(600)
+    if what == "scores and asks on":
+        post(f"{base_url}/score", {"reward": 0.75}, key)
+        main("asks on")
     if what == "asks too much":
         ask(base_url, key, "a" * 1000)
+    if what == "asks too much again":
+        body = {"model": "policy", "messages": [{"role": "user", "content": "a" * 1000}]}
+        while post(f"{base_url}/chat/completions", body, key)[0] == 400:
+            time.sleep(1)
     if what == "disconnects":
         import socket
         from urllib.parse import urlsplit

@@ -88,6 +88,19 @@ def test_chat_carries_tools_calls_and_their_results(client, session):
     assert not call.parallel_tool_calls
 
 
+def test_a_repeated_request_is_known_by_what_the_official_clients_say(client, claude, session):
+    again = {"x-stainless-retry-count": "2"}
+    for headers in ({}, again):
+        client.chat.completions.create(model="policy", messages=ASK, extra_headers=headers)
+    client.chat.completions.create(model="policy", messages=ASK, seed=1)
+    client.responses.create(model="policy", input="hello", extra_headers=again)
+    claude.messages.create(model="policy", messages=ASK, max_tokens=9)
+    first, second, _, _, messages = session.calls
+    assert [call.repeated for call in session.calls] == [False, True, False, True, False]
+    assert first.body_hash == second.body_hash and first.body_hash
+    assert len({call.body_hash for call in session.calls}) == 4 and messages.body_hash
+
+
 def test_a_streamed_chat_adds_up_to_the_response(client):
     with client.chat.completions.stream(model="policy", messages=asked("call weather clock"), tools=[CHAT_TOOL]) as s:
         whole = s.get_final_completion()
@@ -120,7 +133,8 @@ def test_tools_are_not_shown_where_none_is_to_be_called(client, session):
         ("top_logprobs", {"logprobs": True, "top_logprobs": 5}),
         ("presence_penalty", {"presence_penalty": 0.5}),
         ("logit_bias", {"logit_bias": {"50": 10}}),
-        ("reasoning_effort", {"reasoning_effort": "high"}),
+        ("reasoning_effort", {"reasoning_effort": "as long as you can"}),
+        ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
         ("max_tokens", {"max_tokens": 0}),
         ("n", {"n": 0}),
         ("guided_regex", {"extra_body": {"guided_regex": "a+"}}),
@@ -131,7 +145,7 @@ def test_tools_are_not_shown_where_none_is_to_be_called(client, session):
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [
             {"type": "image_url", "image_url": {"url": "data:"}}]}]}),
         ("tools[0].function.strict", {"tools": [{"type": "function", "function": {
-            "name": "weather", "parameters": WEATHER, "strict": True}}]}),
+            "name": "weather", "parameters": WEATHER, "strict": "yes"}}]}),
     ],
 )  # fmt: skip
 def test_a_field_whose_meaning_would_be_lost_is_refused_by_its_name(client, session, field, options):
@@ -146,18 +160,20 @@ def test_neutral_values_and_harmless_fields_change_nothing(client, session):
     client.chat.completions.create(
         model="policy", messages=ASK, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, top_logprobs=0,
         response_format={"type": "text"}, user="me", metadata={"a": "b"}, store=False, service_tier="auto",
-        tool_choice="auto", modalities=["text"],
+        tool_choice="auto", modalities=["text"], reasoning_effort="high", verbosity="low",
     )  # fmt: skip
     assert session.calls[-1].messages == (Message("user", "hello"),)
 
 
 def test_the_owner_may_have_fields_ignored(server):
     session = EchoSession()
-    address, key = server.open(session, ignore_fields=["response_format", "tool_choice", "strict", "messages.mood"])
-    tool = {"type": "function", "function": {**CHAT_TOOL["function"], "strict": True}}
+    fields = ["response_format", "tool_choice", "messages.mood", "tools.web_search", "tools.output_schema"]
+    address, key = server.open(session, ignore_fields=fields)
+    tool = {"type": "function", "function": {**CHAT_TOOL["function"], "strict": True, "output_schema": WEATHER}}
     with openai.OpenAI(base_url=address, api_key=key) as client:
         client.chat.completions.create(
-            model="policy", messages=[{**ASK[0], "mood": "fine"}], tools=[tool], tool_choice="required",
+            model="policy", messages=[{**ASK[0], "mood": "fine"}], tools=[{"type": "web_search"}, tool],
+            tool_choice="required",
             response_format={"type": "json_object"},
         )  # fmt: skip
     assert [tool.name for tool in session.calls[-1].tools] == ["weather"]
@@ -407,8 +423,8 @@ def test_a_streamed_response_adds_up_to_the_response(client):
 @pytest.mark.parametrize(
     ("field", "options"),
     [
-        ("text", {"text": {"format": {"type": "json_object"}}}),
-        ("reasoning", {"reasoning": {"effort": "high"}}),
+        ("text.format", {"text": {"format": {"type": "json_object"}}}),
+        ("reasoning.effort", {"reasoning": {"effort": "as long as you can"}}),
         ("background", {"background": True}),
         ("tools[0].type", {"tools": [{"type": "web_search"}]}),
         ("truncation", {"truncation": "auto"}),

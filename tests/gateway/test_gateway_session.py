@@ -168,6 +168,42 @@ def test_an_edited_history_is_a_branch_and_is_counted():
     assert played.counts == {"agent/mismatch_edited": 1}
 
 
+def test_an_answer_that_the_agent_leaves_out_is_counted():
+    session, episode, _ = make("hm", "two", "three", "four")
+    system, complaint = Message("system", "be brief"), Message("user", "call a tool!")
+    run(session.complete(ask(system, HELLO)))
+    second = run(session.complete(ask(system, HELLO, complaint))).choices[0].message  # as if there had been no answer
+    run(session.complete(ask(system, HELLO, complaint, second, Message("user", "more"))))
+    run(session.complete(ask(system, HELLO)))  # asked again: nothing goes on from there
+    episode.finish(1.0)
+    assert episode.finished().counts == {"agent/mismatch_dropped_response": 1}
+
+
+@pytest.mark.parametrize("by", ["model", "system message"])
+def test_a_call_beside_the_task_is_answered_and_neither_trained_nor_counted(by):
+    session, episode, engines = make(
+        "A title", "one", "Titles", "Titles", max_calls=2, max_tokens=8, side_models=frozenset({"small"}),
+        side_prompts=("You name things.",),
+    )  # fmt: skip
+    side = ask(HELLO, model="small") if by == "model" else ask(Message("system", "Hi! You name things."), HELLO)
+    answer = run(session.complete(side))
+    assert (answer.choices[0].message.content, answer.sampled) == ("A title", 8)
+    assert (session.calls, session.sampled_tokens, session.side_calls, session.last_answer) == (0, 0, 1, None)
+    first = run(session.complete(ask(HELLO)))
+    seed = engines.requests[1].seed
+    run(session.complete(side))
+    why = refused(session, side)  # there are as many as calls
+    assert (why.status, why.code, session.spent) == (429, "insufficient_quota", "")
+    assert not session.insists.is_set.is_set()
+    episode.finish(1.0)
+    played = episode.finished()
+    assert [turn.response_ids for turn in played.turns] == [first.choices[0].token_ids]
+    assert played.counts == {"agent/side_calls": 2}
+    alone, _, engines = make("one")
+    run(alone.complete(ask(HELLO)))
+    assert engines.requests[0].seed == seed  # what is trained is drawn as without the calls beside it
+
+
 def test_responses_whose_text_has_other_tokens_are_counted_when_the_episode_ends(monkeypatch):
     session, episode, _ = make("one", "two", "three")
     told = [HELLO]
@@ -235,17 +271,99 @@ def test_a_context_without_room_is_refused_as_the_original_does():
     session, _, _ = make("one", length=20)
     why = refused(session, ask(HELLO))
     assert (why.status, why.code) == (400, "context_length_exceeded")
-    assert "sequence_length is 20" in session.spent
+    assert "maximum context length is 20 tokens" in session.spent
+    assert (session.calls, why.limit) == (0, 20)
 
 
 def test_an_agent_that_goes_on_with_a_shorter_context_has_spent_nothing():
-    session, _, _ = make("one", "two", length=50, max_calls=3)
+    session, _, _ = make("one", "two", length=50, max_calls=2)
     assert refused(session, ask(Message("user", "hello" * 20))).code == "context_length_exceeded"
     assert session.spent
     run(session.complete(ask(HELLO)))
     assert not session.spent
     run(session.complete(ask(HELLO)))
     assert refused(session, ask(HELLO)).status == 429 and "max_calls" in session.spent
+
+
+def test_a_call_that_its_client_cancels_is_not_counted():
+    session, _, engines = make("one", "two", max_calls=1)
+    engines.generate, answered = lambda *_: asyncio.sleep(60), engines.generate
+
+    async def leaves():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(session.complete(ask(HELLO)), 0.01)
+
+    run(leaves())
+    engines.generate = answered
+    assert (session.calls, session.spent) == (0, "")
+    run(session.complete(ask(HELLO)))
+    assert refused(session, ask(HELLO)).status == 429
+
+
+@pytest.mark.parametrize("wanted", ["budget", "context"])
+def test_an_agent_insists_once_it_asks_again_later_for_what_it_was_refused(monkeypatch, wanted):
+    session, _, _ = make("one", "two", length=50, max_calls=1 if wanted == "budget" else 9)
+    call = ask(HELLO) if wanted == "budget" else ask(Message("user", "hello" * 20))
+    if wanted == "budget":
+        run(session.complete(call))
+    now = [100.0]
+    monkeypatch.setattr("roll.gateway.budget.time.monotonic", lambda: now[0])
+    for _ in range(3):  # calls that were sent together
+        refused(session, call)
+    assert not session.insists.is_set.is_set()
+    now[0] += 1
+    if wanted == "context":  # it was made shorter, though not enough
+        refused(session, ask(Message("user", "hello" * 19)))
+        assert not session.insists.is_set.is_set()
+        now[0] += 1
+    refused(session, call)
+    assert session.insists.is_set.is_set()
+    if wanted == "context":
+        run(session.complete(ask(HELLO)))
+        assert not session.insists.is_set.is_set() and not session.spent
+
+
+def test_an_answer_that_was_lost_is_given_again_and_not_sampled_anew():
+    session, episode, _ = make("one", "two", "three", max_calls=3)
+    sent, other = {"body_hash": b"1"}, {"body_hash": b"2"}
+    first = run(session.complete(ask(HELLO, **sent)))
+    assert run(session.complete(ask(HELLO, **sent, repeated=True))) is first
+    assert run(session.complete(ask(HELLO, **sent, repeated=True))) is first
+    assert run(session.complete(ask(HELLO, **sent))) is not first  # the same on purpose: another sample
+    third = run(session.complete(ask(HELLO, **other, repeated=True)))  # nothing of it was answered
+    assert third.choices[0].message.content == "three"
+    assert refused(session, ask(HELLO)).status == 429
+    assert run(session.complete(ask(HELLO, **other, repeated=True))) is third  # also when the budget is spent
+    episode.finish(1.0)
+    assert (len(episode.finished().turns), session.calls) == (3, 3)
+
+
+def test_of_equal_requests_the_one_that_was_not_answered_is_sampled_when_it_is_repeated():
+    session, _, engines = make("one", "two")
+    sent = {"body_hash": b"1"}
+    run(session.complete(ask(HELLO, **sent)))
+    engines.replies.insert(0, None)  # the engine lets the second one down
+    refused(session, ask(HELLO, **sent))
+    assert run(session.complete(ask(HELLO, **sent, repeated=True))).choices[0].message.content == "two"
+
+
+def test_ids_of_tool_calls_are_unique_in_an_episode_also_when_the_history_gets_shorter():
+    said = '<tool_call>{"name": "weather"}</tool_call>'
+    session, _, _ = make(*[said] * 5)
+    ids, history = [], [HELLO]
+    for _ in range(3):
+        message = run(session.complete(ask(*history, tools=(TOOL,)))).choices[0].message
+        ids += [call.id for call in message.tool_calls]
+        history = [HELLO, message, Message("tool", "fine", tool_call_id=ids[-1])]  # the first rounds are left out
+    assert ids == ["call00000", "call00001", "call00002"]
+    answer = run(session.complete(ask(HELLO, tools=(TOOL,), n=2)))
+    ids += [call.id for choice in answer.choices for call in choice.message.tool_calls]
+    assert len(set(ids)) == 5
+    made_up = Message("assistant", "", tool_calls=(ToolCall("call00000", "weather", "{}"),))
+    session, _, _ = make(said)
+    history = [HELLO, made_up, Message("tool", "fine", tool_call_id="call00000")]
+    (call,) = run(session.complete(ask(*history, tools=(TOOL,)))).choices[0].message.tool_calls
+    assert call.id != "call00000"
 
 
 def test_an_episode_that_is_given_up_answers_409():

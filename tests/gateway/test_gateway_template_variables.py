@@ -106,3 +106,17 @@ def test_a_value_that_the_template_cannot_use_is_the_requests_fault(size):
     template = ChatTemplate(own).with_variables({"size": size})
     with pytest.raises(TemplateError, match="refuses a conversation of user"):
         template.prompt([HELLO])
+
+
+def test_how_long_to_think_acts_where_the_template_has_a_variable_for_it(monkeypatch):
+    reads = "{% if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}{% endif %}" + OPENS
+    calls = (ask(HELLO), ask(HELLO, effort="high"), ask(HELLO, effort="low"),
+             ask(HELLO, effort="low", template_variables={"reasoning_effort": "max"}))  # fmt: skip
+    shown = []
+    for template in (reads, OPENS):
+        monkeypatch.setitem(globals(), "OPENS", template)
+        session, _, engines, own = make(*["a</think>b"] * 4)
+        for call in calls[: 4 if template is reads else 3]:
+            asyncio.run(session.complete(call))
+        shown.append([prompt.partition("Reasoning: ")[2].partition("<")[0] for prompt in prompts(engines, own)])
+    assert shown == [["", "high", "low", "max"], ["", "", ""]]

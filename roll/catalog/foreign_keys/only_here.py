@@ -23,7 +23,8 @@ custom_envs.<name>.env_config.reward.name custom_envs.<name>.env_config.reward.r
 custom_envs.<name>.env_config.reward.timeout_s custom_envs.<name>.env_config.reward.world_size
 custom_envs.<name>.env_config.sandbox custom_envs.<name>.env_config.sandbox_disk_mb
 custom_envs.<name>.env_config.sandbox_memory_mb custom_envs.<name>.env_config.sandbox_readable
-custom_envs.<name>.env_config.score custom_envs.<name>.env_config.tasks custom_envs.<name>.env_config.timeout_s
+custom_envs.<name>.env_config.score custom_envs.<name>.env_config.side_calls
+custom_envs.<name>.env_config.tasks custom_envs.<name>.env_config.timeout_s
 custom_envs.<name>.env_config.tool_parser custom_envs.<name>.env_config.truncated_reward
 custom_envs.<name>.role_rewards custom_envs.<name>.roles.<name>.api_key_env
 custom_envs.<name>.roles.<name>.endpoint custom_envs.<name>.roles.<name>.model

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 
+from roll.catalog.harnesses import HARNESSES, SIDE_PROMPTS, harness_meant
 from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.rules.tools import parser_rule
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -77,10 +78,7 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
             fix = "close the quotation, or write a list of words"
             yield Violation(f"{path}.command", f"words as a shell reads them; {error}", fix, agent.command)
     yield from _score(path, agent)
-    for name in agent.ignore_fields:
-        if name in NEVER_IGNORED:
-            expected = "fields that can be left out: without this one a request says something else"
-            yield Violation(f"{path}.ignore_fields", expected, "remove it", name)
+    yield from _requests(path, agent)
     yield from parser_rule(f"{path}.tool_parser", agent.tool_parser)
     for name in sorted(agent.models):
         if name.split("/")[0] == "policy":
@@ -91,6 +89,24 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
             yield Violation(
                 f"{path}.models.{name}.base_url", "an address that begins with http:// or https://", "", url
             )
+
+
+def _requests(path: str, agent: AgentEnv) -> Iterator[Violation]:
+    for name in agent.ignore_fields:
+        if name in NEVER_IGNORED:
+            expected = "fields that can be left out: without this one a request says something else"
+            yield Violation(f"{path}.ignore_fields", expected, "remove it", name)
+        elif (meant := harness_meant(name)) is not None:
+            expected = f"a field of requests, or a harness: {', '.join(HARNESSES)}"
+            yield Violation(f"{path}.ignore_fields", expected, f"did you mean {meant}?", name)
+    for name in agent.side_calls:
+        if name.split("/")[0] == "policy" or name in agent.models:
+            expected = "no name of the policy itself, whose calls are the task, nor one of models, which aren't trained"
+            yield Violation(f"{path}.side_calls", expected, "give these calls a model's name of their own", name)
+        elif not name.split() or (name in HARNESSES and name not in SIDE_PROMPTS):
+            known = f"a model's name, words of a system message, or one of {', '.join(SIDE_PROMPTS)}"
+            fix = "have the harness give them a model's name of their own, and write that here"
+            yield Violation(f"{path}.side_calls", f"{known}: of other harnesses no such calls are known", fix, name)
 
 
 def _score(path: str, agent: AgentEnv) -> Iterator[Violation]:

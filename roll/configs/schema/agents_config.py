@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.catalog.harnesses import SIDE_PROMPTS, expand_fields
 from roll.configs.schema.acts_if import needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 
@@ -127,8 +128,14 @@ class AgentEnv:
     """What later requests of an agent make of earlier responses. `carried`: one that is sent back unchanged stands as
     it was sampled, token by token. `rendered`: as the chat template writes it, where it differs in a row of its own."""
     ignore_fields: tuple[str, ...] = one_or_many()
-    """Fields of requests that are ignored although their meaning is lost, e.g. `response_format`. Without it they are
-    refused with HTTP 400."""
+    """Fields of requests that are ignored although their meaning is lost, e.g. `response_format`; without it they are
+    refused with HTTP 400. The name of a harness, e.g. `claude-code` or `codex`, stands for those that it sends by
+    itself and works without; `tools.<type>` leaves out tools of that type, e.g. `tools.web_search`."""
+    side_calls: tuple[str, ...] = one_or_many()
+    """Calls that a harness makes beside the task, such as for a title or a commit message: the policy answers them, and
+    they are neither trained nor counted by `max_calls`. A text with blanks names those whose system message has it. A
+    word is the name of a harness whose calls are known (`aider`, `opencode`), or a name that such calls give as their
+    `model`."""
     tool_parser: str = "auto"
     """How tool calls are found in responses; `auto`: in the form that the chat template writes, as `tool_use.parser`
     does it. Where no parser gives that form back, the run is refused."""
@@ -144,6 +151,22 @@ class AgentEnv:
         if self.score is not None:
             return self.score
         return "callback" if self.remote else "return" if self.agent is not None else "output"
+
+    @property
+    def side_models(self) -> frozenset[str]:
+        """Names of models among `side_calls`."""
+        return frozenset(each for each in self.side_calls if len(each.split()) == 1 and each not in SIDE_PROMPTS)
+
+    @property
+    def side_prompts(self) -> tuple[str, ...]:
+        """Texts of system messages among `side_calls`, with those of harnesses."""
+        texts = [each for each in self.side_calls if len(each.split()) > 1]
+        return (*texts, *(text for each in self.side_calls for text in SIDE_PROMPTS.get(each, ())))
+
+    @property
+    def ignored_fields(self) -> frozenset[str]:
+        """`ignore_fields`, with those of harnesses."""
+        return expand_fields(self.ignore_fields)
 
     @property
     def rewards_by_exit_code(self) -> Mapping[int, float]:

@@ -34,6 +34,9 @@ from roll.types.episode import EpisodeError, Task
 
 logger = logging.getLogger(__name__)
 
+_GRACE_S = 4.0
+"""For an agent that asks on though its budget is spent to come to its end by itself."""
+
 _WORDS = 600
 """Characters of an agent's last words in an error."""
 
@@ -108,7 +111,7 @@ class _Play:
         """Have the agent play, and score the episode."""
         episode, gateway, key = self._episode, await endpoint.started(), new_key()
         url = gateway.open(
-            self._session, key, ignore_fields=self._env.ignore_fields, handlers={"score": self._take_score}
+            self._session, key, ignore_fields=self._env.ignored_fields, handlers={"score": self._take_score}
         )
         order = Order(
             episode=episode.name,
@@ -139,12 +142,19 @@ class _Play:
     async def _run(self, running: Awaitable[Outcome]) -> Outcome:
         task = asyncio.ensure_future(running)
         given_up = asyncio.ensure_future(self._session.given_up.wait())
+        insisted = asyncio.ensure_future(self._session.insists.lasts(_GRACE_S))
+        ends = [task, given_up, insisted]
         try:
-            await asyncio.wait([task, given_up], timeout=self._env.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=self._env.timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if self._session.given_up.is_set():
                 raise EpisodeError("aborted", "stopped by the scheduler")
             if task.done():
                 return task.result()
+            if self._session.spent and (insisted.done() or self._env.truncated_reward is not None):
+                waited = (
+                    f"asked on for over {_GRACE_S:g} s" if insisted.done() else f"took over {self._env.timeout_s:g} s"
+                )
+                return Outcome(how=f"no score: it {waited}, and {self._session.spent}", code=None)
             self._counters["agent/timeouts"] += 1
             waited = "for the agent's end"
             if self._env.remote and not self._session.calls:
@@ -159,9 +169,9 @@ class _Play:
         except ValueError as error:
             raise EpisodeError("env_error", str(error)) from None
         finally:
-            for waiting in (task, given_up):
+            for waiting in ends:
                 waiting.cancel()
-            await asyncio.gather(task, given_up, return_exceptions=True)
+            await asyncio.gather(*ends, return_exceptions=True)
 
     async def _finish(self, outcome: Outcome) -> None:
         """Score the episode; raises `EpisodeError` where nothing says what it was worth."""
@@ -169,14 +179,17 @@ class _Play:
             self._counters["agent/never_called"] += 1
             if _RAISED in outcome.how:
                 raise EpisodeError("env_error", f"the agent raised before the model answered it: {outcome.how}")
-            raise EpisodeError("env_error", f"the agent never called the model ({outcome.how}){self._last_words()}")
+            beside = f", but for {count} side_calls" if (count := self._session.side_calls) else ""
+            raise EpisodeError(
+                "env_error", f"the agent never called the model{beside} ({outcome.how}){self._last_words()}"
+            )
         try:
             score = await self._score(outcome)
         except (EpisodeError, ScoreError) as error:
             reward = self._env.truncated_reward
             if self._session.spent and reward is not None and not isinstance(error, _Reward):
-                self._episode.truncate()
                 self._episode.finish(reward)
+                self._episode.fail("truncated", str(error))  # no failure, but for people to read
                 return
             raise error if isinstance(error, EpisodeError) else EpisodeError("env_error", str(error)) from None
         try:
@@ -196,6 +209,8 @@ class _Play:
         source = self._env.score_source
         if self._failure:
             raise EpisodeError("env_error", f"the agent says that it failed: {self._failure}")
+        if self._session.spent and self._posted is not None:  # however it ended then
+            return self._posted
         rewards = self._env.rewards_by_exit_code
         accepted = rewards if source == "exit" else {0: 0.0}
         if outcome.code not in accepted:

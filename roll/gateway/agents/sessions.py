@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall, Session
-from roll.gateway.reading import Reading
+from roll.gateway.reading import Reading, reads_effort
 from roll.gateway.session import EpisodeSession, SessionSettings
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
@@ -56,9 +56,15 @@ def session_maker(
         opened=agent.forced_think_prefix(tags),
         opened_with=lambda variables: agent.opening_tag(tags, variables),
         marks=agent.marks,
+        takes_effort=reads_effort(agent.chat),
     )
     settings = SessionSettings(
-        max_calls=env.max_calls, max_tokens=env.max_tokens, any_name="model" in env.ignore_fields, models=dict(models)
+        max_calls=env.max_calls,
+        max_tokens=env.max_tokens,
+        any_name="model" in env.ignored_fields,
+        models=dict(models),
+        side_models=env.side_models,
+        side_prompts=env.side_prompts,
     )
 
     def graph(variables: Mapping[str, Any]) -> MessageGraph:

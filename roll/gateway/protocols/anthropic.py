@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall
 from roll.gateway.protocols import fields as f
-from roll.gateway.protocols.chat import NO_GRAMMAR, STRICT, function_spec, with_tool_names
+from roll.gateway.protocols import options as o
+from roll.gateway.protocols.chat import function_spec, with_tool_names
 from roll.gateway.protocols.fields import Field, table
 from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, Asked, WireFormat, pieces, sse
 from roll.types.chat import Message, ToolCall, ToolSpec
@@ -24,7 +25,8 @@ FIELDS = table(
     Field("max_tokens", "acts", "needed, as in the original; at most the run's own limit"),
     Field("system", "acts", "the system message"),
     Field("tools", "acts", "with an input_schema; types of Anthropic's own have none and are refused, those that run "
-          "there and those that clients run (`bash`, `text_editor`, `computer`, `memory`, `browser`)" + STRICT),
+          "there and those that clients run (`bash`, `text_editor`, `computer`, `memory`, `browser`), unless "
+          "`ignore_fields` has `tools.<type without its date>`: then such a tool isn't shown" + o.STRICT),
     Field("tool_choice", "acts", "`auto`, `none`, `disable_parallel_tool_use`; `any` and `tool` are refused"),
     Field("stop_sequences", "acts", "at most 16 texts; the response ends before the first of them"),
     Field("temperature", "acts", TEMPERED),
@@ -35,18 +37,26 @@ FIELDS = table(
     Field("service_tier", "harmless", "doesn't change the response"),
     Field("inference_geo", "harmless", "doesn't change the response"),
     Field("cache_control", "harmless", "caching doesn't change the response; nor in blocks and tools"),
-    Field("thinking", "refused", "the policy thinks as it does; `adaptive` and `disabled` are fine",
-          ({"type": "disabled"}, {"type": "adaptive"})),
-    Field("output_config", "refused", NO_GRAMMAR, ({},)),
-    Field("output_format", "refused", NO_GRAMMAR),
+    *(
+        Field(name, "harmless", "doesn't change the response", expects=kind)
+        for name, kind in (("speed", str), ("user_profile_id", str), ("workspace_id", str), ("diagnostics", dict),
+                           ("billing_policy", (str, dict)))
+    ),
+    Field("thinking", "acts", "`adaptive` and `disabled`: the policy thinks as it does, and what it thinks is shown; "
+          "`enabled`, with its budget, is refused"),
+    Field("output_config", "acts", f"`effort`: {o.EFFORT}; a `format` is refused: {o.NO_GRAMMAR}"),
+    Field("context_management", "acts", "edits that keep everything (`clear_thinking` with `keep: all`); others are "
+          f"refused: {o.NO_EDITS}"),
+    Field("output_format", "refused", o.NO_GRAMMAR),
     Field("container", "refused", "nothing is run here"),
     Field("mcp_servers", "refused", "the agent calls tools, the endpoint doesn't", ([],)),
-    Field("context_management", "refused", "the endpoint doesn't edit what the agent sends", ({},)),
+    Field("fallbacks", "refused", "there is one model", ([],)),
 )  # fmt: skip
 
 _RUN_BY_CLIENTS = ("bash", "text_editor", "computer", "memory", "browser_toolset", "computer_toolset")
 _RUN_AT_ANTHROPIC = (
-    "web_search", "web_fetch", "code_execution", "mcp_toolset", "tool_search_tool_bm", "tool_search_tool_regex",
+    "web_search", "web_fetch", "code_execution", "mcp_toolset", "advisor", "tool_search_tool_bm",
+    "tool_search_tool_regex",
 )  # fmt: skip
 """Types of anthropic 2.14.0 without their dates (`tool_search_tool_bm25`: and without its number)."""
 
@@ -70,6 +80,8 @@ class AnthropicMessages(WireFormat):
         if not any(message.role != "system" for message in messages):
             raise RefusedCall(400, "messages: is empty, expected at least one", "messages")
         read = self.tools_of(kept.get("tools", []), ignored, _tool)
+        o.check_thinking(kept)
+        o.check_context_management(kept)
         shows, parallel = _tool_choice(kept.get("tool_choice"))
         max_tokens = f.integer(kept, "max_tokens", 1)
         if max_tokens is None and not self.counts:
@@ -85,6 +97,7 @@ class AnthropicMessages(WireFormat):
             stop=f.texts(kept, "stop_sequences", 16),
             parallel_tool_calls=parallel,
             continues=messages[-1].role == "assistant",
+            effort=o.output_config(kept),
         )
         return Asked(call=call, stream=f.boolean(kept, "stream"))
 
@@ -115,13 +128,15 @@ class AnthropicMessages(WireFormat):
         yield event("message_delta", delta=end, usage=_usage(answer, answer.sampled))
         yield event("message_stop")
 
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
-        del param, code  # the form has no place for them; the message names the field
-        kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
+        message = str(refused)  # the form has no place for a field and a code; clients look for these words
+        if isinstance(refused, ContextFull):
+            message = f"prompt is too long: {refused.tokens} tokens > {refused.limit - 1} maximum"
+        kind = _ERRORS.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
-    def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
-        return sse(self.error(status, message, param, code), "error")
+    def stream_error(self, refused: RefusedCall) -> str:
+        return sse(self.error(refused), "error")
 
 
 class AnthropicTokenCount(AnthropicMessages):
@@ -195,18 +210,19 @@ def _text(block: dict[str, Any], where: str, kinds: str) -> str:
     return said if said is not None else f.wrong(f"{where}.text", None, "a text")
 
 
-def _tool(value: Any, where: str, ignored: Collection[str]) -> ToolSpec:
+def _tool(value: Any, where: str, ignored: Collection[str]) -> Sequence[ToolSpec]:
     body = f.mapping(value, where)
     kind = body.get("type", "custom")
     if kind not in ("custom", None):
-        f.refuse_hosted(where, f"{kind!r:.80} {_of_their_own(kind)}")
+        name = re.sub(r"_?[0-9]*$", "", kind) if isinstance(kind, str) else ""
+        f.hosted(name or kind, where, f"{kind!r:.80} {_of_their_own(name)}", ignored)
+        return ()
     known = {name: said for name, said in body.items() if name not in ("cache_control", "type")}
-    return function_spec(known, where, ignored, "input_schema")
+    return (function_spec(known, where, ignored, "input_schema"),)
 
 
-def _of_their_own(kind: Any) -> str:
+def _of_their_own(name: str) -> str:
     """Return why a type of tool that has no input_schema isn't taken."""
-    name = re.sub(r"_?[0-9]*$", "", kind) if isinstance(kind, str) else ""
     if name in _RUN_BY_CLIENTS:
         return "is run by the client, but its arguments are known to Anthropic's models alone: there is no input_schema"
     return "runs at Anthropic, not here" if name in _RUN_AT_ANTHROPIC else "isn't a type of tool that is known here"
@@ -219,7 +235,7 @@ def _tool_choice(value: Any) -> tuple[bool, bool]:
     body = f.mapping(value, "tool_choice")
     kind = body.get("type")
     if kind not in ("auto", "none"):
-        f.refuse_lost("tool_choice", f"{NO_GRAMMAR}, so a call can't be made sure; auto and none are fine")
+        f.refuse_lost("tool_choice", f"{o.NO_GRAMMAR}, so a call can't be made sure; auto and none are fine")
     return kind == "auto", not f.boolean(body, "disable_parallel_tool_use")
 
 

@@ -5,25 +5,27 @@ Source: https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
 from roll.gateway.protocols import fields as f
+from roll.gateway.protocols import options as o
 from roll.gateway.protocols.fields import Field, table
 from roll.gateway.protocols.wire import MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, pieces, sse
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
-NO_GRAMMAR = "the engines don't restrict what is sampled"
-STRICT = ". With `strict: true` refused, as arguments may not fit the schema, unless `ignore_fields` has `strict`"
+CUSTOM = "custom tools take free text, and calls are made with arguments in JSON: send a function with one text"
+_NEUTRAL = {"defer_loading": (False,), "async": (False,), "eager_input_streaming": (True, False)}
+"""Fields of functions with the values that change nothing here."""
 ONLY_TEXT = "the policy reads and writes text only"
 _SAMPLER = "it would change the distribution, and no engine here does it"
 
 FIELDS = table(
     Field("messages", "acts", "the conversation; contents of text"),
     Field("model", "acts", "`policy`, `policy/<role>` or a name of `models`"),
-    Field("tools", "acts", "functions; shown by the chat template, calls are parsed out of the response" + STRICT),
+    Field("tools", "acts", "functions; shown by the chat template, calls are parsed out of the response" + o.STRICT),
     Field("tool_choice", "acts", "`auto`; `none` (no tools are shown). `required` and a name are refused"),
     Field("parallel_tool_calls", "acts", "false: at most the first call is returned"),
     Field("n", "acts", "so many responses to one prompt, each a branch of its own"),
@@ -51,7 +53,10 @@ FIELDS = table(
             "prompt_cache_retention", "prediction",
         )
     ),
-    Field("response_format", "refused", f"{NO_GRAMMAR}; `text` is fine", ({"type": "text"},)),
+    Field("prompt_cache_options", "harmless", "doesn't change the response", expects=dict),
+    Field("response_format", "acts", f"`text`; others are refused: {o.NO_GRAMMAR}"),
+    Field("reasoning_effort", "acts", o.EFFORT),
+    Field("verbosity", "acts", "is checked; the policy writes as it does"),
     Field("frequency_penalty", "refused", _SAMPLER, (0,)),
     Field("presence_penalty", "refused", _SAMPLER, (0,)),
     Field("logit_bias", "refused", _SAMPLER, ({},)),
@@ -60,8 +65,7 @@ FIELDS = table(
     Field("audio", "refused", ONLY_TEXT),
     Field("functions", "refused", "OpenAI has replaced it by tools", ([],)),
     Field("function_call", "refused", "OpenAI has replaced it by tool_choice", ("auto", "none")),
-    Field("reasoning_effort", "refused", "the policy thinks as it does"),
-    Field("verbosity", "refused", "the policy writes as it does", ("medium",)),
+    Field("moderation", "refused", "nothing is moderated here"),
     Field("web_search_options", "refused", "there is no search"),
 )  # fmt: skip
 
@@ -95,10 +99,13 @@ class ChatCompletions(WireFormat):
         opens = body.get("add_generation_prompt")
         if opens is continues and "add_generation_prompt" not in ignored:  # a prompt that opens a response, or goes on
             f.refuse_lost("add_generation_prompt", FIELDS["add_generation_prompt"].says)
+        o.check_format(kept.get("response_format"), "response_format", "response_format")
+        o.verbosity(kept)
         call = ChatCall(
             model=f.text(kept, "model") or "",
             messages=with_tool_names(messages),
             tools=() if chooses_none(kept.get("tool_choice", "auto")) else tools,
+            effort=o.effort(kept),
             n=f.integer(kept, "n", 1, MAX_CHOICES) or 1,
             max_tokens=_max_tokens(kept),
             temperature=f.number(kept, "temperature", 0, 2),
@@ -165,16 +172,18 @@ class ChatCompletions(WireFormat):
             yield sse({**head, "choices": [], "usage": _usage(answer)})
         yield sse("[DONE]")
 
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
-        return openai_error(status, message, param, code)
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
+        return openai_error(refused)
 
 
-def openai_error(status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
+def openai_error(refused: RefusedCall) -> dict[str, Any]:
     """Return an error in OpenAI's form."""
+    status = refused.status
     kinds = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 409: "conflict_error"}
     kinds |= {429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param or None, "code": code or None}}
+    told = {"message": str(refused), "type": kind, "param": refused.field or None, "code": refused.code or None}
+    return {"error": told}
 
 
 def _message(value: Any, where: str, ignored: Collection[str]) -> Message:
@@ -213,19 +222,24 @@ def _tool_call(value: Any, where: str) -> ToolCall:
     return ToolCall(f.needed_text(body, "id", f"{where}.", 512), name, arguments if arguments is not None else "")
 
 
-def _tool(value: Any, where: str, ignored: Collection[str]) -> ToolSpec:
+def _tool(value: Any, where: str, ignored: Collection[str]) -> Sequence[ToolSpec]:
     body = f.mapping(value, where)
-    if body.get("type", "function") != "function":
-        f.refuse_hosted(where, f"there are no tools but functions, got {body.get('type')!r:.80}")
-    f.only(body, ("type", "function"), where, ignored, "tools")
-    return function_spec(f.mapping(body.get("function"), f"{where}.function"), f"{where}.function", ignored)
+    kind = body.get("type", "function")
+    if kind != "function":
+        why = CUSTOM if kind == "custom" else f"there are no tools but functions, got {kind!r:.80}"
+        f.hosted(kind, where, why, ignored)
+        return ()
+    f.only(body, ("type", "function", "cache_control"), where, ignored, "tools")
+    return (function_spec(f.mapping(body.get("function"), f"{where}.function"), f"{where}.function", ignored),)
 
 
 def function_spec(body: dict[str, Any], where: str, ignored: Collection[str], schema: str = "parameters") -> ToolSpec:
     """Return a tool from its name, description and the JSON schema of its arguments."""
-    f.only(body, ("type", "name", "description", schema, "strict"), where, ignored, "tools")
-    if f.boolean(body, "strict") and "strict" not in ignored:
-        f.refuse_lost(f"{where}.strict", f"{NO_GRAMMAR}, so arguments may not fit the schema", "strict")
+    neutral = [name for name, values in _NEUTRAL.items() if any(body.get(name) is value for value in values)]
+    if body.get("allowed_callers") == ["direct"]:
+        neutral.append("allowed_callers")
+    f.only(body, ("type", "name", "description", schema, "strict", *neutral), where, ignored, "tools")
+    f.boolean(body, "strict", where=f"{where}.")
     parameters = f.mapping(body.get(schema) or {"type": "object", "properties": {}}, f"{where}.{schema}")
     name = f.needed_text(body, "name", f"{where}.", 256)
     return ToolSpec(name, f.text(body, "description", f"{where}.") or "", parameters)
@@ -237,7 +251,7 @@ def chooses_none(choice: Any) -> bool:
     if kind == "none":
         return True
     if kind != "auto":
-        f.refuse_lost("tool_choice", f"{NO_GRAMMAR}, so a call can't be made sure; auto and none are fine")
+        f.refuse_lost("tool_choice", f"{o.NO_GRAMMAR}, so a call can't be made sure; auto and none are fine")
     return False
 
 

@@ -19,12 +19,14 @@ class Field:
     Args:
         says: what it does, or why it is refused; a line of the documentation.
         neutral: values of a refused field that ask for nothing.
+        expects: what the value of a harmless field must be; nothing: it isn't looked at.
     """
 
     name: str
     kind: Kind
     says: str
     neutral: tuple[Any, ...] = ()
+    expects: type | tuple[type, ...] = object
 
 
 Table = Mapping[str, Field]
@@ -53,6 +55,8 @@ def checked(body: Any, fields: Table, ignored: Collection[str]) -> dict[str, Any
             raise _unknown(name, fields)
         if field.kind == "refused" and value not in field.neutral:
             refuse_lost(name, field.says)
+        if not isinstance(value, field.expects):
+            wrong(name, value, "an object" if field.expects is dict else "a text")
         if field.kind == "acts":
             kept[name] = value
     return kept
@@ -66,9 +70,15 @@ def refuse_lost(name: str, why: str, ignore_as: str | None = None) -> NoReturn:
     )
 
 
-def refuse_hosted(where: str, why: str) -> NoReturn:
-    """Raise for a tool that no client runs."""
-    raise RefusedCall(400, f"{where}.type: {why}. Leave it out: agents bring functions of their own", f"{where}.type")
+def hosted(kind: Any, where: str, why: str, ignored: Collection[str]) -> None:
+    """Raise for a tool that isn't a function, unless its type is to be left out (`tools.web_search`)."""
+    name = f"tools.{kind}"
+    if isinstance(kind, str) and name in ignored:
+        return
+    ignore = f", or have whoever runs this endpoint add {name:.80} to ignore_fields" if isinstance(kind, str) else ""
+    raise RefusedCall(
+        400, f"{where}.type: {why}. Leave it out{ignore}: agents bring functions of their own", f"{where}.type"
+    )
 
 
 def _unknown(name: str, fields: Table) -> RefusedCall:
@@ -110,13 +120,13 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float
     return float(value)
 
 
-def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+def boolean(body: Mapping[str, Any], name: str, default: bool = False, where: str = "") -> bool:
     """Return true or false."""
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        wrong(name, value, "true or false")
+        wrong(where + name, value, "true or false")
     return bool(value)
 
 

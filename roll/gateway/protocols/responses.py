@@ -5,25 +5,19 @@ Source: https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
 from roll.gateway.protocols import fields as f
-from roll.gateway.protocols.chat import (
-    NO_GRAMMAR,
-    ONLY_TEXT,
-    STRICT,
-    chooses_none,
-    function_spec,
-    openai_error,
-    with_tool_names,
-)
+from roll.gateway.protocols import options as o
+from roll.gateway.protocols.chat import CUSTOM, ONLY_TEXT, chooses_none, function_spec, openai_error, with_tool_names
 from roll.gateway.protocols.fields import Field, table
 from roll.gateway.protocols.response_events import events_of
-from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, Asked, WireFormat, sse
+from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, sse
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
 FIELDS = table(
@@ -31,7 +25,9 @@ FIELDS = table(
     Field("instructions", "acts", "the system message; not kept for previous_response_id, as in the original"),
     Field("previous_response_id", "acts", "goes on from a response of this session; the last ones are kept"),
     Field("model", "acts", "`policy`, `policy/<role>` or a name of `models`"),
-    Field("tools", "acts", "functions; tools that run at OpenAI are refused" + STRICT),
+    Field("tools", "acts", "functions, and namespaces of functions; other types are refused, those that run at OpenAI "
+          "and those that clients run (`shell`, `apply_patch`, `custom`, ...), unless `ignore_fields` has "
+          "`tools.<type>`: then such a tool isn't shown" + o.STRICT),
     Field("tool_choice", "acts", "`auto`; `none` (no tools are shown). `required` and a name are refused"),
     Field("parallel_tool_calls", "acts", "false: at most the first call is returned"),
     Field("max_output_tokens", "acts", "at most the run's own limit"),
@@ -43,21 +39,25 @@ FIELDS = table(
     *(
         Field(name, "harmless", "doesn't change the response")
         for name in (
-            "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options",
+            "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+            "stream_options",
         )
     ),
-    Field("include", "refused", "there is nothing more to show; thoughts are shown anyway",
-          ([], ["reasoning.encrypted_content"])),
-    Field("text", "refused", f"{NO_GRAMMAR}; the format `text` is fine",
-          ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"})),
-    Field("reasoning", "refused", "the policy thinks as it does", ({}, {"effort": None, "summary": None})),
-    Field("truncation", "refused", "the endpoint doesn't edit what the agent sends", ("disabled",)),
+    Field("prompt_cache_options", "harmless", "doesn't change the response", expects=dict),
+    Field("client_metadata", "harmless", "doesn't change the response", expects=dict),
+    Field("include", "acts", "`reasoning.encrypted_content`, and what belongs to hosted tools, of which there are "
+          "none; thoughts are shown anyway"),
+    Field("text", "acts", f"`verbosity` is checked, the policy writes as it does; the format `text`; other formats are "
+          f"refused: {o.NO_GRAMMAR}"),
+    Field("reasoning", "acts", f"`effort`: {o.EFFORT}; `summary`: thoughts are shown anyway"),
+    Field("truncation", "refused", o.NO_EDITS, ("disabled",)),
+    Field("moderation", "refused", "nothing is moderated here"),
     Field("top_logprobs", "refused", "engines report the sampled token only", (0,)),
     Field("background", "refused", "a response is made while its client waits", (False,)),
     Field("max_tool_calls", "refused", "the agent calls tools, the endpoint doesn't"),
     Field("conversation", "refused", "there are no stored conversations; previous_response_id goes on from a response"),
     Field("prompt", "refused", "there are no stored prompts"),
-    Field("context_management", "refused", "the endpoint doesn't edit what the agent sends", ([],)),
+    Field("context_management", "refused", o.NO_EDITS, ([],)),
 )  # fmt: skip
 
 _KEPT = 256
@@ -87,6 +87,8 @@ class Responses(WireFormat):
             raise RefusedCall(400, f"the conversation has more than {MAX_MESSAGES} messages", "input")
         f.boolean(kept, "store", True)
         f.mapping(kept.get("metadata", {}), "metadata")
+        o.check_text(kept)
+        o.check_include(kept)
         call = ChatCall(
             model=f.text(kept, "model") or "",
             messages=with_tool_names(messages),
@@ -95,8 +97,9 @@ class Responses(WireFormat):
             temperature=f.number(kept, "temperature", 0, 2),
             top_p=f.number(kept, "top_p", 0, 1),
             parallel_tool_calls=f.boolean(kept, "parallel_tool_calls", True),
+            effort=o.reasoning(kept),
         )
-        return Asked(call=call, stream=f.boolean(kept, "stream"), body=kept)
+        return Asked(call=call, stream=f.boolean(kept, "stream"), body=kept, groups=_groups(kept.get("tools", [])))
 
     def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
         choice = answer.choices[0]
@@ -110,11 +113,11 @@ class Responses(WireFormat):
         whole = response(asked, items_of(asked, choice), choice, _usage(answer))
         return events_of(begun, whole)
 
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
-        return openai_error(status, message, param, code)
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
+        return openai_error(refused)
 
-    def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
-        told = {"message": message, "param": param or None, "code": code or str(status)}
+    def stream_error(self, refused: RefusedCall) -> str:
+        told = {"message": str(refused), "param": refused.field or None, "code": refused.code or str(refused.status)}
         return sse({"type": "error", "sequence_number": 0, **told}, "error")
 
     def _earlier(self, kept: dict[str, Any]) -> tuple[Message, ...]:
@@ -194,9 +197,11 @@ def _item(body: dict[str, Any], where: str, ignored: Collection[str]) -> Message
         parts = ("output_text", "text", "refusal") if role == "assistant" else ("input_text", "text")
         return Message(role, f.texts_of_parts(body.get("content"), f"{at}content", parts))
     if kind == "function_call":
+        group = f.text(body, "namespace", at)
+        name = f.needed_text(body, "name", at, 256)
         call = ToolCall(
             f.needed_text(body, "call_id", at, 512),
-            f.needed_text(body, "name", at, 256),
+            name if group is None else _in_group(group, name),
             f.text(body, "arguments", at) or "",
         )
         return Message("assistant", "", tool_calls=(call,))
@@ -209,11 +214,60 @@ def _item(body: dict[str, Any], where: str, ignored: Collection[str]) -> Message
     return f.wrong(f"{at}type", kind, f"message, function_call, function_call_output or reasoning: {ONLY_TEXT}")
 
 
-def _tool(value: Any, where: str, ignored: Collection[str]) -> ToolSpec:
+_AT_OPENAI = (
+    "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp",
+    "programmatic_tool_calling",
+)  # fmt: skip
+_BY_CLIENTS = ("local_shell", "shell", "apply_patch", "computer", "computer_use_preview", "tool_search")
+"""Types of openai 3.57.0, without the dates of some."""
+
+
+def _tool(value: Any, where: str, ignored: Collection[str]) -> Sequence[ToolSpec]:
+    """Return the function that a tool is, or those of a group of them."""
     body = f.mapping(value, where)
-    if body.get("type") != "function":
-        f.refuse_hosted(where, f"{body.get('type')!r:.80} runs at OpenAI, not here")
-    return function_spec(body, where, ignored)
+    kind = body.get("type")
+    if kind == "function":
+        return (function_spec(body, where, ignored),)
+    if kind != "namespace":
+        f.hosted(re.sub(r"_20[0-9_]+$", "", kind) if isinstance(kind, str) else kind, where, _why(kind), ignored)
+        return ()
+    f.only(body, ("type", "name", "description", "tools"), where, ignored, "tools")
+    group, about = f.needed_text(body, "name", f"{where}.", 256), f.text(body, "description", f"{where}.")
+    specs: list[ToolSpec] = []
+    for i, tool in enumerate(f.items(body.get("tools"), f"{where}.tools", MAX_TOOLS)):
+        at = f"{where}.tools[{i}]"
+        if f.mapping(tool, at).get("type") == "namespace":
+            f.wrong(f"{at}.type", "namespace", "function: a namespace holds functions")
+        for spec in _tool(tool, at, ignored):
+            said = f"{about}\n{spec.description}" if about and not specs else spec.description
+            specs.append(ToolSpec(_in_group(group, spec.name), said, spec.parameters))
+    return specs
+
+
+def _why(kind: Any) -> str:
+    """Return why a tool of a type that isn't a function isn't taken."""
+    name = re.sub(r"_20[0-9_]+$", "", kind) if isinstance(kind, str) else ""
+    if name == "custom":
+        return CUSTOM
+    if name in _BY_CLIENTS:
+        return f"{kind!r} is run by the client, but its arguments are known to OpenAI's models alone: it has no schema"
+    return f"{kind!r:.80} " + ("runs at OpenAI, not here" if name in _AT_OPENAI else "isn't a type that is known here")
+
+
+def _in_group(group: str, name: str) -> str:
+    """Return the name by which the policy knows a function of a namespace."""
+    return f"{group}{name}" if group.endswith("__") else f"{group}__{name}"
+
+
+def _groups(tools: Any) -> dict[str, tuple[str, str]]:
+    """Return the namespace and the name of functions, by the name that the policy knows. The tools were read."""
+    return {
+        _in_group(group["name"], tool["name"]): (group["name"], tool["name"])
+        for group in tools
+        if group["type"] == "namespace"
+        for tool in group["tools"]
+        if tool["type"] == "function"
+    }
 
 
 def items_of(asked: Asked, choice: Choice) -> list[dict[str, Any]]:
@@ -228,7 +282,10 @@ def items_of(asked: Asked, choice: Choice) -> list[dict[str, Any]]:
         said = {"id": f"msg_{asked.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
         items.append(said)
     for i, call in enumerate(message.tool_calls):
-        named = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        group, name = asked.groups.get(call.name, (None, call.name))
+        named = {"call_id": call.id, "name": name, "arguments": call.arguments}
+        if group is not None:
+            named["namespace"] = group
         items.append({"id": f"fc_{asked.id}_{i}", "type": "function_call", "status": "completed", **named})
     return items
 
@@ -254,7 +311,7 @@ def response(
         "output": output,
         "parallel_tool_calls": call.parallel_tool_calls,
         "previous_response_id": body.get("previous_response_id"),
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": call.effort, "summary": None},
         "store": body.get("store", True),
         "temperature": call.temperature,
         "text": {"format": {"type": "text"}},

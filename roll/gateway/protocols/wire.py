@@ -7,8 +7,9 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar
 
 from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall
@@ -34,6 +35,8 @@ class Asked:
     stream: bool = False
     include_usage: bool = False
     """Chat Completions: whether the stream ends with the number of tokens."""
+    groups: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Responses: functions that a client knows by a namespace and a name, by the name that the policy knows."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """The fields that act, for protocols that repeat some of them in the answer."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -61,33 +64,39 @@ class WireFormat(ABC):
         """Yield the finished response as server-sent events."""
 
     @abstractmethod
-    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
+    def error(self, refused: RefusedCall) -> dict[str, Any]:
         """Return the body of a refusal."""
 
     def tools_of(
-        self, sent: Any, ignored: Collection[str], read: Callable[[Any, str, Collection[str]], ToolSpec]
+        self, sent: Any, ignored: Collection[str], read: Callable[[Any, str, Collection[str]], Sequence[ToolSpec]]
     ) -> tuple[ToolSpec, ...]:
         """Return the tools of a body: the very same tuple where they were sent before, as clients do with each request
         and the agents of a run all do. Raises `RefusedCall`, also if two have one name.
+
+        Args:
+            read: gives the functions of one tool as it was sent: one, those of a group, or none of one that is ignored.
         """
         text = json.dumps(sent).encode()
         key = (type(self), hashlib.sha256(text).digest(), frozenset(ignored))
         if (known := _TOOLS.get(key)) is not None:
             return known
-        tools = tuple(read(tool, f"tools[{i}]", ignored) for i, tool in enumerate(items(sent, "tools", MAX_TOOLS)))
+        listed = enumerate(items(sent, "tools", MAX_TOOLS))
+        tools = tuple(chain.from_iterable(read(tool, f"tools[{i}]", ignored) for i, tool in listed))
+        if len(tools) > MAX_TOOLS:
+            raise RefusedCall(400, f"tools: there are {len(tools)} functions, and {MAX_TOOLS} are taken", "tools")
         names = [tool.name for tool in tools]
         for i, name in enumerate(names):
             if name in names[:i]:
-                raise RefusedCall(400, f"tools[{i}]: a second tool with the name {name!r:.80}", "tools")
+                raise RefusedCall(400, f"tools: a second tool with the name {name!r:.80}", "tools")
         if len(text) <= _KEPT_BYTES:
             if len(_TOOLS) >= _KEPT:
                 _TOOLS.clear()
             _TOOLS[key] = tools
         return tools
 
-    def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
+    def stream_error(self, refused: RefusedCall) -> str:
         """Return the event of a failure after the stream has begun."""
-        return sse(self.error(status, message, param, code))
+        return sse(self.error(refused))
 
 
 def sse(data: Mapping[str, Any] | str, event: str = "") -> str:
