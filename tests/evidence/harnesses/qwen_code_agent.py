@@ -1,0 +1,22 @@
+"""Qwen Code, without a terminal: the policy runs a command in an empty folder, over Chat Completions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+
+
+def play(task, base_url, api_key):
+    """Pay for the right sum."""
+    with tempfile.TemporaryDirectory() as home:
+        env = {"PATH": os.environ["PATH"], "HOME": home}
+        env |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "OPENAI_MODEL": "policy"}
+        command = ["qwen", "--yolo", "--auth-type", "openai"]
+        done = subprocess.run(
+            [*command, "--prompt", task["question"]],
+            env=env, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")
+    return float(task["answer"] in done.stdout)
