@@ -7,9 +7,11 @@ can write to a run's folder can have its resumption run theirs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,6 +66,29 @@ def as_file(rows: Iterable[Mapping[str, Any]], folder: Path, *, key: str) -> str
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     return str(file)
+
+
+_ROWS_FILE = re.compile(r"(?:[^\s'\"]*/)?(data|validation_data)-[0-9a-f]{12}(?:\.jsonl)?(?:\[row (\d+)\]|:(\d+))?")
+
+
+def rows_in_words(text: str) -> str:
+    """Return a message in which rows that the caller gave are called `data[3]`, not by the file that holds them."""
+
+    def words(match: re.Match[str]) -> str:
+        number = match[2] or match[3]
+        return match[1] if number is None else f"{match[1]}[{int(number) - 1}]"
+
+    return _ROWS_FILE.sub(words, text)
+
+
+@contextlib.contextmanager
+def rows_named() -> Iterator[None]:
+    """Have errors speak of rows as the caller gave them."""
+    try:
+        yield
+    except ValueError as error:
+        error.args = tuple(rows_in_words(each) if isinstance(each, str) else each for each in error.args)
+        raise
 
 
 def first_row(file: str) -> Mapping[str, Any]:

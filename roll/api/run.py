@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from roll.api.given import as_file, as_path, first_row
+from roll.api.given import as_file, as_path, first_row, rows_in_words, rows_named
 
 if TYPE_CHECKING:
     from roll.configs.errors import Violation
@@ -51,7 +51,8 @@ def train(
     Raises `ValueError` for what a user can mend, and what went wrong otherwise.
     """
     given = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
-    return run(configured(config, given, overrides, keeps=True))
+    with rows_named():
+        return run(configured(config, given, overrides, keeps=True))
 
 
 def check(
@@ -65,15 +66,20 @@ def check(
 ) -> RunConfig:
     """Check what `train` would run, without a model, and return the configuration; raise `ValueError` with all that is
     wrong. The arguments are those of `train`."""
+    from roll.cli.exits import say
     from roll.configs.errors import ConfigError
     from roll.pipelines.adapter_check import adapter_violations
-    from roll.pipelines.template_check import template_violations
+    from roll.pipelines.check_process import StartCheck
 
+    start = StartCheck()
     given = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
-    with tempfile.TemporaryDirectory(prefix="roll-") as folder:
+    with tempfile.TemporaryDirectory(prefix="roll-") as folder, rows_named():
         checked = configured(config, given, overrides, keeps=False, folder=Path(folder))
-        if violations := [*template_violations(checked), *adapter_violations(checked)]:
+        if violations := [*start.violations(checked), *adapter_violations(checked)]:
             raise ConfigError(violations)
+        for kind, texts in (("warning", start.warnings), ("not looked at", start.unread)):
+            for text in texts:
+                say(f"{kind}: {rows_in_words(text)}")
         return checked
 
 
@@ -106,6 +112,9 @@ def configured(
     from roll.configs.errors import ConfigError
     from roll.configs.parsing.loader import compose_file
 
+    for name in overrides:
+        if name in _OF_TRAINERS:
+            raise ValueError(f"{name}: this isn't an argument here; {_OF_TRAINERS[name]}")
     changes = assignments(overrides)
     with _file_of(config) as file, _told_of(config, file):
         plain, cls = compose_file(file, changes)
@@ -128,6 +137,20 @@ def configured(
         return loaded
 
 
+_OF_TRAINERS = {
+    "callbacks": "a class of yours in track_with=['my.py:Tracker'] is told of every step (docs/metrics.md)",
+    "reward_funcs": "reward=function, or reward={'domain': function, ...}",
+    "train_dataset": "data=rows, or data='file.jsonl'",
+    "eval_dataset": "validation_data=rows, or validation_data='file.jsonl'",
+    "model": "pretrain='folder or hub id': models are loaded by the run",
+    "peft_config": "actor_train={'model_args': {'lora_rank': 8, 'lora_target': [...]}}",
+    "processing_class": "actor_train={'model_args': {'tokenizer_name_or_path': 'folder or hub id'}}",
+    "optimizers": "actor_train={'training_args': {...}} has the optimizer and its schedule",
+    "args": "give keys one by one, or in the configuration",
+}
+"""What TRL's trainers take, and what it is here."""
+
+
 @contextlib.contextmanager
 def _told_of(config: Config, file: Path) -> Iterator[None]:
     """Have errors speak of what the caller wrote: keys and arguments instead of a file for the time being."""
@@ -138,6 +161,9 @@ def _told_of(config: Config, file: Path) -> Iterator[None]:
     except ConfigError as error:
         if not isinstance(config, (str, os.PathLike)):
             error = of_no_file(error, str(file), "the given configuration")
+            gone = f" or from the configuration's folder {file.parent}"
+            shown = [replace(one, expected=one.expected.replace(gone, "")) for one in error.violations]
+            error = ConfigError(shown, error.source)
         told = [
             replace(violation, where="the arguments of the call")
             if violation.where == "the command line"

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import re
+from typing import Any, NoReturn
+
+from roll.configs.errors import nearest
 
 CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a failure, 130 interrupted."
 KEYS = "Every key of a configuration: docs/configuration.md."
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the nearest command for one that isn't there."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with 2."""
+        unknown = re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message)
+        if unknown is not None and (near := nearest(unknown[1], re.findall(r"[\w-]+", unknown[2]))):
+            message = message.replace(unknown[0], f"there is no {unknown[1]!r}; {near}")
+        super().error(message)
 
 
 def add_debug(parser: argparse.ArgumentParser, default: object = False) -> None:

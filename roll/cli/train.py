@@ -73,16 +73,27 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     """Print every key with its value, or check the machine as well and print the plan."""
     from roll.configs.checks.chat_templates import template_notes
     from roll.configs.checks.endpoints import endpoint_notes
+    from roll.configs.errors import ConfigError
     from roll.configs.parsing.loader import load_config, to_yaml
     from roll.pipelines.adapter_check import adapter_violations
-    from roll.pipelines.template_check import template_violations
+    from roll.pipelines.check_process import StartCheck
 
     if every_key:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
         return Exit.DONE
-    config = load(file, overrides, further=[template_violations, adapter_violations])
+    start = StartCheck()
+    try:
+        config = load(file, overrides, further=[adapter_violations], last=[start.violations])
+    except ConfigError:
+        if not start.asked:
+            say("not looked at, before this is mended: rows of data, tokenizer, chat template")
+        raise
+    for warning in start.warnings:
+        say(f"warning: {warning}")
     for note in (*endpoint_notes(config), *template_notes(config)):
         say(f"note: {note}")
+    for unread in start.unread:
+        say(f"not looked at: {unread}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
     if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":
         from roll.profiling.nsight import command
@@ -91,20 +102,21 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     return Exit.DONE
 
 
-def load(file: Path, overrides: Sequence[str], *, further: Sequence[Check] = ()) -> RunConfig:
+def load(file: Path, overrides: Sequence[str], *, last: Sequence[Check] = ()) -> RunConfig:
     """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong.
 
-    `further` checks are those that a run makes itself at its start, with the libraries that it has loaded by then.
+    `last` checks are those that a run makes itself at its start, with the libraries that it has loaded by then.
     """
+    from roll.configs.checks.machine import machine_warnings, this_machine
     from roll.configs.full_check import load_checked
     from roll.configs.rules.validate import warnings_of
     from roll.envs.env_registry import env_violations
     from roll.gateway.agents.checks import agent_violations
     from roll.tracking.replay_check import replay_violations
 
-    checks = [env_violations, agent_violations, replay_violations, *further]
-    config = load_checked(file, overrides, further=checks, tell=lambda note: say(f"note: {note}"))
-    for warning in warnings_of(config):
+    checks = [env_violations, agent_violations, replay_violations]
+    config = load_checked(file, overrides, further=checks, last=last, tell=lambda note: say(f"note: {note}"))
+    for warning in (*warnings_of(config), *machine_warnings(config, this_machine())):
         say(f"warning: {warning}")
     return config
 

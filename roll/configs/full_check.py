@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from roll.configs.checks.folders import beside
 from roll.configs.checks.machine import Machine
 from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.errors import ConfigError, Violation
@@ -20,6 +21,7 @@ def load_checked(
     overrides: Sequence[str] = (),
     *,
     further: Sequence[Check] = (),
+    last: Sequence[Check] = (),
     machine: Machine | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> RunConfig:
@@ -32,7 +34,11 @@ def load_checked(
     reading = read_config(file, overrides)
     for note in reading.notes if tell is not None else ():
         tell(note)  # type: ignore[misc]
-    return checked(reading, str(file), further=further, machine=machine)
+    with beside(file.parent):
+        config = checked(reading, str(file), further=further, machine=machine)
+        if violations := collect(last, config):
+            raise ConfigError(reading.places.added_to(violations), str(file))
+        return config
 
 
 def checked(

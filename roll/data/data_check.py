@@ -95,6 +95,8 @@ class Findings:
     """Columns that nothing reads, but rewards where there are some, and in how many rows."""
     failure: str = ""
     """Why reading stopped before the end."""
+    unread: bool = False
+    """Whether there are rows that nobody looked at, because the time was up."""
 
     def add_row(self, row: Row) -> None:
         """Take in the columns of a row, nested ones with a dot."""
@@ -154,16 +156,28 @@ class _BadRows(Quarantine):
 
 
 class Progress:
-    """Says how far a pass is, now and then."""
+    """Says how far a pass is, now and then, and when it has to end.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._said = say, time.monotonic()
+    Args:
+        seconds: that all passes together may take; None: as long as they need.
+    """
 
-    def at(self, rows: int, what: str) -> None:
-        """Say it if some seconds have passed."""
-        if time.monotonic() - self._said > _PROGRESS_SECONDS:
-            self._said = time.monotonic()
+    def __init__(self, say: Callable[[str], None] | None, seconds: float | None = None) -> None:
+        self._say, self._last = say, time.monotonic()
+        self._end = math.inf if seconds is None else self._last + seconds
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self._end
+
+    def at(self, rows: int, what: str) -> bool:
+        """Say it if some seconds have passed; return whether the time is up."""
+        now = time.monotonic()
+        if self._say is not None and now - self._last > _PROGRESS_SECONDS:
+            self._last = now
             self._say(f"{what}: {rows:,} rows so far")
+        return now > self._end
 
 
 def check_prompts(
@@ -200,8 +214,10 @@ def check_prompts(
                 ids.add(key)
             if encoder is not None:
                 _measure(found, chunk, encoder, prompt_length, bad)
-            progress.at(bad.rows, found.name)
             yield from chunk
+            if progress.at(bad.rows, found.name):
+                found.unread = True
+                break
     except DataError as error:
         found.failure = str(error)
     found.rows, found.duplicates = bad.rows, found.duplicates + bad.duplicates
@@ -238,8 +254,10 @@ def check_conversations(
         for source in resolve_sources(data.file_name):
             before = found.rows
             for row in scan_rows(source):
+                if progress.at(found.rows, found.name):
+                    found.unread = True
+                    return
                 found.rows += 1
-                progress.at(found.rows, found.name)
                 if isinstance(row, BadRow):
                     bad.add(row.where, row.reason)
                     continue

@@ -83,16 +83,20 @@ class EncodedRows(Generic[R]):
     def split(self, share: float, seed: int) -> tuple[EncodedRows[R], tuple[R, ...]]:
         """Return the rows to train on, and the held-out ones: the nearest number to `share`, at least one, drawn by
         (seed, row id), which is file and number."""
-        count = max(1, round(share * len(self.rows)))
-        if count >= len(self.rows):
-            raise DataError(
-                f"validation_share {share:g} of {len(self.rows)} rows leaves nothing to train on; lower it, or name "
-                "held-out files in validation.data_args"
-            )
-        drawn = sorted(self.rows, key=lambda row: stable_hash(seed, "validation", row.id))[:count]
-        held = {row.id for row in drawn}
+        held = held_out([row.id for row in self.rows], share, seed)
         rest = replace(self, rows=tuple(row for row in self.rows if row.id not in held))
         return rest, tuple(row for row in self.rows if row.id in held)
+
+
+def held_out(ids: Sequence[str], share: float, seed: int) -> set[str]:
+    """Return the ids of rows to hold out: the nearest number to `share`, at least one, drawn by (seed, id)."""
+    count = max(1, round(share * len(ids)))
+    if count >= len(ids):
+        raise DataError(
+            f"validation_share {share:g} of {len(ids)} rows leaves nothing to train on; lower it, or name "
+            "held-out files in validation.data_args"
+        )
+    return set(sorted(ids, key=lambda one: stable_hash(seed, "validation", one))[:count])
 
 
 def read_all(files: Sequence[str], make: Callable[[Source, Row], T]) -> list[T]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from roll.data.offline import held_out
 from roll.data.quarantine import Quarantine
 from roll.data.task_ids import base_id
 from roll.data.templates import EncodedPrompt, PromptEncoder, TemplateError
@@ -24,8 +25,19 @@ class PromptSet:
         """What became of the prompts, lengths before anything was done: for the tracker."""
         self._ids = {task.id: row for task, row in zip(tasks, ids, strict=True)}
 
+        self.held_out: PromptSet | None = None
+        """Those that `hold_out` took away."""
+
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def hold_out(self, share: float, seed: int) -> None:
+        """Take a share of the tasks away, for validation: see `held_out` of offline.py."""
+        chosen = held_out([task.id for task in self.tasks], share, seed)
+        held = [task for task in self.tasks if task.id in chosen]
+        self.tasks = [task for task in self.tasks if task.id not in chosen]
+        self.held_out = PromptSet(held, [self._ids[task.id] for task in held], {})
+        self.metrics = {**self.metrics, "data/rows_held_out": float(len(held))}
 
     def prompt_ids(self, task: Task) -> tuple[int, ...]:
         """Return the prompt's token ids; a repeat in a later epoch has those of the first."""

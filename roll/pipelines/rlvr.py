@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
 from roll.utils.rows import DataError
 from roll.utils.seeding import keyed_shuffle
+
+logger = logging.getLogger(__name__)
 
 TasksByDomain = dict[str, list[Task]]
 
@@ -258,6 +261,11 @@ def training_data(
     if data.streaming:
         return _streamed(config, data, tokenizer, toolbox)
     prompts = _encoded(config, data, split="train", exclude={}, tokenizer=tokenizer, toolbox=toolbox)
+    if config.validation_share:
+        prompts.hold_out(config.validation_share, config.seed)
+        held, left = len(prompts.held_out or ()), len(prompts)
+        logger.info("validation_share %g: %d prompts are held out, drawn by the seed, and %d trained on",
+                    config.validation_share, held, left)  # fmt: skip
     domains: TasksByDomain = {domain: [] for domain in config.rewards}
     for task in prompts.tasks:
         domains[task.domain].append(task)
@@ -313,12 +321,20 @@ def validation_data(
 ) -> PromptSet:
     """Return held-out tasks in the order of their files, or shuffled; generated ones repeat no training question."""
     assert config.validation is not None
+    if config.validation_share:
+        assert isinstance(training, PromptSet) and training.held_out is not None, "training data are read before"
+        return _ordered(config, training.held_out)
     exclude: dict[str, set[str]] = {}
     for task in training.tasks if training is not None else ():
         if "question" in task.payload:
             exclude.setdefault(task.tag, set()).update(questions_of([task]))
     data = config.validation.data_args
     prompts = _encoded(config, data, split="val", exclude=exclude, tokenizer=tokenizer, toolbox=toolbox)
-    if config.validation.shuffle:
+    return _ordered(config, prompts)
+
+
+def _ordered(config: RLVRConfig, prompts: PromptSet) -> PromptSet:
+    """Return held-out prompts in the order in which they are played."""
+    if config.validation is not None and config.validation.shuffle:
         prompts.tasks = keyed_shuffle(prompts.tasks, config.seed, "validation")
     return prompts

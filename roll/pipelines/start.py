@@ -6,16 +6,11 @@ What is cheap and can be wrong comes first, so that a bad row or reward fails be
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-from pathlib import Path
 
-from roll.configs.checks.prerequisites import check_prerequisites
-from roll.configs.parsing.loader import load_config
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
-from roll.configs.schema.sft_config import SFTConfig
 from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.pipelines.agentic import EnvWorkload
@@ -27,6 +22,7 @@ from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
 from roll.pipelines.teaching import require_same_tokens
+from roll.pipelines.warm_start import pending_warm_start
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.tools.toolbox import open_toolbox
 from roll.tracking.replay_check import recording_of
@@ -138,15 +134,8 @@ def run_replay(config: RLConfig) -> None:
 
 def warm_start(config: AgenticConfig) -> None:
     """Run the fine-tuning that makes the starting model, unless that model is there."""
-    if config.warm_start is None or (config.warm_model_path / "config.json").is_file():
+    first = pending_warm_start(config)
+    if first is None:
         return
-    file = Path(config.warm_start)
-    folders = {"output_dir": config.warm_start_path, "export_dir": config.warm_model_path}
-    settings = [f"{key}={json.dumps(str(folder))}" for key, folder in folders.items()]
-    settings += [f"seed={config.seed}", "export_model=true"]
-    first = load_config(file.parent, file.stem, settings)
-    if not isinstance(first, SFTConfig):
-        raise ValueError(f"warm_start: {file} is a file of pipeline {first.pipeline}, expected one of pipeline sft")
-    check_prerequisites(first)
-    logger.info("warm start with %s", file)
+    logger.info("warm start with %s", config.warm_start)
     run_sft(first)

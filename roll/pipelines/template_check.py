@@ -1,28 +1,20 @@
 """Whether the tokenizer's chat template can do what a configuration wants of it: carry turns, show tools, be read.
 
-For `roll check`, where the tokenizer is in a folder of this machine; a run asks the same at its start. It is asked in a
-process of its own: a check itself loads none of the libraries that tokenizers come with.
+For `roll check` (check_process.py), where the tokenizer is in a folder of this machine; a run asks the same at its
+start.
 """
 
 from __future__ import annotations
 
-import json
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from roll.configs.errors import Violation, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ModelArgs
-
-_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +30,6 @@ class Question:
     tags: tuple[str, str] | None = None
     parser: str = ""
     variables: Mapping[str, Any] = field(default_factory=dict)
-
-
-def template_violations(config: RunConfig) -> Iterator[Violation]:
-    """Yield what the chat template can't do; nothing where no turn follows another, or the tokenizer isn't here."""
-    asked = list(questions(config))
-    if not asked:
-        return
-    args = tokenizer_args(config)
-    if not Path(str(args.tokenizer_name_or_path or args.model_name_or_path)).expanduser().is_dir():
-        return
-    command = [sys.executable, "-m", "roll.pipelines.template_check"]
-    try:
-        done = subprocess.run(command, input=pickle.dumps((args, asked)), capture_output=True, timeout=_SECONDS)
-        found = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        return  # what can't be loaded here is said by those who load it
-    for path, said in found:
-        yield problem(path, said)
 
 
 def tokenizer_args(config: RunConfig) -> ModelArgs:
@@ -104,15 +78,14 @@ def _of_tools(config: RLConfig, path: str, variables: Mapping[str, Any]) -> Iter
     yield Question(path=path, kind="calls", tags=use.thinking_tags, variables=variables)
 
 
-def answers(args: ModelArgs, asked: Sequence[Question]) -> list[tuple[str, str]]:
-    """Return what can't be done, by key; loads the tokenizer."""
+def answers(tokenizer: Any, asked: Sequence[Question]) -> list[tuple[str, str]]:
+    """Return what can't be done, by key."""
     from roll.rollout.agent import Agent
     from roll.rollout.tool_forms import resolve_parser
-    from roll.strategies.hf.hf_model import load_tokenizer
     from roll.types.chat import ToolSpec
 
     tool = ToolSpec("look_up", "Look up.", {"type": "object", "properties": {"word": {"type": "string"}}})
-    tokenizer, found = load_tokenizer(args), []
+    found = []
     for question in asked:
         try:
             agent = Agent(tokenizer, variables=question.variables)
@@ -130,7 +103,3 @@ def answers(args: ModelArgs, asked: Sequence[Question]) -> list[tuple[str, str]]
         except ValueError as error:  # TemplateError is one
             found.append((question.path, str(error)))
     return list(dict.fromkeys(found))
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(answers(*pickle.loads(sys.stdin.buffer.read()))) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import Any
 
 from roll.configs.schema.rl_config import RLConfig
@@ -13,6 +14,10 @@ from roll.types.episode import Group
 logger = logging.getLogger(__name__)
 
 _SECONDS = 10.0
+_RECENT = 64
+"""Tasks whose pace an estimate goes by: the first to end say little, because all begin together."""
+_SHARE = 0.1
+"""Of the tasks that have to be through before there is an estimate."""
 
 
 class ValidationProgress:
@@ -27,7 +32,8 @@ class ValidationProgress:
     def begin(self) -> None:
         """Start from the first task."""
         self._done = 0
-        self._begun = self._shown = time.monotonic()
+        self._shown = time.monotonic()
+        self._ends: deque[float] = deque(maxlen=_RECENT)
         if self._folder is not None:
             (self._folder / UNFINISHED).unlink(missing_ok=True)
 
@@ -37,7 +43,14 @@ class ValidationProgress:
         if self._folder is not None:
             append_episodes(self._folder, group, self._tokenizer)
         now = time.monotonic()
+        self._ends.append(now)
         if now - self._shown >= _SECONDS and self._done < self._tasks:
             self._shown = now
-            left = (now - self._begun) / self._done * (self._tasks - self._done)
-            logger.info("validation: %d of %d tasks, about %.0f s to go", self._done, self._tasks, left)
+            logger.info("validation: %d of %d tasks%s", self._done, self._tasks, self._estimate())
+
+    def _estimate(self) -> str:
+        """Return how long the rest takes at the pace of the last tasks; nothing while too few have ended."""
+        if len(self._ends) < 2 or self._done < _SHARE * self._tasks:
+            return ""
+        pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return f", about {pace * (self._tasks - self._done):.0f} s to go"

@@ -80,7 +80,8 @@ def render(summary: RunSummary) -> RenderableType:
 
 
 def _accuracy(summary: RunSummary) -> Table:
-    table = Table("held-out accuracy" if summary.accuracy_before else "held-out", title_justify="left")
+    title = "held-out accuracy" if summary.accuracy_before else "held-out" if summary.steps else "validation"
+    table = Table(title, title_justify="left")
     if not summary.accuracy_before:
         table.add_column("accuracy", justify="right")
         for domain, accuracy in sorted(summary.accuracy_after.items()):

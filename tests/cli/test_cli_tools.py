@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from roll.cli.__main__ import main
@@ -55,3 +57,36 @@ def test_built_in_tools_are_listed_and_a_job_without_tools_is_refused(job, capsy
     assert "session=False" in capsys.readouterr().out
     assert main(["tools", "test", job, "tools=[]", "rewards.math.tools=[]"]) == 2
     assert "there are no tools in it" in capsys.readouterr().err
+
+
+def test_the_example_of_the_page_does_what_the_page_says(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs/tools.md").read_text()
+    (code,) = [block for block in page.split("```python\n")[1:] if "def lookup(" in block.split("```")[0]]
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_tools.py").write_text(code.split("```")[0])
+    (tmp_path / "my_words.txt").write_text("tree: a plant\nstone: none\n")
+    tool = "tools: [{name: lookup, path: my_tools.py:lookup, options: {file: my_words.txt}, timeout_s: 5}]"
+    old = "tools: [{name: calculator}, {name: double, path: own.py:double}]"
+    (tmp_path / "job.yaml").write_text(JOB.replace(old, tool).replace("[calculator, double]", "[lookup]"))
+    assert main(["tools", "test", "job.yaml", "--call", 'lookup={"word": "tree"}']) == 0
+    told = capsys.readouterr().out
+    assert "│ tree: a plant" in told and '"limit"' in told and '"file"' not in told
+
+
+def test_keyword_only_arguments_are_the_configurations(job, capsys, tmp_path):
+    code = OWN.replace("(x: int)", "(x: int, *, times: int, file: str = 'a')").replace(
+        "str(2 * x)", "str(x * times) + file"
+    )
+    (tmp_path / "own.py").write_text(code)
+    assert main(["check", job, "num_nodes=1"]) == 2
+    told = capsys.readouterr().err
+    assert "tools[1].options.times: expected an argument of own.py:double: it has no default, and the policy" in told
+    call = ["tools", "test", job]
+    tools = "tools=[{name: calculator}, {name: double, path: 'own.py:double', options: {times: 3}}]"
+    assert main([*call, tools, "--call", 'double={"x": 7}']) == 0
+    told = capsys.readouterr().out
+    assert "│ 21a" in told and '"times"' not in told and '"file"' not in told
+    for hidden in ("times", "file"):
+        assert main([*call, tools, "--call", f'double={{"x": 7, "{hidden}": 9}}']) == 1
+        assert f"there is no argument '{hidden}'" in capsys.readouterr().out

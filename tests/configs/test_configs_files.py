@@ -12,6 +12,9 @@ import pytest
 import yaml
 from config_reference import docstrings, reference
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from data_tokenizers import word_tokenizer
+
 from roll.configs.parsing.loader import load_config, to_yaml
 from roll.configs.parsing.schema_places import sections_of
 from roll.configs.rules.validate import warnings_of
@@ -154,6 +157,11 @@ def test_print_config_shows_every_key_and_check_shows_the_arithmetic(job):
     tree = yaml.safe_load(printed.stdout)
     assert tree["seed"] == 7
     assert set(tree) == {f.name for f in fields(RLVRConfig)}
+    word_tokenizer().save_pretrained(job / "model")
+    (job / "model/model.safetensors").touch()
+    (job / "model/config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 64}))
+    rows = [{"question": "w1 w1?", "ground_truth": "2", "tag": tag} for tag in ("words", "algebra")]
+    (job / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     checked = run_command("--config_path", ".", "--config_name", "job", "--check", folder=job)
     assert checked.returncode == 0, checked.stderr
     assert "4 prompts x 4 responses = 16 responses per step" in checked.stdout

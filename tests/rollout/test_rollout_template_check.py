@@ -8,7 +8,8 @@ from family_templates import OPENS_AND_KEEPS, OPENS_XML, PYTHONIC, TELLS_ONLY
 from test_rollout_chat import NUMBERS, STRIPS_THOUGHTS
 
 from roll.configs.parsing.loader import read_tree
-from roll.pipelines.template_check import answers, questions, template_violations, tokenizer_args
+from roll.pipelines.check_process import StartCheck
+from roll.pipelines.template_check import answers, questions
 
 TOOLS = {"tools": [{"name": "calculator"}]}
 ROWS = {"pipeline": "rlvr", "max_steps": 1, "actor_train": {"data_args": {"file_name": "a.jsonl"}}}
@@ -18,10 +19,10 @@ GAMES = {"pipeline": "agentic", "max_steps": 1}
 
 def found(folder, template, tree):
     """What is wrong, by key, with a run of a model with this template."""
-    bpe_tokenizer(template).save_pretrained(folder)
+    tokenizer = bpe_tokenizer(template)
     config = read_tree({**tree, "pretrain": str(folder)}).config
     assert config is not None
-    return dict(answers(tokenizer_args(config), list(questions(config))))
+    return dict(answers(tokenizer, list(questions(config))))
 
 
 def rows(**reward):
@@ -62,12 +63,14 @@ def test_environments_that_carry_turns_and_agents_are_looked_at(tmp_path):
 
 def test_a_tokenizer_that_isnt_here_is_not_asked_for(tmp_path):
     config = read_tree({**rows(tools="calculator"), **TOOLS, "pretrain": "someone/model"}).config
-    assert list(template_violations(config)) == []
+    check = StartCheck()
+    assert list(check.violations(config)) == []
+    assert "someone/model isn't a folder here" in check.unread[0]
     assert found(tmp_path, PYTHONIC, rows()) == {}  # one prompt, one response
 
 
 def test_a_check_asks_in_a_process_of_its_own(tmp_path):
     bpe_tokenizer(PYTHONIC).save_pretrained(tmp_path)
     config = read_tree({**rows(tools="calculator"), **TOOLS, "pretrain": str(tmp_path)}).config
-    (violation,) = template_violations(config)
+    (violation,) = StartCheck().violations(config)
     assert violation.path == "tool_use.parser" and "none gives back" in str(violation)

@@ -182,7 +182,7 @@ def test_a_mere_validation_has_one_column_and_no_speed():
     only = dataclasses.replace(SUMMARY, steps=0, tokens=0, accuracy_before={}, accuracy_after={"b": 0.25, "a": 0.5})
     lines = text_of(only)
     assert "validation," in lines[0] and "steps" not in lines[0]
-    assert lines[1:4] == [["held-out", "accuracy"], ["a", "50.0%"], ["b", "25.0%"]]
+    assert lines[1:4] == [["validation", "accuracy"], ["a", "50.0%"], ["b", "25.0%"]]
 
 
 def test_a_domain_measured_once_shows_no_change():

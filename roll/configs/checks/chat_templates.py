@@ -9,7 +9,8 @@ from typing import Any
 
 from roll.configs.errors import Violation, problem
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.judge_config import JudgeConfig
+from roll.configs.schema.judge_config import JUDGE, JudgeConfig
+from roll.configs.schema.offline_config import OfflineConfig
 from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
@@ -36,6 +37,41 @@ def template_checks(config: RunConfig) -> Iterator[Violation]:
             words = worker.template if isinstance(worker, RewardModelConfig) else "native"
             files = tokenizer_files(_tokenizer_path(config, role))
             yield from _unread(f"{role}.chat_template_kwargs", worker.chat_template_kwargs, words, files)
+
+
+def native_template_checks(config: RunConfig) -> Iterator[Violation]:
+    """Tokenizers whose own chat template is to be used have one, where their folder is at hand."""
+    for key, role in _native(config):
+        files = tokenizer_files(_tokenizer_path(config, role))
+        if files is not None and not files.has_chat_template:
+            folder = _tokenizer_path(config, role)
+            sentence = f"'native' is the tokenizer's own chat template, and the tokenizer in {folder} has none"
+            fix = f"{key}=plain (or question_answer, or a text with {{prompt}}, or Jinja); or a model with a template"
+            yield problem(key, sentence, "a judge with a chat template" if role == JUDGE else fix, "native")
+
+
+def _native(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(key, role) of each template that is the tokenizer's own."""
+    sections: dict[str, Any] = {}
+    if isinstance(config, (RLVRConfig, OfflineConfig)):
+        sections["actor_train.data_args"] = config.actor_train.data_args
+        if config.validation is not None:
+            sections["validation.data_args"] = config.validation.data_args
+    if isinstance(config, OfflineConfig):
+        train = config.actor_train.data_args.template
+        yield from ((f"{path}.template", _POLICY) for path, data in sections.items()
+                    if (data.template or train or "native") == "native")  # fmt: skip
+    if not isinstance(config, RLVRConfig) or config.replays:
+        return
+    for path, data in sections.items():
+        if data.has_rows and (config.global_template or data.template) == "native":
+            yield ("global_template" if config.global_template else f"{path}.template"), _POLICY
+    yield from ((f"tag_to_template.{tag}", _POLICY) for tag, text in config.tag_to_template.items() if text == "native")
+    for role, worker in config.roles.items():
+        if isinstance(worker, RewardModelConfig) and worker.template == "native":
+            yield f"{role}.template", role
+        elif isinstance(worker, JudgeConfig):
+            yield role, role
 
 
 def _sections(config: RunConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from roll.configs.errors import Violation, nearest, problem
@@ -93,6 +95,26 @@ def _unknown_to_fsspec(address: str) -> str:
     except (ImportError, ValueError) as error:
         return str(error)
     return ""
+
+
+_CONFIG_FOLDER: ContextVar[Path | None] = ContextVar("_CONFIG_FOLDER", default=None)
+
+
+@contextlib.contextmanager
+def beside(folder: Path | None) -> Iterator[None]:
+    """Have messages name a configuration's folder, where files of functions are looked for too; None: there is none."""
+    token = _CONFIG_FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _CONFIG_FOLDER.reset(token)
+
+
+def seen_from() -> str:
+    """Return where files of functions are looked for, for messages."""
+    here, folder = Path.cwd(), _CONFIG_FOLDER.get()
+    same = folder is None or folder.absolute() == here
+    return f"seen from {here}" if same else f"seen from {here} or from the configuration's folder {folder}"
 
 
 def nearby(file: Path) -> str:

@@ -14,7 +14,7 @@ from roll.catalog.envs import hub_of
 from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS, TrackerEntry
 from roll.configs.checks.definitions import definition_in, module_file
-from roll.configs.checks.folders import nearby
+from roll.configs.checks.folders import nearby, seen_from
 from roll.configs.checks.reward_columns import RewardColumns
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -128,7 +128,7 @@ def env_checks(config: AgenticConfig) -> Iterator[Violation]:
                 args = (f"{place}.player_config", given.player_config)
                 yield from named_checks(f"{place}.player", given.player, "class", args, skip=0)
     if config.warm_start is not None and not Path(config.warm_start).is_file():
-        expected = f"a configuration file that exists, seen from {Path.cwd()}{nearby(Path(config.warm_start))}"
+        expected = f"a configuration file that exists, {seen_from()}{nearby(Path(config.warm_start))}"
         yield Violation("warm_start", expected, "check the path", config.warm_start)
 
 
@@ -215,7 +215,7 @@ def _python_file(path: str, file: Path) -> Iterator[Violation]:
     """There is such a file, and Python can read it."""
     file = file.expanduser()
     if not file.is_file():
-        expected = f"a Python file that exists, seen from {Path.cwd()}{nearby(file)}"
+        expected = f"a Python file that exists, {seen_from()}{nearby(file)}"
         yield Violation(path, expected, "check the path", str(file))
         return
     try:

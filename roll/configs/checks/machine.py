@@ -58,6 +58,8 @@ class Machine:
     """Whether there is a C++ compiler."""
     nsight: bool = True
     """Whether there is Nsight Systems' `nsys`."""
+    cores: int | None = None
+    """CPU cores that this process may use; None: nobody knows."""
 
 
 def this_machine() -> Machine:
@@ -74,6 +76,7 @@ def this_machine() -> Machine:
         packages=frozenset(name for name in MISSING if _is_installed(name)),
         compiler=shutil.which(os.environ.get("CXX", "g++")) is not None,
         nsight=shutil.which("nsys") is not None,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     )
 
 
@@ -113,6 +116,18 @@ def worker_machine_checks(config: RunConfig, machine: Machine) -> Iterator[Viola
             yield Violation(key, "an accelerator for it, and this machine has none", "remove it", value)
         elif package is not None and package not in machine.packages:
             yield Violation(key, f"its package; {MISSING[package]}", "install it, or remove the key", value)
+
+
+def machine_warnings(config: RunConfig, machine: Machine) -> Iterator[str]:
+    """Yield what works on the controller's machine, and is slow."""
+    slots = {slot for worker in config.roles.values() for slot in worker.slots}
+    if machine.accelerators or machine.amd or config.num_nodes > 1 or machine.cores is None:
+        return
+    if len(slots) > machine.cores:
+        yield (
+            f"num_gpus_per_node: {len(slots)} slots are used, and without an accelerator each is a process on the CPU: "
+            f"they share {machine.cores} cores; as many slots as cores, or fewer, are faster"
+        )
 
 
 def check_worker_machines(config: RunConfig, machines: Mapping[str, Machine]) -> None:

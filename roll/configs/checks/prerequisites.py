@@ -9,7 +9,7 @@ from pathlib import Path
 from roll.catalog.pipelines import pipeline_of
 from roll.configs.checks.adapters import adapter_checks
 from roll.configs.checks.agents import agent_checks
-from roll.configs.checks.chat_templates import template_checks
+from roll.configs.checks.chat_templates import native_template_checks, template_checks
 from roll.configs.checks.data_files import data_checks
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.folders import export_checks, folder_checks
@@ -26,6 +26,7 @@ from roll.configs.checks.model_hub import hub_problem
 from roll.configs.checks.sandbox import sandbox_checks
 from roll.configs.checks.teacher import teacher_checks
 from roll.configs.checks.tools import tool_checks
+from roll.configs.checks.trackers import tracker_checks
 from roll.configs.errors import ConfigError, Violation, problem
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.reward_model import classifier_checks
@@ -139,8 +140,11 @@ def shape_checks(config: RunConfig) -> Iterator[Violation]:
             yield from routed_model_rules(config, name, shape)
 
 
-_MODELS = (model_checks, tokenizer_checks, template_checks, teacher_checks, shape_checks, adapter_checks)
-_RUN = (*_MODELS, folder_checks, export_checks, function_checks)
+_MODELS = (
+    model_checks, tokenizer_checks, template_checks, native_template_checks, teacher_checks, shape_checks,
+    adapter_checks,
+)  # fmt: skip
+_RUN = (*_MODELS, folder_checks, export_checks, function_checks, tracker_checks)
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, tool_checks, sandbox_checks, *_RUN)
 DISTILL_CHECKS = RLVR_CHECKS
 AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, tool_checks, agent_checks, sandbox_checks, *_RUN)

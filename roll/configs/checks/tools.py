@@ -13,7 +13,7 @@ from typing import Any
 
 from roll.configs.checks.folders import nearby
 from roll.configs.checks.functions import definition, named_checks
-from roll.configs.errors import Violation, problem
+from roll.configs.errors import NO_VALUE, Violation, problem
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.tool_config import McpServer, ToolConfig
@@ -56,9 +56,15 @@ def _own(path: str, tool: ToolConfig, value: str) -> Iterator[Violation]:
     wrong = [(key, said) for key, said in signature.problems(tool.options) if key in tool.options]
     if isinstance(node, ast.ClassDef):
         wrong = list(signature.problems(tool.options))
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        told = (tool.parameters or {}).get("properties", {})
+        pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        needed = [one.arg for one, default in pairs if default is None]
+        absent = [name for name in needed if name not in tool.options and name not in told]
+        wrong += [(name, "it has no default, and the policy doesn't give keyword-only arguments") for name in absent]
     for key, said in wrong:
         yield Violation(
-            f"{path}.options.{key}", f"an argument of {value}: {said}", f"see {where}", tool.options.get(key)
+            f"{path}.options.{key}", f"an argument of {value}: {said}", f"see {where}", tool.options.get(key, NO_VALUE)
         )
 
 
@@ -70,7 +76,7 @@ def _told(path: str, tool: ToolConfig, node: ast.FunctionDef | ast.AsyncFunction
     if not ast.get_docstring(node):
         yield Violation(f"{path}.path", f"a docstring of {node.name}: it is what the policy is told", fix, tool.path)
         return
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    arguments = [*node.args.posonlyargs, *node.args.args]
     bare = [arg.arg for arg in arguments if arg.annotation is None and arg.arg not in tool.options]
     if bare:
         expected = f"a type hint for {', '.join(bare)} of {node.name}: the policy is told it"

@@ -7,7 +7,6 @@ OTHER_PIPELINE_KEYS: dict[str, dict[str, str]] = {
         "reward_normalization": "see reward_norm",
         "train_env_manager": "see rewards.<domain>.rollout for episodes of several turns",
         "val_env_manager": "see validation",
-        "validation_share": "see validation",
     },
     "agentic": {
         "rewards": "environments give the rewards, see custom_envs",

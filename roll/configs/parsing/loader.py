@@ -7,6 +7,7 @@ Every step reports all it finds as violations; the first step that finds any end
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
@@ -20,14 +21,17 @@ from roll.catalog import pipelines as catalog
 from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
 from roll.configs.parsing.adopted import adopted
+from roll.configs.parsing.beside import with_files_beside
 from roll.configs.parsing.build_config import UNRESOLVED, build_partly
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.job_hints import job_command
 from roll.configs.parsing.key_lines import KeyLines
+from roll.configs.parsing.pipeline_hints import pipeline_hint
 from roll.configs.parsing.plain_values import path_problem
 from roll.configs.parsing.roll_presets import preset_overrides
 from roll.configs.parsing.yaml_files import read_yaml, syntax_violation
 from roll.configs.rules.validate import validate
+from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.utils.importing import load_object
 
@@ -98,6 +102,9 @@ def read_tree(tree: Mapping[str, Any], source: str = "") -> Reading:
 
 def _read(composed: _Composed, *, check: bool) -> Reading:
     plain, notes = adopted(composed.plain, frozenset(composed.cls.__dataclass_fields__))
+    holds_out = plain.get("validation_share") and issubclass(composed.cls, RLVRConfig)
+    if holds_out and plain.get("validation") is None:
+        plain = {**plain, "validation": {}}  # how what is held out is sampled: by its defaults
     config, violations, sound = build_partly(composed.cls, plain, pipelines=PIPELINES)
     told = {violation.path for violation in composed.violations}
     violations = [*composed.violations, *(violation for violation in violations if violation.path not in told)]
@@ -130,6 +137,7 @@ def _composed(file: Path, overrides: Sequence[str]) -> _Composed:
     places = KeyLines(file, overrides)
     try:
         plain, violations = _resolve(tree)
+        plain = with_files_beside(plain, file)
         cls = _pipeline_of(plain, str(file))
         return _Composed(_drop_variables(plain, tree, presets, cls), cls, violations, places)
     except ConfigError as error:
@@ -262,11 +270,24 @@ def _adapt(overrides: Sequence[str], before: Callable[[], dict[Any, Any]]) -> li
         try:
             parser.parse_override(adapted[-1])
         except HydraException as error:
-            fix = "key=value; in a shell, quote an argument with spaces or brackets"
-            violations.append(Violation(override, f"an override that Hydra understands; {_one_line(error)}", fix))
+            key, equals, value = adapted[-1].partition("=")
+            if equals and key.strip() and _is_text(value):  # `list(range(0,8))`, a sentence, an address
+                quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+                with contextlib.suppress(HydraException):
+                    adapted[-1] = f"{key}='{quoted}'"
+                    parser.parse_override(adapted[-1])
+                    continue
+            sentence = f"this isn't key=value with a value as YAML has it: {_one_line(error)[:200]}"
+            fix = "quote the argument for the shell, and a text with brackets or commas in it once more: 'key=\"a, b\"'"
+            violations.append(problem(override, sentence, fix))
     if violations:
         raise ConfigError(violations, "the command line")
     return adapted
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a value can only be meant as a text: no list, section, quoted text or reference."""
+    return bool(value.strip()) and value.lstrip()[0] not in "[{'\"" and "${" not in value
 
 
 def _replace_renamed(tree: Any, overrides: Sequence[str], before: Callable[[], dict[Any, Any]]) -> None:
@@ -362,7 +383,7 @@ def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
         return own
     known = ", ".join(PIPELINES)
     likely = max(PIPELINES, key=lambda known: len(plain.keys() & PIPELINES[known].__dataclass_fields__.keys()))
-    fix = nearest(name, PIPELINES) if isinstance(name, str) else f"add pipeline: {likely}"
+    fix = pipeline_hint(name) if isinstance(name, str) else f"add pipeline: {likely}"
     if name is NO_VALUE and (command := job_command(plain)) is not None:
         fix = f"this is a job of a command, not a pipeline: {command} (docs/cli.md)"
     raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)

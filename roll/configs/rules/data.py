@@ -22,7 +22,8 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
         sections["validation"] = config.validation.data_args
     for role, data in sections.items():
         path, trains = f"{role}.data_args", role == "actor_train"
-        if not data.has_rows and not (trains and config.val_only):
+        held_out = config.validation_share > 0 and not trains
+        if not data.has_rows and not held_out and not (trains and config.val_only):
             fix = f"{path}.file_name={'data' if trains else 'test'}.jsonl"
             yield Violation(f"{path}.file_name", "a file, or procedural tasks, or a dataset class", fix, NO_VALUE)
         yield from _source_rules(config, path, data)
@@ -31,6 +32,7 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
         elif data.domain_interleave_probs:
             why = ": validation plays every row once"
             yield no_effect(f"{path}.domain_interleave_probs", why, "remove it", data.domain_interleave_probs)
+    yield from _held_out_rules(config)
     yield from template_rules(_templates(config))
     yield from _supply_rules(config)
     tags = {tag for domain in config.rewards for tag in config.tags_of(domain)}
@@ -38,6 +40,23 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
         if tag not in tags and ANY_TAG not in tags:
             expected = f"a tag of some domain: {', '.join(sorted(tags))}"
             yield Violation(f"tag_to_template.{tag}", expected, did_you_mean(tag, tags))
+
+
+def _held_out_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """A share of the training prompts is held out where there are some, and no others."""
+    key, share, data = "validation_share", config.validation_share, config.actor_train.data_args
+    if not share:
+        return
+    if config.validation is not None and config.validation.data_args.has_rows:
+        expected = "0 beside validation.data_args, whose prompts are held out"
+        yield Violation(key, expected, "remove one of them", share)
+    if data.streaming:
+        sentence = "rows that are streamed can't be split: which are held out is drawn from all of them"
+        yield problem(key, sentence, "actor_train.data_args.streaming=false, or files in validation.data_args", share)
+    if not data.has_rows:
+        yield problem(
+            key, "there are no training prompts to hold some out of", "name them in actor_train.data_args", share
+        )
 
 
 def validation_rules(config: RLVRConfig) -> Iterator[Violation]:

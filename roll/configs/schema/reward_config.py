@@ -232,8 +232,8 @@ class RewardModelConfig(ForwardConfig):
 class ValidationConfig:
     """Held-out prompts, with their own sampling."""
 
-    data_args: DataArgs
-    """Validation prompts."""
+    data_args: DataArgs = field(default_factory=DataArgs)
+    """Validation prompts. Without any, `validation_share` holds some of the training prompts out."""
     generating_args: GeneratingArgs = field(default_factory=lambda: GeneratingArgs(temperature=0.0))
     """Sampling in validation; default greedy, one response per prompt."""
     shuffle: bool = False

@@ -53,7 +53,10 @@ class RLVRConfig(RLConfig):
     tag_to_template: dict[str, str] = field(default_factory=dict)
     """Template by tag, over `global_template`."""
     validation: ValidationConfig | None = None
-    """Held-out prompts. null: no validation."""
+    """Held-out prompts. null: `validation_share` decides."""
+    validation_share: float = number(0.0, ge=0, lt=1)
+    """Share of the training prompts that is held out instead, of all files, procedural tasks and domains together,
+    drawn by the seed. `validation` then says how they are sampled, and has no `data_args`. 0: none."""
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores responses; started only if a domain uses it."""
     reward_models: dict[str, RewardModelConfig] = field(default_factory=dict)
