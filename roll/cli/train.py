@@ -83,7 +83,7 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         return Exit.DONE
     start = StartCheck()
     try:
-        config = load(file, overrides, further=[adapter_violations], last=[start.violations])
+        config = load(file, overrides, last=[adapter_violations, start.violations])
     except ConfigError:
         if not start.asked:
             say("not looked at, before this is mended: rows of data, tokenizer, chat template")
