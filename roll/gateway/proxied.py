@@ -11,6 +11,9 @@ from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url
 
 _REASONS: Mapping[Any, AnswerReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
+_FULL = ("context_length_exceeded", "maximum context length", "prompt is too long")
+"""How services say that a prompt is too long."""
+
 
 class ProxiedModel(Session):
     """Passes calls on. All methods belong to one event loop. Close it.
@@ -55,6 +58,8 @@ class ProxiedModel(Session):
             reply = await self._endpoint.ask(_request(call, self._model))
             return _answer(reply)
         except (EndpointFailed, _NoAnswer) as error:
+            if any(words in str(error) for words in _FULL):
+                raise RefusedCall(400, str(error), "messages", code="context_length_exceeded") from None
             raise RefusedCall(503, str(error)) from None
 
     async def count(self, call: ChatCall) -> int:

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall
 from roll.gateway.bodies import Limits
 from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
@@ -20,6 +20,7 @@ class EchoSession:
     Attributes:
         calls: what was asked, as it was read.
         cancelled: calls that were ended from outside.
+        full: whether there is no room for any prompt.
         address, key: where it is served, see `opened`.
     """
 
@@ -31,6 +32,7 @@ class EchoSession:
         self.delay = delay
         self.calls: list[ChatCall] = []
         self.cancelled = 0
+        self.full = False
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         self.calls.append(call)
@@ -39,6 +41,8 @@ class EchoSession:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        if self.full:
+            raise ContextFull(9, 5)
         said = call.messages[-1].content
         if said.startswith("refuse "):
             raise RefusedCall(int(said.split()[1]), "as you asked", code="asked_for")

@@ -179,6 +179,21 @@ def test_the_owner_may_have_fields_ignored(server):
     assert [tool.name for tool in session.calls[-1].tools] == ["weather"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_context_is_said_in_the_words_that_agents_look_for(client, claude, session, stream):
+    session.full = True
+    openai_says = r"This model's maximum context length is 5 tokens, .* 9, .*\(context_length_exceeded\)"
+    for ask in (
+        lambda: client.chat.completions.create(model="policy", messages=ASK, stream=stream),
+        lambda: client.responses.create(model="policy", input="hello", stream=stream),
+    ):
+        with pytest.raises(openai.BadRequestError, match=openai_says) as caught:
+            ask()
+        assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 9 tokens > 4 maximum"):
+        claude.messages.create(model="policy", messages=ASK, max_tokens=1, stream=stream)
+
+
 @pytest.mark.parametrize(
     ("status", "error"),
     [(400, openai.BadRequestError), (404, openai.NotFoundError), (409, openai.ConflictError),

@@ -8,6 +8,7 @@ import pytest
 from serving import EchoSession, served
 
 from roll.gateway.base import ChatCall, RefusedCall
+from roll.gateway.protocols import wire_formats
 from roll.gateway.proxied import ProxiedModel, _answer, _NoAnswer
 from roll.types.chat import Message, ToolCall, ToolSpec
 
@@ -50,6 +51,18 @@ def test_a_call_arrives_as_it_was_and_its_answer_comes_back(server):
     assert arrived == ChatCall(**{**{name: getattr(call, name) for name in ChatCall.__slots__}, "model": "policy"})
     assert [choice.message.tool_calls[0].name for choice in answer.choices] == ["weather", "weather"]
     assert (answer.prompt_tokens, answer.sampled, answer.choices[0].reason) == (27, 6, "tool_calls")
+
+
+def test_a_full_context_of_another_service_is_one_here_too(server):
+    there = EchoSession()
+    there.full = True
+    address, key = server.open(there)
+    call = ChatCall(model="judge", messages=(Message("user", "hello"),))
+    with pytest.raises(RefusedCall, match="This model's maximum context length is 5 tokens") as caught:
+        complete(address, key, call)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    told = {route: wire.error(caught.value)["error"]["message"] for route, wire in wire_formats().items()}
+    assert told["messages"].startswith("prompt is too long: ") and "maximum context length" in told["responses"]
 
 
 def test_a_service_that_fails_is_named_and_its_key_is_not(server):

@@ -132,6 +132,8 @@ class AnthropicMessages(WireFormat):
         message = str(refused)  # the form has no place for a field and a code; clients look for these words
         if isinstance(refused, ContextFull):
             message = f"prompt is too long: {refused.tokens} tokens > {refused.limit - 1} maximum"
+        elif refused.code == "context_length_exceeded":  # a frozen model's
+            message = f"prompt is too long: {message}"
         kind = _ERRORS.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
