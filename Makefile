@@ -135,7 +135,7 @@ docs-site: $(INSTALLED_DOCS)
 	cd build/site && "$(abspath $(VENV))/bin/zensical" build --strict --clean
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) $(AGENTS_VENV) build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) $(AGENTS_VENV) .venv-harnesses build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "no Python 3.10-3.12 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }

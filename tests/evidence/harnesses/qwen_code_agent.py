@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
@@ -10,6 +11,9 @@ import tempfile
 def play(task, base_url, api_key):
     """Pay for the right sum."""
     with tempfile.TemporaryDirectory() as home:
+        os.mkdir(f"{home}/.qwen")
+        with open(f"{home}/.qwen/settings.json", "w") as file:  # else it asks what to remember for later conversations
+            json.dump({"memory": {"enableManagedAutoMemory": False}}, file)
         env = {"PATH": os.environ["PATH"], "HOME": home}
         env |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "OPENAI_MODEL": "policy"}
         command = ["qwen", "--yolo", "--auth-type", "openai"]
