@@ -1,8 +1,9 @@
 """The interface of a tracker: a place where metrics go.
 
 Order that keeps "each step exactly once" true across a kill: log a step first, then save its checkpoint.
-A run resumed from the checkpoint of step k opens its trackers with `resume_step=k`; whatever they hold of
-later steps is discarded, because those steps are about to run again.
+A run resumed from the checkpoint of step k opens its trackers with `resume_step=k`; steps after it are about to run
+again. Files of this machine discard what they hold of them. Services that take nothing back (wandb, mlflow, trackio)
+keep the first record of a step, and the second one isn't written.
 """
 
 from __future__ import annotations

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from roll.tracking.base import Destination, Sample, Tracker
+from roll.tracking.mlflow_names import mlflow_name
 from roll.tracking.run_ids import earlier_run_id, keep_run_id
 
 _MOST_PARAMETERS = 100  # In one call; the service's own limit
@@ -20,7 +22,8 @@ _LONGEST_VALUE = 6000
 class MlflowTracker(Tracker):
     """Metrics by step, samples as artifacts, the configuration as parameters.
 
-    Steps that a resumed run plays again are written again, with the same numbers.
+    mlflow takes nothing back: of steps that a resumed run plays again the first record stays. Names that it refuses are
+    written as `mlflow_name` says.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class MlflowTracker(Tracker):
     ) -> None:
         """Open the run in the experiment `project`; without a uri MLFLOW_TRACKING_URI decides, else a file."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow.entities import Metric, Param
+        from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -45,20 +48,48 @@ class MlflowTracker(Tracker):
         where: dict[str, Any] = {} if uri else {"artifact_location": (folder / "mlflow_artifacts").as_uri()}
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(project, **where)
         self._run = earlier_run_id(destination, "mlflow") or ""
+        self._recorded: int | None = None if self._run else -1  # last step that it has; None: not asked yet
         if not self._run:
             run = self._client.create_run(
-                experiment_id, run_name=name or destination.run_name or None, tags=dict.fromkeys(tags or (), "true")
+                experiment_id,
+                run_name=name or destination.run_name or None,
+                tags={mlflow_name(tag): "true" for tag in tags or ()},
             )
+            try:
+                self._log_settings(run.info.run_id, destination.settings)
+            except BaseException:  # half of a configuration would look like all of it
+                self._client.set_terminated(run.info.run_id, "FAILED")
+                self._client.delete_run(run.info.run_id)
+                raise
             self._run = run.info.run_id
             keep_run_id(destination, "mlflow", self._run)
-            parameters = [Param(key, value[:_LONGEST_VALUE]) for key, value in _flat(destination.settings).items()]
-            for first in range(0, len(parameters), _MOST_PARAMETERS):
-                self._client.log_batch(self._run, params=parameters[first : first + _MOST_PARAMETERS])
+
+    def _log_settings(self, run: str, settings: Mapping[str, Any]) -> None:
+        """Write the configuration as parameters; with a file of it where a value is longer than those may be."""
+        from mlflow.entities import Param
+
+        flat = _flat(settings)
+        if any(len(value) > _LONGEST_VALUE for value in flat.values()):
+            self._client.log_text(run, json.dumps(flat, indent=1), "settings.json")
+        parameters = [Param(key, value[:_LONGEST_VALUE]) for key, value in flat.items()]
+        for first in range(0, len(parameters), _MOST_PARAMETERS):
+            self._client.log_batch(run, params=parameters[first : first + _MOST_PARAMETERS])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._recorded is None:
+            self._recorded = self._last_step(metrics)
+        if step <= self._recorded:
+            return
         now = _milliseconds()
-        values = [self._metric(name, value, now, step) for name, value in metrics.items() if math.isfinite(value)]
+        finite = {mlflow_name(name): value for name, value in metrics.items() if math.isfinite(value)}
+        values = [self._metric(name, value, now, step) for name, value in finite.items()]
         self._client.log_batch(self._run, metrics=values)
+
+    def _last_step(self, metrics: Mapping[str, float]) -> int:
+        """Return the last step that the run has of any of these metrics, -1: none."""
+        known = self._client.get_run(self._run).data.metrics.keys() & {mlflow_name(name) for name in metrics}
+        histories = (self._client.get_metric_history(self._run, name) for name in sorted(known))
+        return max((entry.step for history in histories for entry in history), default=-1)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         text = json.dumps([asdict(sample) for sample in samples], indent=1)
@@ -66,7 +97,7 @@ class MlflowTracker(Tracker):
 
     def finish(self, summary: Mapping[str, float]) -> None:
         now = _milliseconds()
-        values = [self._metric(f"summary/{name}", value, now, 0) for name, value in summary.items()]
+        values = [self._metric(mlflow_name(f"summary/{name}"), value, now, 0) for name, value in summary.items()]
         self._client.log_batch(self._run, metrics=[value for value in values if math.isfinite(value.value)])
         self._client.set_terminated(self._run, "FINISHED" if summary else "FAILED")
 
@@ -75,12 +106,20 @@ def _milliseconds() -> int:
     return int(time.time() * 1000)
 
 
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Return the leaves by their dotted names."""
-    leaves: dict[str, str] = {}
+def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return the leaves by their dotted names, as mlflow takes them."""
+    flat: dict[str, str] = {}
+    for path, value in _leaves(tree, ()):
+        name = mlflow_name(".".join(path))
+        if name in flat:  # a dot inside of a key has made the name that dots between keys make
+            name = mlflow_name(f"{name}:{hashlib.blake2b(repr(path).encode(), digest_size=4).hexdigest()}")
+        flat[name] = str(value)
+    return flat
+
+
+def _leaves(tree: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            leaves |= _flat(value, f"{above}{name}.")
+            yield from _leaves(value, (*above, str(name)))
         else:
-            leaves[f"{above}{name}"] = str(value)
-    return leaves
+            yield (*above, str(name)), value

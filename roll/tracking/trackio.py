@@ -9,7 +9,10 @@ from roll.tracking.run_ids import kept_run_id
 
 
 class TrackioTracker(Tracker):
-    """Metrics by step, samples as a table. Its files lie where TRACKIO_DIR says, else in the user's cache."""
+    """Metrics by step, samples as a table. Its files lie where TRACKIO_DIR says, else in the user's cache.
+
+    trackio takes nothing back: of steps that a resumed run plays again the first record stays.
+    """
 
     def __init__(
         self,
@@ -34,11 +37,15 @@ class TrackioTracker(Tracker):
             resume="allow",
             embed=False,
         )
+        self._first_step = 0 if destination.resume_step is None else self._run._next_step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        if step >= self._first_step:
+            self._run.log(dict(metrics), step=step)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        if step < self._first_step:
+            return
         columns = ["domain", "prompt", "response", "reward"]
         rows: list[list[object]] = [[s.domain, s.prompt, s.response, s.reward] for s in samples]
         self._run.log({"samples": self._trackio.Table(columns=columns, data=rows)}, step=step)

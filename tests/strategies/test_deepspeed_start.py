@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from pathlib import Path
+from unittest import mock
 
+import pytest
 from ranks import status_bytes
 from start_contract import LARGE, LAYER, MIB, another, check_starts
 from test_deepspeed_steps import spec_of, stages
 from tiny_models import build_tiny_model
+from torch.utils.file_baton import FileBaton
+
+from roll.strategies.deepspeed import deepspeed_strategy
+from roll.strategies.deepspeed.build_lock import reported_locks
 
 HALF = {"dtype": "bf16"}
 
@@ -64,3 +72,22 @@ def test_a_rank_of_zero_3_starts_in_the_memory_of_its_share_and_one_layer(ranks,
         assert loaded <= limit, f"{loaded / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
         # Then it makes float32 weights beside those that compute, sums of gradients and two moments: each a share.
         assert above <= limit + 4 * share, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
+
+
+@pytest.mark.parametrize("method", ["_connect", "_wrap"])
+def test_a_lock_that_a_killed_build_left_is_named_with_what_to_do(tmp_path, caplog, monkeypatch, method):
+    lock = tmp_path / "fused_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+
+    def building(*_):
+        FileBaton(str(lock)).wait()
+
+    monkeypatch.setattr(deepspeed_strategy, "reported_locks", functools.partial(reported_locks, after=0.2))
+    monkeypatch.setattr(deepspeed_strategy, "connect", building)
+    strategy = mock.Mock(_info=mock.Mock(role="actor_train"), _opened=building)
+    threading.Timer(0.9, lock.unlink).start()
+    getattr(deepspeed_strategy.DeepSpeedStrategy, method)(strategy, *[None] * (2 if method == "_wrap" else 0))
+    (record,) = caplog.records
+    assert f"actor_train: waiting for 0 s for the lock file {lock}, under which torch builds" in record.message
+    assert "delete it, and this start goes on" in record.message

@@ -9,7 +9,9 @@ import struct
 
 import pytest
 
-from roll.tracking.base import Sample
+from roll.tracking.base import Sample, TrackingError
+from roll.tracking.mlflow import _flat
+from roll.tracking.mlflow_names import mlflow_name
 from roll.tracking.registry import build_trackers
 
 METRICS = ({"reward/mean": 0.25, "actor/loss": -0.5}, {"reward/mean": 0.75, "actor/loss": -0.25})
@@ -83,6 +85,99 @@ def test_mlflow_keeps_metrics_parameters_and_samples_and_goes_on_after_a_resume(
     assert json.loads(file.read_text())[0]["response"] == "4"
 
 
+def mlflow_runs(folder, view=1):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    return client, client.search_runs([client.get_experiment_by_name("proj").experiment_id], run_view_type=view)
+
+
+NAMES = [
+    "math[hard]",
+    "c++",
+    "a=b",
+    "a:b",
+    'q"x',
+    "back\\slash",
+    "..",
+    "a//b",
+    "/a",
+    "über",
+    "数学",
+    "x" * 300,
+    "5:5b:",
+]
+
+
+def test_names_that_mlflow_refuses_are_written_in_its_letters_each_as_another(tmp_path):
+    pytest.importorskip("mlflow")
+    settings = {"rewards": {name: {"weight": i} for i, name in enumerate(NAMES)}, "long": "y" * 7000}
+    options = {"mlflow": {"project": "proj", "tags": ["v[1]"]}}
+    trackers = build_trackers(["mlflow"], options, tmp_path, None, settings=settings)
+    trackers.log(1, {f"custom/{name}": float(i) for i, name in enumerate(NAMES)})
+    trackers.finish({f"accuracy_after/{name}": 1.0 for name in NAMES})
+    assert trackers.failed == {}
+    _, (run,) = mlflow_runs(tmp_path)
+    assert run.info.status == "FINISHED"
+    for i, name in enumerate(NAMES):
+        assert run.data.params[mlflow_name(f"rewards.{name}.weight")] == str(i)
+        assert run.data.metrics[mlflow_name(f"custom/{name}")] == i
+    assert mlflow_name("custom/math[hard]") == "custom/math:5b:hard:5d:"
+    assert mlflow_name("val/a:b/reward") == "val/a:b/reward"
+    assert run.data.tags["v:5b:1:5d:"] == "true"
+    (file,) = tmp_path.glob("mlflow_artifacts/*/artifacts/settings.json")
+    assert json.loads(file.read_text())["long"] == "y" * 7000
+
+
+def test_two_names_never_become_one():
+    names = [
+        "a+b",
+        "a:2b:b",
+        "a:3a:2b:b",
+        "a/b",
+        "a//b",
+        "a/:: /b",
+        "a/::/b",
+        "a/./b",
+        "a/:2e:/b",
+        "z" * 250,
+        "z" * 251,
+    ]
+    assert len({mlflow_name(name) for name in names}) == len(names)
+    assert sorted(_flat({"a.b": 1, "a": {"b": 2}}).values()) == ["1", "2"]
+    assert sorted(_flat({"a": {"b": 2}, "a.b": 1}).values()) == ["1", "2"]
+
+
+def test_a_configuration_that_can_not_be_written_whole_leaves_no_run(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    write, calls = MlflowClient.log_batch, []
+
+    def once(self, *args, **options):
+        calls.append(None)
+        if len(calls) == 2:
+            raise ConnectionError("the line is down")
+        return write(self, *args, **options)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", once)
+    with pytest.raises(TrackingError, match="'mlflow' failed while opening .*the line is down"):
+        build_trackers(
+            ["mlflow"], {"mlflow": {"project": "proj"}}, tmp_path, None, settings={f"k{i}": i for i in range(150)}
+        )
+    assert mlflow_runs(tmp_path)[1] == []
+    assert [run.info.status for run in mlflow_runs(tmp_path, view=2)[1]] == ["FAILED"]  # among the deleted ones
+    assert not (tmp_path / "mlflow_run_id").exists()
+
+
+def test_a_step_that_is_played_again_has_one_record_in_mlflow(tmp_path):
+    write("mlflow", tmp_path, project="proj")
+    write("mlflow", tmp_path, resume_step=1, first=2, project="proj")  # steps 2 and 3, and 2 is there
+    client, (run,) = mlflow_runs(tmp_path)
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [(entry.step, entry.value) for entry in history] == [(1, 0.25), (2, 0.75), (3, 0.75)]
+
+
 def test_swanlab_writes_a_run_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SWANLAB_SAVE_DIR", str(tmp_path / "home"))
     write("swanlab", tmp_path, project="proj", mode="offline")
@@ -92,12 +187,13 @@ def test_swanlab_writes_a_run_of_this_machine(tmp_path, monkeypatch):
     assert b"hidden-hidden" not in written
 
 
-def test_trackio_writes_a_run_of_this_machine(tmp_path, monkeypatch):
+def test_trackio_writes_a_run_of_this_machine_and_a_step_that_is_played_again_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     write("trackio", tmp_path, project="proj")
+    write("trackio", tmp_path, resume_step=1, first=2, project="proj")  # steps 2 and 3, and 2 is there
     database = next((tmp_path / "trackio").rglob("proj*.db"))
     with sqlite3.connect(database) as connection:
         rows = connection.execute("select run_name, step, metrics from metrics order by step").fetchall()
     assert {name.split("-")[0] for name, *_ in rows} == {"toy"}
     values = [(step, json.loads(metrics).get("reward/mean")) for _, step, metrics in rows]
-    assert [value for value in values if value[1] is not None] == [(1, 0.25), (2, 0.75)]
+    assert [value for value in values if value[1] is not None] == [(1, 0.25), (2, 0.75), (3, 0.75)]

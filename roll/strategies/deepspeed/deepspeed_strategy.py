@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, NamedWeights, StatePart
+from roll.strategies.deepspeed.build_lock import reported_locks
 from roll.strategies.deepspeed.deepspeed_engine import Engine, Opened, adamw, connect, engine_json
 from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
 from roll.strategies.deepspeed.start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
@@ -70,9 +71,14 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return self._options.fills_shares
 
     def _connect(self) -> None:
-        connect(self._info, self._device, self._backend)
+        with reported_locks(self._info.role):
+            connect(self._info, self._device, self._backend)
 
     def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
+        with reported_locks(self._info.role):
+            return self._opened(model, weights)
+
+    def _opened(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
         self._offloaded: set[StatePart] = set()
         options = self._options
         if weights is not None:
