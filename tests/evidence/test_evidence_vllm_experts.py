@@ -1,5 +1,7 @@
-"""Mixtures of experts on the real vLLM, family by family: after each of three weight updates it computes what
-transformers does. An engine of its own for each, of twenty seconds and more; the full tier has one (test_engines_vllm.py)."""
+"""Mixtures of experts on the real vLLM: after each of three weight updates it computes what transformers does.
+
+An engine of its own for each, of twenty seconds and more; the full tier has one (test_engines_vllm.py).
+"""
 
 from __future__ import annotations
 

@@ -170,7 +170,11 @@ class _Host:
         """Close the weight update, forget cached keys and values, name the version."""
         from sglang.srt.managers import io_struct
 
-        await self._tell()
+        if not await self._tell():
+            raise RuntimeError(
+                "SGLang's model left parameters of the weight update untouched and would go on with old ones; what its "
+                "processes printed names them. Use vllm or hf_infer for this model"
+            )
         _check("end", await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
         await self._settle()
         await self._manager.update_weight_version(
