@@ -15,7 +15,7 @@ from roll.gateway.reading import Reading
 from roll.gateway.session import all_of
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.plain_text import PlainText
-from roll.strategies.base import Completion, Request, SamplingParams
+from roll.strategies.base import Completion, Request, RequestRefused, SamplingParams
 from roll.utils.seeding import stable_hash
 
 _RANGES = {"temperature": (0.01, 2.0), "top_p": (0.001, 1.0), "repetition_penalty": (0.1, 10.0)}
@@ -119,6 +119,8 @@ class ServedModel(Session):
         request = Request(id=name, prompt_ids=prompt, params=params, seed=seed, order=(count,), affinity=_begin(call))
         try:
             completion: Completion = await self._engines.generate(name, request)
+        except RequestRefused as refused:
+            raise RefusedCall(400, str(refused)) from None
         except Exception as error:  # noqa: BLE001 - handed to whoever runs the server
             if not self._failed.done():
                 self._failed.set_exception(error)

@@ -42,6 +42,7 @@ from roll.workers.train import TrainWorker
 
 logger = logging.getLogger(__name__)
 
+_FIRST_LOOKS = 2  # Versions: the one that the run begins with, and the first that was trained
 _ABORT_GRACE_S = 30.0  # Seconds that the other end of a failed transfer has to give up as well
 
 
@@ -79,6 +80,7 @@ class WeightSync:
         self._template: Route | None = None
         self._rendezvous: RendezvousStore | None = None
         self._last: dict[WeightPart, _Last] = {}  # Together what the engines have, in the order of loading
+        self._looked_at: set[int] = set()  # Versions under which engines and trainer were compared
         self._lock = threading.Lock()
         self.metrics: dict[str, float] = {}  # Of the last sync
 
@@ -127,12 +129,18 @@ class WeightSync:
         return summary
 
     def verify(self, version: int) -> None:
-        """Check, with `verify_weight_sync: logprob`, that engines and trainer agree under this version.
+        """Check that engines and trainer agree under this version: at the first weights of the run, at the first that
+        were trained, and with `verify_weight_sync: logprob` always.
 
         Raises `WeightSyncError` naming the engine if they don't.
         """
         if self._config.verify_weight_sync == "logprob":
             compare_logprobs(self._config, self._clusters, self._tokenizer, version)
+        if len(self._looked_at) < _FIRST_LOOKS and version not in self._looked_at:
+            from roll.pipelines.engine_check import check_engines
+
+            check_engines(self._config, self._clusters, self._tokenizer, version)
+            self._looked_at.add(version)
 
     def leave(self) -> None:
         """Note that the trainer is about to work, and leaves the version that the engines have.

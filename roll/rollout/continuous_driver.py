@@ -26,6 +26,7 @@ from roll.rollout.routing import Router
 from roll.strategies.base import Completion, EngineCounters, Request
 from roll.types.metrics import Metrics
 from roll.utils import spans
+from roll.utils.loop_thread import settle
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -319,8 +320,7 @@ class ContinuousDriver(EngineDriver):
                 freed[entry.rank] = None
             self._forget(entry)
             self._end_call(entry.episode)
-            if not entry.future.done():
-                entry.future.set_result(completion)
+            settle(entry.future, completion, completion.refusal)
         for rank in freed:
             self._dispatch(rank)
 

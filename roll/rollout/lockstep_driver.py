@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from roll.rollout.engine_driver import EngineDriver, EngineLoad, EngineRanks, RolloutStalled, aborted_completion
 from roll.strategies.base import Completion, Request
 from roll.utils import spans
+from roll.utils.loop_thread import settle
 
 T = TypeVar("T")
 
@@ -209,5 +210,4 @@ class LockstepDriver(EngineDriver):
                 continue
             future, episode = found
             self._end_call(episode, "between turns")
-            if not future.done():
-                future.set_result((completion, rank))
+            settle(future, (completion, rank), completion.refusal)

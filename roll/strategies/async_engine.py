@@ -33,9 +33,10 @@ from roll.strategies.base import (
     EngineSettings,
     InferEngine,
     Request,
+    RequestRefused,
 )
 from roll.strategies.engine_backend import EngineBackend
-from roll.strategies.responses import InFlightResponse, ResponseRules
+from roll.strategies.responses import InFlightResponse, ResponseRules, refused_completion
 from roll.strategies.weight_feed import WeightFeed
 from roll.types.episode import FinishReason
 from roll.utils.loop_thread import LoopThread
@@ -286,7 +287,9 @@ class AsyncEngine(InferEngine):
                 if response.aborted:
                     return
                 reason = await self._run_stream(response)
-            self._finish(response, reason)
+            self._finish(response, response.completion(reason))
+        except RequestRefused as error:
+            self._finish(response, refused_completion(response.request.id, str(error)))
         except Exception as error:  # noqa: BLE001 - reported by `poll`
             self._die(error)
 
@@ -299,6 +302,7 @@ class AsyncEngine(InferEngine):
             request.params,
             max_new_tokens=self._rules.tokens_left(request, len(response.tokens)),
             stop_token_ids=self._rules.stop_token_ids(request),
+            top_k=self._rules.top_k(request),
             stop_strings=(),
             ignore_eos=True,
         )
@@ -330,12 +334,13 @@ class AsyncEngine(InferEngine):
             return "length"
         raise RuntimeError(f"{self._name} ended request {request.id!r} after {len(response.tokens)} tokens ({ended})")
 
-    def _finish(self, response: InFlightResponse, reason: FinishReason) -> None:
+    def _finish(self, response: InFlightResponse, completion: Completion) -> None:
+        aborted = completion.finish_reason == "abort" and not completion.refused
         with self._changed:
-            if self._responses.get(response.request.id) is not response or reason == "abort":
+            if self._responses.get(response.request.id) is not response or aborted:
                 return  # `_abort` hands it out
             del self._responses[response.request.id]
-            self._finished.append(response.completion(reason))
+            self._finished.append(completion)
             self._urgent = self._urgent or not response.request.patient
             self._changed.notify_all()
 

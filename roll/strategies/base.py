@@ -228,6 +228,10 @@ class Request:
     along with others."""
 
 
+class RequestRefused(ValueError):
+    """An engine can't run this request, and goes on with all others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completion(PackedColumns):
     """A finished (or aborted) response; an abort keeps what was sampled so far."""
@@ -242,11 +246,18 @@ class Completion(PackedColumns):
     """Decode steps this request was running: the deterministic clock of `lockstep` engines."""
     routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
     """int16 [prompt + response tokens, L, K], as in `TokenBatch.routed_experts`; None: the engine wasn't asked."""
+    refused: str = ""
+    """Why the engine doesn't run this request (`RequestRefused`); empty: it did."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the response."""
         return self.size("token_ids")
+
+    @property
+    def refusal(self) -> RequestRefused | None:
+        """What to raise for whoever waits for this response; None: it is one."""
+        return RequestRefused(self.refused) if self.refused else None
 
 
 EnginePart = Literal["weights", "kv_cache"]

@@ -29,7 +29,8 @@ class Sampled(NamedTuple):
 class EngineBackend(ABC):
     """One engine library behind `AsyncEngine`. Every coroutine runs on the one event loop of its `AsyncEngine`.
 
-    An exception from any of them, or from a stream, means that the engine is of no more use.
+    An exception from any of them, or from a stream, means that the engine is of no more use; but `RequestRefused` from
+    a stream: the engine goes on with all other requests.
     """
 
     @abstractmethod

@@ -98,9 +98,9 @@ class HfInfer(InferEngine):
         self._pad = pad_token_id
         self._max_running = max_running_requests
         self._restarts = partial_rollout == "restart"
-        self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode)
-        self._device = next(model.parameters()).device
         config = text_config(model)
+        self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode, config.vocab_size)
+        self._device = next(model.parameters()).device
         other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
         if other:
             raise ValueError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roll.strategies.base import Completion, Request
+from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import FinishReason
 
 _NEIGHBOURS = 8  # tokens before a stop string that are decoded with it: a tokenizer may join them into other characters
@@ -29,6 +29,8 @@ class ResponseRules:
     """Prompt plus response tokens the model can hold."""
     decode: Callable[[Sequence[int]], str] | None = None
     """Token ids -> text; needed only for stop strings."""
+    vocab_size: int | None = None
+    """Tokens that the model has embeddings of. None: requests aren't held against it."""
 
     def check(self, request: Request, known: Container[str]) -> None:
         """Raise `ValueError` for a request that no engine can run; `known`: ids that are on their way."""
@@ -46,10 +48,31 @@ class ResponseRules:
             raise ValueError(f"request {request.id!r}: max_new_tokens must be >= 1, got {got}")
         if request.params.stop_strings and self.decode is None:
             raise ValueError(f"request {request.id!r} has stop strings, which need a tokenizer: pass `decode`")
+        _check_numbers(request.id, request.params)
+        if self.vocab_size is not None:
+            self._check_prompt(request, self.vocab_size)
+
+    def _check_prompt(self, request: Request, vocab_size: int) -> None:
+        low, high = min(request.prompt_ids), max(request.prompt_ids)
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"request {request.id!r} has token {wrong} in its prompt; the model has embeddings of tokens 0 to "
+                f"{vocab_size - 1}"
+            )
 
     def stop_token_ids(self, request: Request) -> tuple[int, ...]:
-        """Return every token that ends this request's response."""
-        return tuple(sorted(self._ends(request)))
+        """Return every token that ends this request's response, and that the model can sample: engines refuse others.
+
+        Tokenizers may have tokens that the model has no embeddings of.
+        """
+        ends = sorted(self._ends(request))
+        return tuple(token for token in ends if self.vocab_size is None or 0 <= token < self.vocab_size)
+
+    def top_k(self, request: Request) -> int:
+        """Return the request's top-k; -1 where that cuts nothing: engines refuse more tokens than there are."""
+        top_k = request.params.top_k
+        return -1 if top_k < 1 or (self.vocab_size is not None and top_k >= self.vocab_size) else top_k
 
     def tokens_left(self, request: Request, num_sampled: int) -> int:
         """Return how many more tokens the response may get."""
@@ -89,6 +112,18 @@ class ResponseRules:
         window = max(len(stop.encode()) for stop in stops) + _NEIGHBOURS
         text = self.decode(list(tokens[-window:]))
         return any(stop in text for stop in stops)
+
+
+def _check_numbers(name: str, params: SamplingParams) -> None:
+    """Raise `ValueError` for numbers by which no engine can draw."""
+    for field, right, expected in (
+        ("temperature", 0 <= params.temperature < math.inf, "0 or a finite number above"),
+        ("top_p", 0 < params.top_p <= 1, "above 0, at most 1"),
+        ("top_k", params.top_k >= -1, "-1 (off) or more"),
+        ("repetition_penalty", 0 < params.repetition_penalty < math.inf, "a finite number above 0"),
+    ):
+        if not right:
+            raise ValueError(f"request {name!r} has {field} {getattr(params, field)}; expected {expected}")
 
 
 class Response:
@@ -163,6 +198,11 @@ class Response:
         lost = len(self.tokens)
         self.tokens, self.logprobs, self.versions, self.experts = array("q"), array("d"), array("q"), None
         return lost
+
+
+def refused_completion(request_id: str, why: str) -> Completion:
+    """Return what an engine gives for a request that it refuses: no tokens, and the reason."""
+    return Completion(id=request_id, token_ids=(), logprobs=(), versions=(), finish_reason="abort", refused=why)
 
 
 class InFlightResponse(Response):

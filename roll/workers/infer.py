@@ -72,8 +72,8 @@ class InferWorker(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests."""
-        self.engine.submit(requests)
+        """Queue requests; those that the engine can't run come back from `poll` as refused."""
+        self._probes.submit(requests)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def poll(self, budget: float) -> list[Completion]:
@@ -118,9 +118,9 @@ class InferWorker(Worker):
         self.engine.wake(parts)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def probe(self, request: Request) -> Completion:
-        """Sample one response now, whatever else is under way."""
-        return self._probes.sample(request)
+    def probe(self, requests: Sequence[Request], patience: float | None = None) -> list[Completion]:
+        """Sample these responses now, whatever else is under way; waits at most `patience` seconds."""
+        return self._probes.sample(requests, patience)
 
 
 class ClusterEngines:

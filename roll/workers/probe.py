@@ -11,6 +11,11 @@ from torch import Tensor
 from roll.distributed.transports import NamedWeights
 from roll.distributed.weights import Checksum, WeightSyncError, weights_checksum
 from roll.strategies.base import Completion, InferEngine, Request
+from roll.strategies.responses import refused_completion
+
+
+class EngineBusy(WeightSyncError):
+    """An engine had no place for a probe for too long."""
 
 
 class LoadedCheck:
@@ -55,26 +60,48 @@ class Probes:
         self._found: dict[str, Completion] = {}
         self._held: list[Completion] = []
 
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; the next `poll` says of those that the engine can't run why."""
+        try:
+            self._engine.submit(requests)
+            return
+        except ValueError:
+            refused = [completion for request in requests if (completion := self._refusal(request)) is not None]
+        with self._lock:
+            self._held += refused
+
+    def _refusal(self, request: Request) -> Completion | None:
+        try:
+            self._engine.submit([request])
+        except ValueError as error:
+            return refused_completion(request.id, str(error))
+        return None
+
     def poll(self, budget: float) -> list[Completion]:
         """Return the engine's `poll` without probes, and with what came up while a probe ran."""
         with self._lock:
             held, self._held = self._held, []
         return held + self._without_probes(self._engine.poll(0 if held else budget))
 
-    def sample(self, request: Request) -> Completion:
-        """Sample one response now, whatever else is under way."""
+    def sample(self, requests: Sequence[Request], patience: float | None = None) -> list[Completion]:
+        """Sample these responses now, all at once, whatever else is under way.
+
+        Raises `EngineBusy` after `patience` seconds, if that is less than the limit of any call.
+        """
+        ids = [request.id for request in requests]
         with self._lock:
-            self._open.add(request.id)
-        deadline = time.monotonic() + self._timeout
-        self._engine.submit([request])
+            self._open.update(ids)
+        timeout = self._timeout if patience is None else min(patience, self._timeout)
+        deadline = time.monotonic() + timeout
+        self._engine.submit(requests)
         while True:
             with self._lock:
-                if request.id in self._found:
-                    return self._found.pop(request.id)
+                if self._found.keys() >= set(ids):
+                    return [self._found.pop(name) for name in ids]
             if time.monotonic() > deadline:
-                self._engine.abort([request.id])
-                tokens = request.params.max_new_tokens
-                raise WeightSyncError(f"the engine didn't sample {tokens} probe tokens in {self._timeout:g} s")
+                self._engine.abort(ids)
+                tokens = sum(request.params.max_new_tokens for request in requests)
+                raise EngineBusy(f"the engine didn't sample {tokens} probe tokens in {timeout:g} s")
             others = self._without_probes(self._engine.poll(1))
             with self._lock:
                 self._held += others

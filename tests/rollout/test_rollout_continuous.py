@@ -20,7 +20,7 @@ from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
-from roll.strategies.base import EngineCounters, Request, SamplingParams
+from roll.strategies.base import EngineCounters, Request, RequestRefused, SamplingParams
 from roll.types.episode import Group, Trajectory, Turn
 
 
@@ -270,3 +270,44 @@ def test_ready_groups_survive_the_disk_bit_by_bit(tmp_path):
     assert load_groups(tmp_path / "groups.parquet", {"t0": task}.__getitem__) == groups
     save_groups(tmp_path / "none.parquet", [])
     assert load_groups(tmp_path / "none.parquet", {}.__getitem__) == []
+
+
+class Refusing(Ranks):
+    """Says of the request "bad" that it can't be run."""
+
+    @staticmethod
+    def _completion(request, length, reason):
+        completion = ScriptedRanks._completion(request, length, reason)
+        return completion.replace(refused="no such token") if request.id == "bad" else completion
+
+
+@pytest.mark.parametrize("lockstep", [False, True], ids=["continuous", "lockstep"])
+def test_a_request_that_an_engine_refuses_fails_for_who_waits_for_it_and_for_nobody_else(make_driver, lockstep):
+    ranks = Refusing(world_size=1)
+    driver = LockstepDriver(ranks) if lockstep else make_driver(ranks)
+
+    async def ask(name):
+        driver.mark_busy(name, "starting")
+        request = Request(id=name, prompt_ids=(7,), params=SamplingParams(max_new_tokens=1), seed=0)
+        try:
+            return await driver.generate(name, request)
+        finally:
+            driver.mark_ended(name)
+
+    async def rounds():
+        while lockstep:
+            await asyncio.sleep(0)
+            await driver.wait_idle()
+            await driver.advance()
+
+    async def main():
+        playing = asyncio.create_task(rounds())
+        try:
+            return await asyncio.gather(ask("good"), ask("bad"), return_exceptions=True)
+        finally:
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+
+    good, bad = driver.run(main())
+    assert good.token_ids == (7,)
+    assert isinstance(bad, RequestRefused) and str(bad) == "no such token"

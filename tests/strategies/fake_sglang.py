@@ -40,9 +40,13 @@ class Rank:
         self.loader.answer = functools.partial(answers.answer, worker=number)
         self.parameter = torch.nn.Parameter(torch.zeros(1))
         self.weights = {"w": torch.zeros(4)}
+        self.skips = False  # whether it has a parameter that it never loads
 
     def parameters(self):
         return iter([self.parameter])
+
+    def named_parameters(self):
+        return iter([("skipped", self.parameter)] if self.skips else [])
 
     def load_weights(self, tensors):
         self.weights.update((name, tensor.clone()) for name, tensor in tensors)
@@ -57,6 +61,7 @@ class FakeSglang:
     def __init__(self, **arguments):
         self.loop = asyncio.new_event_loop()
         self.tokenizer_manager = self
+        self.model_config = SimpleNamespace(hf_eos_token_id={99})
         self.arguments = arguments
         width, depth = arguments["tp_size"], arguments.get("pp_size", 1)
         self.stages = [[Rank(stage * width + rank) for rank in range(width)] for stage in range(depth)]

@@ -12,10 +12,11 @@ import torch
 
 from roll.strategies import async_engine
 from roll.strategies.async_engine import AsyncEngine
-from roll.strategies.base import EngineDied, Request, SamplingParams
+from roll.strategies.base import EngineDied, Request, RequestRefused, SamplingParams
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.responses import ResponseRules
 from roll.utils.seeding import stable_hash
+from roll.workers.probe import Probes
 
 EOS = 99
 
@@ -403,3 +404,36 @@ def test_close_ends_everything_and_a_second_call_does_nothing(make):
     with pytest.raises(EngineDied, match="closed"):
         engine.submit([request("s")])
     assert engine._thread.loop.is_closed()
+
+
+class Choosy(Counting):
+    """Refuses prompts that begin with 13, as an engine does that knows a rule which nobody else does."""
+
+    async def stream(self, request_id, prompt_ids, params, seed, *, whole):
+        if prompt_ids[0] == 13:
+            raise RequestRefused("the engine has no 13")
+        async for part in super().stream(request_id, prompt_ids, params, seed, whole=whole):
+            yield part
+
+
+def test_a_request_that_the_engine_refuses_ends_alone(make):
+    engine = make(Choosy())
+    engine.submit([request("good"), request("bad", (13,)), request("other")])
+    done = collect(engine, 3)
+    assert {name: completion.refused for name, completion in done.items()} == {
+        "good": "", "bad": "the engine has no 13", "other": "",
+    }  # fmt: skip
+    assert done["good"].num_tokens == 5 and done["bad"].num_tokens == 0
+    engine.submit([request("later")])
+    assert collect(engine, 1)["later"].finish_reason == "length"
+
+
+def test_a_worker_says_of_each_request_of_a_call_whether_its_engine_refuses_it(make):
+    probes = Probes(make(Choosy(), max_context=20), timeout=10.0)
+    probes.submit([request("good"), request("long", range(1, 30)), request("hot", temperature=-1.0)])
+    done, end = {}, time.monotonic() + 10
+    while len(done) < 3 and time.monotonic() < end:
+        done.update({completion.id: completion for completion in probes.poll(0.5)})
+    assert done["good"].finish_reason == "length" and not done["good"].refused
+    assert "29 prompt tokens; the model holds 20" in done["long"].refused
+    assert "has temperature -1.0; expected" in done["hot"].refused

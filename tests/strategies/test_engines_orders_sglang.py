@@ -8,6 +8,7 @@ from engine_orders import ACTIONS, TURNS, Replay, Turns, explore
 from fake_sglang import Backend, install
 
 from roll.strategies.async_engine import AsyncEngine
+from roll.strategies.sglang import loader
 from roll.strategies.sglang.answers import Answers
 from roll.strategies.sglang.engine import SglangBackend
 from roll.strategies.sglang.host import _Host
@@ -32,6 +33,32 @@ def test_no_order_of_turns_on_a_shared_device_breaks_sglangs_rules_or_loses_weig
 
 def test_all_ranks_of_all_stages_sample_from_the_weights_that_came_last():
     assert explore(lambda: replay(tp_size=2, pp_size=2), ["update", "sample"]) == 2
+
+
+def test_an_update_that_leaves_a_parameter_untouched_ends_the_engine():
+    run = replay(tp_size=2)
+    try:
+        run.engine.update_weights(1, iter([("w", torch.full((4,), 1.0))]))
+        run.engine._backend.fake.ranks[1].skips = True
+        with pytest.raises(BaseException, match="left parameters of the weight update untouched"):
+            run.engine.update_weights(2, iter([("w", torch.full((4,), 2.0))]))
+    finally:
+        run.engine.close()
+
+
+def test_writing_to_a_parameter_is_seen_in_whatever_way_a_loader_does_it():
+    model = torch.nn.Module()
+    for name in ("whole", "part", "data", "stacked", "tied", "left"):
+        model.register_parameter(name, torch.nn.Parameter(torch.zeros(2, 3)))
+    model.same = model.tied
+    loader._written.clear()
+    with loader._Watch(), torch.no_grad():
+        model.whole.copy_(torch.ones(2, 3))
+        model.part[0].copy_(torch.ones(3))
+        model.data.data.copy_(torch.ones(2, 3))
+        model.stacked.data.narrow(0, 1, 1).copy_(torch.ones(1, 3))
+        model.same.data.fill_(1.0)
+    assert loader.untouched(model) == ["left"]
 
 
 def test_what_sleep_freed_is_counted_on_the_devices_of_all_ranks_and_no_others(monkeypatch):

@@ -98,3 +98,37 @@ def test_a_completion_keeps_what_the_response_had_when_it_was_made():
     late = response.completion("abort")
     assert (late.token_ids, late.logprobs, late.versions) == ((7, 8), (-0.5, -0.25), (1, 2))
     assert response.restart() == 2 and response.completion("abort").token_ids == ()
+
+
+RULES = ResponseRules(frozenset({EOS, 12}), 1000, None, vocab_size=10)
+
+
+def asked(prompt=(1, 2), **params):
+    return Request(id="r", prompt_ids=prompt, params=SamplingParams(**{"max_new_tokens": 5, **params}), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *[("temperature", value) for value in (-0.1, math.inf, math.nan)],
+        *[("top_p", value) for value in (0.0, -1.0, 1.01, math.nan)],
+        ("top_k", -2),
+        *[("repetition_penalty", value) for value in (0.0, -1.0, math.inf, math.nan)],
+    ],
+)
+def test_numbers_by_which_no_engine_can_draw_are_refused_before_an_engine_sees_them(field, wrong):
+    with pytest.raises(ValueError, match=f"request 'r' has {field} {wrong}; expected"):
+        RULES.check(asked(**{field: wrong}), ())
+
+
+@pytest.mark.parametrize("token", [-1, 10, 1 << 70])
+def test_a_token_that_the_model_has_no_embedding_of_is_refused_in_a_prompt(token):
+    with pytest.raises(ValueError, match=f"token {token} in its prompt; the model has embeddings of tokens 0 to 9"):
+        RULES.check(asked((1, token)), ())
+
+
+def test_what_can_be_asked_of_any_engine_is_what_the_model_has():
+    RULES.check(asked((0, 9), temperature=0, top_k=0), ())
+    # 12 ends a turn for the tokenizer, and 10 to 12 are tokens that the model can't say.
+    assert RULES.stop_token_ids(asked(stop_token_ids=(5, 9, 11, -3, 1 << 70))) == (EOS, 5, 9)
+    assert [RULES.top_k(asked(top_k=top_k)) for top_k in (-1, 0, 1, 9, 10, 1 << 62)] == [-1, -1, 1, 9, -1, -1]

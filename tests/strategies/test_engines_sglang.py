@@ -17,7 +17,7 @@ from tiny_models import build_tiny_model
 
 from roll.configs.schema.engine_config import SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.base import EngineSettings, SamplingParams
+from roll.strategies.base import EngineSettings, RequestRefused, SamplingParams
 from roll.strategies.buckets import SharedBucket, on_device
 from roll.strategies.engine_processes import marked_processes
 from roll.strategies.hf.hf_model import named_tensors
@@ -100,6 +100,41 @@ def test_top_p_along_with_top_k_is_a_share_of_the_whole_distribution_and_log_pro
             assert logprob == pytest.approx(float((probs[token] / ordered[kept].sum()).log()), abs=1e-5)
 
 
+def test_nothing_is_sampled_behind_the_end_of_a_response(under_test, monkeypatch):
+    t = under_test
+    t.number += 1
+    backend, yielded = t.engine._backend, []
+    stream = backend.stream
+
+    async def counted(*args, **given):
+        async for part in stream(*args, **given):
+            yielded.append(len(part.tokens))
+            yield part
+
+    monkeypatch.setattr(backend, "stream", counted)
+    stops = tuple(range(10, 60))  # of 106 tokens: a response has two or so
+    for ignores_eos in (False, True):  # its own end of sequence goes on where that is asked for, other tokens end it
+        yielded.clear()
+        options = {"ignore_eos": ignores_eos, "stop_token_ids": stops, "max_new_tokens": 60}
+        done = t.run([t.request(f"{ignores_eos}-{i}", [9, 8, 7], **options) for i in range(64)])
+        assert {completion.finish_reason for completion in done.values()} == {"stop"}
+        kept = sum(completion.num_tokens for completion in done.values())
+        assert sum(yielded) <= 1.05 * kept
+
+
+def test_what_sglang_would_refuse_or_change_in_a_request_is_no_death(under_test):
+    t = under_test
+    t.number += 1
+    with pytest.raises(ValueError, match="takes 0 .greedy. and 1e-06 or more"):
+        t.engine.submit([t.request("cold", [9], temperature=1e-7)])
+    for name, params in (
+        ("whole", {"top_k": 1 << 40}),
+        ("both", {"top_k": 1 << 62, "top_p": 0.5}),
+        ("stops", {"stop_token_ids": (5, 1 << 40)}),
+    ):
+        assert t.run([t.request(name, [9, 8], **params)])[name].finish_reason in ("length", "stop")
+
+
 def test_the_callers_environment_stays_as_it_was(under_test):
     assert "SGLANG_USE_CPU_ENGINE" not in os.environ
     assert "TORCHDYNAMO_DISABLE" not in os.environ
@@ -130,7 +165,7 @@ def test_what_sglang_refuses_is_reported_in_its_words(under_test):
     async def one_tensor():
         yield "model.norm.weight", torch.ones(32)
 
-    with pytest.raises(RuntimeError, match="top_p"):
+    with pytest.raises(RequestRefused, match="top_p"):
         asyncio.run_coroutine_threadsafe(draw(), loop).result(60)
     with pytest.raises(RuntimeError, match="begin_weight_update"):
         asyncio.run_coroutine_threadsafe(bucket(), loop).result(60)

@@ -120,8 +120,10 @@ def test_vllm_with_wrong_weights_ends(tested):
 
 
 @needs_vllm
-def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_its_processes(model_of):
-    path = model_of("qwen3", hidden=128)
+def test_vllm_on_two_ranks_gets_its_experts_from_updates_and_dies_with_any_of_its_processes(model_of):
+    # Experts of 96 / 2 numbers are padded to 64 and packed on a CPU; a layer without them, a shared expert, a router
+    # that has two names, a tied head.
+    path = model_of("qwen2_moe", hidden=128, moe_intermediate_size=96, mlp_only_layers=[0])
     options = VllmConfig(
         tensor_parallel_size=2,
         load_format="dummy",

@@ -7,8 +7,9 @@ from dataclasses import fields
 
 from roll.catalog.strategies import STRATEGIES
 from roll.configs.errors import Violation, no_effect
-from roll.configs.schema.engine_config import EngineConfig, SglangConfig, VllmConfig
+from roll.configs.schema.engine_config import SGLANG_COLDEST, EngineConfig, SglangConfig, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.worker_config import GeneratingArgs
 
 VLLM_TEMPERATURES = (0.01, 2.0)
 """Lowest and highest temperature that vLLM samples at as it is told."""
@@ -90,7 +91,20 @@ def _sampling(config: RLConfig, options: EngineConfig) -> Iterator[Violation]:
             expected = "1 with sglang, which penalises sampled tokens only and not those of the prompt as others do"
             fix = "remove it, or actor_infer.strategy_args.strategy_name=vllm"
             yield Violation(f"{path}.repetition_penalty", expected, fix, args.repetition_penalty)
+        yield from _temperatures(options, path, args)
+
+
+def _temperatures(options: EngineConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+    for key in ("temperature", "fire_temperature"):
+        value = getattr(args, key)
+        if not value:
+            continue
         low, high = VLLM_TEMPERATURES
-        if isinstance(options, VllmConfig) and args.temperature and not low <= args.temperature <= high:
-            expected = f"0 (greedy), or {low:g} to {high:g}: vLLM would sample at another temperature than it is told"
-            yield Violation(f"{path}.temperature", expected, f"{path}.temperature=1", args.temperature)
+        fix = f"{path}.temperature=1" if key == "temperature" else "remove it, or lower it"
+        if isinstance(options, VllmConfig) and not low <= value <= high:
+            zero = "0 (greedy), or " if key == "temperature" else ""
+            expected = f"{zero}{low:g} to {high:g}: vLLM would sample at another temperature than it is told"
+            yield Violation(f"{path}.{key}", expected, fix, value)
+        if isinstance(options, SglangConfig) and value < SGLANG_COLDEST:
+            expected = f"0 (greedy), or {SGLANG_COLDEST:g} and more: below SGLang is greedy, and its log-probs aren't"
+            yield Violation(f"{path}.{key}", expected, fix, value)

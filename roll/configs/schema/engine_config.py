@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Literal
 from roll.configs.schema.fields import number
 from roll.configs.schema.strategy_options import StrategyConfig
 
+SGLANG_COLDEST = 1e-6
+"""Below this temperature SGLang is greedy, and tells log-probs at temperature 1."""
+
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room; another one takes the next of these."""
 

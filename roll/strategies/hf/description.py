@@ -40,6 +40,8 @@ class ModelDescription:
     """Positions the model was built for."""
     head_size: int
     """Numbers in a key of one attention head."""
+    vocab_size: int
+    """Tokens that the model has embeddings of."""
     eos_token_ids: frozenset[int]
     """Tokens that end a response."""
     decode: Callable[[Sequence[int]], str]
@@ -89,6 +91,7 @@ def describe_model(args: ModelArgs) -> ModelDescription:
         shapes={name: tuple(tensor.shape) for name, tensor in named_tensors(model)},
         max_context=context_length(model),
         head_size=head_size(text_config(model)),
+        vocab_size=text_config(model).vocab_size,
         eos_token_ids=eos_token_ids(model, tokenizer),
         decode=tokenizer.decode,
     )

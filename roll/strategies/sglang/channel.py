@@ -9,7 +9,9 @@ Host to owner:
     ("sampled", request id, token ids, log-probs, why it ends or None, what went wrong or "")
     ("answer", number, value, what went wrong or "")
 
-"start" is answered as call 0. The end of the connection is the end of the other side.
+"start" is answered as call 0, with the tokens that end a response by themselves.
+
+The end of the connection is the end of the other side.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from typing import Any
 LENGTH = struct.Struct("<Q")
 
 START_CALL = 0
+
+REFUSED = "refused"
+"""Why a request ends that SGLang doesn't take: the engine goes on."""
 
 
 def frame(message: tuple[Any, ...]) -> bytes:

@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 import roll
-from roll.configs.schema.engine_config import SglangConfig
+from roll.configs.schema.engine_config import SGLANG_COLDEST, SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.async_engine import AsyncEngine, started
-from roll.strategies.base import EnginePart, EngineSettings, Request, SamplingParams
+from roll.strategies.base import EnginePart, EngineSettings, Request, RequestRefused, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.hf.hf_model import load_config, weights_folder
 from roll.strategies.responses import ResponseRules
-from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
+from roll.strategies.sglang.channel import LENGTH, REFUSED, START_CALL, frame
 from roll.strategies.sglang.loader import LOADER
 from roll.utils.loop_thread import settle
 
@@ -110,7 +110,7 @@ def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> A
         environment=_cpu_environment(options.devices) if on_cpu else {},
         update_buffer_bytes=settings.update_buffer_bytes,
     )
-    rules = ResponseRules(description.eos_token_ids, length, description.decode)
+    rules = ResponseRules(description.eos_token_ids, length, description.decode, description.vocab_size)
     return started(backend, rules, settings, "SGLang engine")
 
 
@@ -148,6 +148,8 @@ class SglangBackend(EngineBackend):
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._dead: BaseException | None = None
+        self._ends: frozenset[int] = frozenset()
+        """Tokens at which SGLang ends a response by itself."""
         self._num_calls = START_CALL
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_streams = 0
@@ -162,7 +164,7 @@ class SglangBackend(EngineBackend):
         self._reading = asyncio.create_task(self._read(reader))
         started = self._expect(START_CALL)
         self._writer.write(frame(("start", {**self._arguments, "nccl_port": _free_port()})))
-        await started
+        self._ends = frozenset(token for token in await started if token < self._vocab_size)
 
     def _start_host(self, connection: socket.socket) -> None:
         # A session of its own: the host ends its whole group when this process is gone, however that happens.
@@ -228,6 +230,11 @@ class SglangBackend(EngineBackend):
                 f"request {request.id!r} has repetition_penalty {request.params.repetition_penalty}; SGLang penalises "
                 "sampled tokens only, not those of the prompt as other engines do: set it to 1, or use another engine"
             )
+        if 0 < request.params.temperature < SGLANG_COLDEST:
+            raise ValueError(
+                f"request {request.id!r} has temperature {request.params.temperature}; SGLang takes 0 (greedy) and "
+                f"{SGLANG_COLDEST:g} or more: below it is greedy, and tells log-probs at temperature 1"
+            )
 
     async def stream(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, whole: bool
@@ -237,6 +244,7 @@ class SglangBackend(EngineBackend):
         # SGLang aborts every request whose id begins with the one it is told: all ids have one length.
         self._num_streams += 1
         rid = f"{self._num_streams:016x}"
+        stops = self._ends <= set(params.stop_token_ids)
         cut = params.temperature > 0 and (params.top_p < 1 or params.top_k > 0)
         sampling = {
             "max_new_tokens": params.max_new_tokens,
@@ -245,9 +253,11 @@ class SglangBackend(EngineBackend):
             # SGLang tells probabilities in a distribution cut by top-p only along with a top-k; this one cuts nothing.
             "top_k": self._vocab_size if cut and params.top_k < 1 else params.top_k,
             "stop_token_ids": list(params.stop_token_ids),
-            "ignore_eos": True,
-            # Each message costs this process and the engine's far more than the tokens in it.
-            "stream_interval": _TOKENS_PER_MESSAGE if whole else 1,
+            # With it SGLang looks for no token at all: only where a token of the model's own wouldn't be an end here.
+            "ignore_eos": not stops,
+            # Each message costs this process and the engine's far more than the tokens in it; but a token that SGLang
+            # doesn't look for is seen here.
+            "stream_interval": _TOKENS_PER_MESSAGE if whole and (stops or not params.stop_token_ids) else 1,
         }
         queue: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self._streams[rid], self._rids[request_id] = queue, rid
@@ -257,7 +267,7 @@ class SglangBackend(EngineBackend):
             while ended is None:
                 tokens, logprobs, ended, wrong = await queue.get()
                 if wrong:
-                    raise RuntimeError(wrong)
+                    raise RequestRefused(wrong) if ended == REFUSED else RuntimeError(wrong)
                 yield Sampled(tokens, logprobs, ended)
         finally:
             del self._streams[rid], self._rids[request_id]

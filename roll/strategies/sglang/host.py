@@ -21,7 +21,7 @@ from typing import Any
 from roll.distributed.transports.bucket_layout import Entry
 from roll.strategies.sglang import loader
 from roll.strategies.sglang.answers import Answers
-from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
+from roll.strategies.sglang.channel import LENGTH, REFUSED, START_CALL, frame
 
 _IDLE_TIMEOUT = 60.0  # seconds SGLang gets to finish what is left of aborted requests
 _ANSWER_TIMEOUT = 300.0  # seconds between the first rank that has loaded a bucket and the last one
@@ -60,7 +60,7 @@ class _Host:
         self._manager = self._engine.tokenizer_manager
         loop: asyncio.AbstractEventLoop = self._engine.loop
         self._loop = loop
-        self._send(("answer", START_CALL, sglang.__version__, ""))
+        self._send(("answer", START_CALL, sorted(self._manager.model_config.hf_eos_token_id or ()), ""))
         loop.run_forever()
 
     def _read(self) -> None:
@@ -124,6 +124,8 @@ class _Host:
                 else:
                     logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or ()]
                 self._send(("sampled", rid, tokens, logprobs[-len(tokens) :] if tokens else [], *_end(meta)))
+        except ValueError as error:  # what SGLang says of a request that it doesn't take
+            self._send(("sampled", rid, [], [], REFUSED, f"SGLang refuses it: {error}"))
         except Exception as error:  # noqa: BLE001 - told to the owner, for whom the engine is then dead
             self._send(("sampled", rid, [], [], "abort", f"{type(error).__name__}: {error}"))
 
@@ -168,7 +170,11 @@ class _Host:
         """Close the weight update, forget cached keys and values, name the version."""
         from sglang.srt.managers import io_struct
 
-        await self._tell()
+        if not await self._tell():
+            raise RuntimeError(
+                "SGLang's model left parameters of the weight update untouched and would go on with old ones; what its "
+                "processes printed names them. Use vllm or hf_infer for this model"
+            )
         _check("end", await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
         await self._settle()
         await self._manager.update_weight_version(
@@ -218,8 +224,10 @@ def _end(meta: dict[str, Any]) -> tuple[str | None, str]:
     if reason is None:
         return None, ""
     # A request that is refused or fails ends with an HTTP status of failure; one that was aborted doesn't.
-    failed = reason["type"] == "abort" and int(reason.get("status_code") or 0) >= 400
-    return reason["type"], str(reason.get("message")) if failed else ""
+    status = int(reason.get("status_code") or 0)
+    if reason["type"] != "abort" or status < 400:
+        return reason["type"], ""
+    return REFUSED if status < 500 else "abort", f"SGLang refuses it: {reason.get('message')}"
 
 
 def _check(what: str, result: tuple[Any, ...]) -> None:

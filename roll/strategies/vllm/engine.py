@@ -34,7 +34,7 @@ from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import entry_bytes
 from roll.strategies.async_engine import AsyncEngine, started
-from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, SamplingParams
+from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, RequestRefused, SamplingParams
 from roll.strategies.buckets import SharedBucket, on_device
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
@@ -117,7 +117,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
         lora_rank=args.lora_rank,
         seeds=seeds,
     )
-    rules = ResponseRules(description.eos_token_ids, length, description.decode)
+    rules = ResponseRules(description.eos_token_ids, length, description.decode, description.vocab_size)
     return started(backend, rules, settings, "vLLM engine")
 
 
@@ -240,8 +240,8 @@ class VllmBackend(EngineBackend):
         prompt = {"prompt_token_ids": list(prompt_ids)}
         read = len(prompt_ids) - 1  # the last token is never read
         outputs = self._engine.generate(prompt, sampling, request_id, lora_request=self._adapter)
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
+        async with contextlib.aclosing(_refusals(outputs)) as heard:
+            async for output in heard:
                 (part,) = output.outputs
                 tokens, logprobs = list(part.token_ids), drawn_logprobs(part.token_ids, part.logprobs)
                 ended = part.finish_reason
@@ -342,6 +342,16 @@ class VllmBackend(EngineBackend):
 
     def kill(self) -> None:
         kill_marked(self._mark)
+
+
+async def _refusals(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Yield vLLM's outputs; raises `RequestRefused` where it says that a request isn't right (`ValueError`)."""
+    async with contextlib.aclosing(outputs):
+        try:
+            async for output in outputs:
+                yield output
+        except ValueError as error:
+            raise RequestRefused(f"vLLM refuses it: {error}") from error
 
 
 def drawn_logprobs(tokens: Sequence[int], found: Any) -> list[float]:

@@ -6,7 +6,7 @@ engine, and ties the process to the one that it works for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ from roll.strategies.buckets import BucketReader, open_device
 from roll.strategies.engine_processes import end_with_owner
 
 BACKEND = "host"
+
+_WRITES_ITSELF = frozenset({"GptOssForCausalLM"})
+"""Models whose loaders in vLLM 0.32 copy into parameters that a weight update has left without memory."""
 
 
 @dataclass
@@ -46,11 +49,16 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
         """Put the layers back into the form that weights are loaded into; kernels may have packed them."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        before = dict(self.model.named_parameters(remove_duplicate=False))
+        before = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        self._tied = _tied_names(self.model)
+        if self.device.type == "cpu":
+            _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
+        if type(self.model).__name__ in _WRITES_ITSELF:
+            _make_room(self.model)
         # Kernels may have renamed parameters; only those that are loaded under their own names can be followed.
-        self._missing = {_plain(name) for name, _ in self.model.named_parameters() if name in before}
-        self._tied = _tied_names(before)
+        self._expected = [name for name, _ in self.model.named_parameters() if name in before]
+        self._missing = {_plain(name) for name in self._expected}
         self._reader = BucketReader()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -77,10 +85,10 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
         Models leave these out, because filling one fills the other. Not where kernels keep packed copies of their own,
         as the head does on a CPU: it would stay at the old weights.
         """
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
         parameter = self.model.get_parameter(name)
-        loader: Any = getattr(parameter, "weight_loader", None)
-        if loader is None:
-            raise RuntimeError(f"vLLM's parameter {name!r} is tied to another one and has no weight_loader")
+        loader: Any = getattr(parameter, "weight_loader", default_weight_loader)
         loader(parameter, tensor)
         self._missing.discard(_plain(name))
 
@@ -94,22 +102,74 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
                 f"weight update left {len(self._missing)} of vLLM's parameters untouched, e.g. "
                 f"{sorted(self._missing)[:3]}"
             )
+        lost = _count_written(self.model, self._expected)
+        if lost:
+            raise ValueError(
+                f"vLLM's loader of {type(self.model).__name__} lost {len(lost)} parameters of the weight update, e.g. "
+                f"{lost[:3]}: it writes past the layers, which would stay at the old weights. Use sglang or hf_infer "
+                "for this model"
+            )
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         """Do nothing: nothing is held between updates."""
 
 
-def _tied_names(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, list[str]]:
-    """First name of a parameter that has several, as it is loaded -> the other names, as they are."""
+def _tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
+    """First name of a parameter that several layers have, as it is loaded -> the other names, as they are.
+
+    A layer that itself has several names, as the router of an expert layer does, is loaded once and isn't meant.
+    """
     first: dict[int, str] = {}
     tied: dict[str, list[str]] = {}
-    for name, parameter in parameters.items():
-        if id(parameter) in first:
-            tied.setdefault(_plain(first[id(parameter)]), []).append(name)
-        else:
-            first[id(parameter)] = name
+    for path, layer in model.named_modules():
+        for last, parameter in layer.named_parameters(recurse=False):
+            name = f"{path}.{last}" if path else last
+            if id(parameter) in first:
+                tied.setdefault(_plain(first[id(parameter)]), []).append(name)
+            else:
+                first[id(parameter)] = name
     return tied
+
+
+def _forget_expert_kernels(model: torch.nn.Module) -> None:
+    """Let every expert layer make its kernel anew from the weights that come, as it does when the model is loaded.
+
+    vLLM 0.32 takes a layer that has one to need no more than a copy of its weights. On a CPU the kernel's weights are
+    padded and packed by a step that is then left out: it would compute with unpacked ones.
+    """
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _make_room(model: torch.nn.Module) -> None:
+    """Give every parameter memory now, and not when its layer is complete."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import materialize_layer
+
+    for layer in model.modules():
+        materialize_layer(layer, get_layerwise_info(layer))
+
+
+def _count_written(model: torch.nn.Module, expected: Iterable[str]) -> list[str]:
+    """Return the parameters that were written to while they had no memory; have layers processed that a model's loader
+    has written to by itself, which vLLM counts as not loaded and would put back as they were."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    lost = []
+    for name in expected:
+        path, _, last = name.rpartition(".")
+        layer = model.get_submodule(path)
+        info = get_layerwise_info(layer)
+        if not info.can_load() or any(last == loaded for loaded, _ in info.loaded_weights):
+            continue
+        if getattr(layer, last).is_meta:
+            lost.append(name)
+        elif info.load_numel <= 0 < info.load_numel_total - 1:
+            info.load_numel = 1
+    return lost
 
 
 def _plain(name: str) -> str:
