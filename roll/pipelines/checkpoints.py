@@ -55,17 +55,20 @@ class Checkpoints:
         self.loaded = False
         """Whether the roles that train have weights of a checkpoint."""
 
-    def save(self, step: int, state: Callable[[Path], dict[str, Any]]) -> None:
+    def save(
+        self, step: int, state: Callable[[Path], dict[str, Any]], contents: Sequence[CheckpointContent] | None = None
+    ) -> None:
         """Write the checkpoint of a finished step; a kill leaves it whole or not there at all.
 
         `state` gives the pipeline's own state, JSON-able, and may write files into the folder that it gets.
+        `contents`: instead of `checkpoint_config.save_contents`.
         """
         if self._starts_fresh and (aside := self._store.set_aside()) is not None:
             logger.warning("checkpoints of an earlier run were moved to %s", aside)
         self._set_model_aside()
         self.settle()
         options = self._config.checkpoint_config
-        contents = options.saved
+        contents = options.saved if contents is None else contents
         meta = {"exp_name": self._config.exp_name, "strategies": self._strategies, "contents": list(contents)}
         best = self.best.record
         unfinished = self._store.begin(step, meta if best is None else {**meta, **best.as_meta()})
@@ -185,8 +188,13 @@ class Checkpoints:
         except Exception as error:  # noqa: BLE001 - the run's own failure is raised
             logger.error("%s", error)
 
-    def export(self, step: int) -> None:
-        """Write the actor after its last step as a Hugging Face folder to `export_path`."""
+    def export(self, step: int, state: Callable[[Path], dict[str, Any]]) -> None:
+        """Write the actor after its last step as a Hugging Face folder to `export_path`.
+
+        What its ranks can't write is saved as a checkpoint, `state` as for `save`, and written from that. Raises
+        `CheckpointWriteError` where that fails too, which says where the weights are.
+        """
+        starts_fresh = self._starts_fresh
         self._set_model_aside()
         self._offloader.onload("actor_train")
         record = {"exp_name": self._config.exp_name, "seed": self._config.seed, "step": step}
@@ -194,11 +202,22 @@ class Checkpoints:
         try:
             write_model(self._config.export_path, lambda folder: actor.call(TrainWorker.export, str(folder)), record)
         except CheckpointWriteError as error:
-            latest = self.latest()
-            rest = "no checkpoint was kept" if latest is None else f"{latest} is intact: "
-            if latest is not None:
-                rest += "resume_from_checkpoint=auto does what is left and writes the model again"
-            raise CheckpointWriteError(f"{error}; {rest}") from error
+            from roll.pipelines.unwritten_model import write_from_checkpoint
+
+            def save(contents: Sequence[CheckpointContent]) -> None:
+                self.save(step, state, contents)
+                self.settle()
+
+            self._starts_fresh = starts_fresh  # the checkpoint doesn't take the place of an earlier run's
+            logger.error("%s", error)
+            write_from_checkpoint(self._config, error, save=save, saved=lambda: self.saved(step), latest=self.latest)
+
+    def saved(self, step: int) -> Checkpoint | None:
+        """Return this run's complete checkpoint of a step, if it is the newest and has the weights."""
+        newest = None if self._starts_fresh else self._store.latest()
+        if newest is None or newest.step != step or "model" not in newest.meta.get("contents", STATE_CONTENTS):
+            return None
+        return newest
 
     def _set_model_aside(self) -> None:
         """Move the model of an earlier run out of the way, before a run that starts from scratch writes its own."""

@@ -189,7 +189,7 @@ class Loop(ABC):
         """Write the trained model, unless the configuration says that it isn't wanted."""
         if self.config.exports and max(self.start_step, self.total_steps):
             with self.timers.span("export", waits=True):
-                self.checkpoints.export(max(self.start_step, self.total_steps))
+                self.checkpoints.export(max(self.start_step, self.total_steps), self.save_state)
             logger.info("the trained model is in %s", self.config.export_path)
 
     def restore(self) -> None:

@@ -147,6 +147,31 @@ class Fsdp2Strategy(HfTrainStrategy):
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
+    def _abandon(self) -> None:
+        units = self._fsdp_modules
+        if units and hasattr(self._module, "reset_iter_state"):  # not in torch 2.11
+            self._module.reset_iter_state()
+        for unit in units:
+            unit.reshard()
+        for parameter in (p for unit in units for group in _parameter_groups(unit) for p in group.fsdp_params):
+            # What `set_requires_gradient_sync(False)` has kept back stays, whatever the documentation of torch says.
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+        super()._abandon()
+
+    @property
+    def _fsdp_modules(self) -> list[Any]:
+        """The modules that are gathered each by itself; none on one rank."""
+        from torch.distributed.fsdp import FSDPModule
+
+        return [module for module in self._module.modules() if isinstance(module, FSDPModule)]
+
+    def _settle(self) -> None:
+        super()._settle()
+        for unit in self._fsdp_modules:
+            unit.reshard()
+
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         if self._info.world_size > 1:
             # Every micro-batch leaves sharded gradients; kept whole until the last one, they take more memory than the
@@ -244,12 +269,8 @@ class Fsdp2Strategy(HfTrainStrategy):
         return freed
 
     def _resident(self, part: StatePart) -> Iterable[Tensor]:
-        from torch.distributed.fsdp import FSDPModule
-
         if part == "parameters":
-            for module in self._module.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()  # frees gathered weights
+            self._settle()  # frees gathered weights
             yield from self._module.parameters()
         elif part == "optimizer":
             yield from self._anchor.values()
@@ -262,6 +283,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         """Weights (with LoRA only those that train), and with an optimizer its state; the same keys on any layout."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
+        self._settle()
         if not (self._optimizers and optimizer):
             state: dict[str, Any] = {"model": get_model_state_dict(self._module)}
         else:
@@ -368,6 +390,13 @@ def shard_module(
         fully_shard(layer, **how)
     # The head comes last and its backward pass first: it isn't gathered again between them.
     fully_shard(module, **(how | {"reshard_after_forward": False}))  # in place
+
+
+def _parameter_groups(unit: Any) -> list[Any]:
+    """Return what `fully_shard` keeps of the parameters of a module."""
+    state = unit._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)  # one by itself before torch 2.13
+    return [group for group in ([state._fsdp_param_group] if several is None else several) if group is not None]
 
 
 @contextlib.contextmanager

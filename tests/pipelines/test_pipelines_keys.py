@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -224,22 +225,58 @@ def test_a_resumed_run_replaces_its_model_and_another_run_moves_it_aside(small):
     assert all(torch.equal(value, two[name]) for name, value in aside.items())
 
 
-def test_a_model_that_cannot_be_written_fails_loudly_and_takes_nothing_with_it(small):
+FULL_DISK = OSError(28, "No space left on device")
+NOT_EXPORTED = mock.patch.object(Fsdp2Strategy, "export", side_effect=FULL_DISK)
+NOT_MERGED = mock.patch("roll.pipelines.unwritten_model.export_checkpoint", side_effect=FULL_DISK)
+NOT_SAVED = mock.patch.object(Fsdp2Strategy, "save", side_effect=FULL_DISK)
+
+
+def test_a_model_that_its_ranks_cannot_write_is_written_from_a_checkpoint(small, caplog):
+    expected = exported(small("max_steps=2"))
+    with NOT_EXPORTED:
+        run = small("max_steps=2")
+    assert run.checkpoints() == ["checkpoint-2"]
+    assert exported(run).keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in exported(run).items())
+    record = json.loads((run.folder / "output" / "hf_model" / "roll_export.json").read_text())
+    assert record == {"exp_name": "toy", "seed": 3, "step": 2}
+    assert "couldn't be written" in caplog.text
+    # Which doesn't take the place of what an earlier run has left there.
+    with NOT_EXPORTED:
+        again(run.folder, "max_steps=2")
+    assert (run.folder / "output" / "checkpoints" / "earlier.1" / "checkpoint-2").is_dir()
+    assert (run.folder / "output" / "hf_model" / "earlier.1" / "config.json").is_file()
+
+
+def test_a_model_that_cannot_be_written_at_all_is_kept_in_a_checkpoint_that_can_be_exported(small, tmp_path):
+    from roll.checkpoint.files import CheckpointWriteError
+    from roll.cli.__main__ import main
+
+    whole = small("max_steps=1")
+    message = r"hf_model .*No space left.*weights are in (\S+checkpoint-1): roll export \S+ -o DIR"
+    with NOT_EXPORTED, NOT_MERGED, pytest.raises(CheckpointWriteError, match=message) as caught:
+        small("max_steps=1")
+    folder = re.search(message, str(caught.value))[1]
+    assert main(["export", folder, "-o", str(tmp_path / "there")]) == 0
+    kept = exported(whole, str(tmp_path / "there"))
+    assert all(torch.equal(value, kept[name]) for name, value in exported(whole).items())
+    with NOT_EXPORTED, NOT_SAVED, pytest.raises(CheckpointWriteError, match="No space.*no checkpoint was kept"):
+        small("max_steps=1")
+
+
+def test_a_model_that_cannot_be_written_takes_nothing_with_it(small):
     from roll.checkpoint.files import CheckpointWriteError
 
     first = small("max_steps=1", "save_steps=1")
     before = exported(first)
-    full = mock.patch.object(Fsdp2Strategy, "export", side_effect=OSError(28, "No space left on device"))
-    message = r"hf_model .*No space left.*checkpoint-2 is intact: resume_from"
-    with full, pytest.raises(CheckpointWriteError, match=message):
+    message = r"hf_model .*No space left.*weights are in \S+checkpoint-2: roll export"
+    with NOT_EXPORTED, NOT_MERGED, pytest.raises(CheckpointWriteError, match=message):
         again(first.folder, "max_steps=2", "save_steps=1", "resume_from_checkpoint=true")
     assert all(torch.equal(value, before[name]) for name, value in exported(first).items())
     assert not list((first.folder / "output" / "hf_model").glob(".*"))
     # Nothing is left to train; the model is written all the same.
     last = again(first.folder, "max_steps=2", "save_steps=1", "resume_from_checkpoint=true")
     assert any(not torch.equal(value, before[name]) for name, value in exported(last).items())
-    with full, pytest.raises(CheckpointWriteError, match="no checkpoint was kept"):
-        small("max_steps=1")
 
 
 def test_checkpoint_folder_and_retention(small):

@@ -121,6 +121,9 @@ def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None, more=())
     outputs = strategy.forward(mine, ("logprobs", "entropy", *more))
     history = [strategy.train_step(mine, loss) for _ in range(STEPS)]
     weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
+    # A pass without gradients may leave anything gathered: what is exported after it are the trained weights.
+    strategy.forward(mine, ("logprobs",))
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in strategy.named_weights())
     return {
         "layout": layout,
         "outputs": outputs if layout.collects else None,

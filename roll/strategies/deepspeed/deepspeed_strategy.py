@@ -26,7 +26,6 @@ from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
 from roll.strategies.deepspeed.start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
 from roll.strategies.deepspeed.state import (
     Anchor,
-    forget_gradients,
     gathered,
     link_moments,
     make_moments,
@@ -36,6 +35,7 @@ from roll.strategies.deepspeed.state import (
     set_whole,
     whole,
 )
+from roll.strategies.deepspeed.windows import abandon, forget_gradients
 from roll.strategies.hf.gather import Travelling
 from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.hf_model import DTYPES, named_tensors
@@ -128,6 +128,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
         else:
             forget_gradients(self._engine)
 
+    def _abandon(self) -> None:
+        if self._spec.trains:
+            abandon(self._engine)
+
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages gradients over ranks; the loss is already divided by global sizes and wants their sum.
@@ -177,6 +181,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
     ) -> None:
         """Whole tensors in files that any stage and number of ranks can read; each rank writes a part of them."""
+        self._settle()
         files, rank, ranks = files or StateFiles(), self._info.rank, self._info.world_size
         moments = self._spec.trains and "optimizer" in contents and self._updates > 0
         write(path, self._checkpoint(moments=moments), files, rank=rank, ranks=ranks)
@@ -184,6 +189,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
 
     def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
         """Read what `save` wrote; without an optimizer only the weights. Raises `ValueError` if it doesn't fit."""
+        self._settle()
         if self._adapters is not None:
             self._adapters.check_identity(path)
         written, kept = Checkpoint(path, self._spec.role), self._kept()

@@ -128,21 +128,11 @@ def publish(engine: Any) -> None:
         optimizer._partition_all_parameters()
         for group in range(len(optimizer.fp16_groups)):
             optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        for parameter in engine.module.parameters():
+            # The second copies of `zero_hpz_partition_size`, which the next pass makes anew.
+            parameter.ds_secondary_tensor = None
         if optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
-
-
-def forget_gradients(engine: Any) -> None:
-    """Start a ZeRO step without gradients, whatever became of the last one.
-
-    DeepSpeed 0.19.8 keeps its float32 sums of an offloaded stage 2 when a step is skipped, and would add to its NaNs
-    for ever after.
-    """
-    optimizer = engine.optimizer
-    optimizer.zero_grad()
-    if hasattr(optimizer, "single_partition_of_fp32_groups"):
-        for group in optimizer.averaged_gradients:
-            optimizer.averaged_gradients[group] = None
 
 
 def moves_states(engine: Any) -> bool:

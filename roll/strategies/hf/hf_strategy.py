@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class HfTrainStrategy(CommonStrategy):
     """A policy or value model on this rank, wrapped by the backend."""
 
     sends_from_every_rank = True
+    _in_pass = False
+    """Whether passes are under way, or an exception has ended them."""
 
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
         super().__init__(spec, info)
@@ -94,6 +96,30 @@ class HfTrainStrategy(CommonStrategy):
     def _zero_grad(self) -> None:
         """Forget the gradients of the last step."""
 
+    def _abandon(self) -> None:
+        """Forget passes that an exception has ended: their gradients, wherever the backend has them, and how far they
+        were. Without collectives: other ranks may not have come as far."""
+        if self._spec.trains:
+            self._zero_grad()
+
+    def _settle(self) -> None:
+        """Make the parameters of the module those that are trained; whoever reads them calls this first.
+
+        A pass without gradients may leave copies in their place, in the type that computes and freed at any moment.
+        """
+        if self._in_pass:
+            self._abandon()
+            self._in_pass = False
+
+    @contextlib.contextmanager
+    def _passes(self) -> Iterator[None]:
+        """Around passes, so that the next ones find nothing of those that an exception ends."""
+        if self._in_pass:
+            self._abandon()
+        self._in_pass = True
+        yield
+        self._in_pass = False
+
     @abstractmethod
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro-batch's gradients. `loss` is this rank's share: gradients are summed over ranks, not averaged.
@@ -122,7 +148,8 @@ class HfTrainStrategy(CommonStrategy):
         self._require_awake("parameters")
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []
-        with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
+        off = contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off()
+        with off, self._passes():
             parts, shared = self._parts(batch, training=False)
             for rows in parts:
                 micro = batch.select(rows) if rows else padding_row(batch)
@@ -136,19 +163,20 @@ class HfTrainStrategy(CommonStrategy):
         batch, whole = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
         self._shared_tokens = 0
-        self._zero_grad()
         rounding = self._trained.sequence_length_round_in_train
         parts, shared = self._parts(batch, training=True)
-        with self._dropout():
-            for i, rows in enumerate(parts):
-                micro = batch.select(rows) if rows else padding_row(batch)
-                outputs = self._score(micro, loss_fn.needs, rounding, shared=shared)
-                loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
-                metrics.merge(said)
-                self._accumulate(loss, last=i == len(parts) - 1)
-        if shared:
-            metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
-        return metrics, *self._apply(lr)
+        with self._passes():
+            self._zero_grad()
+            with self._dropout():
+                for i, rows in enumerate(parts):
+                    micro = batch.select(rows) if rows else padding_row(batch)
+                    outputs = self._score(micro, loss_fn.needs, rounding, shared=shared)
+                    loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
+                    metrics.merge(said)
+                    self._accumulate(loss, last=i == len(parts) - 1)
+            if shared:
+                metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
+            return metrics, *self._apply(lr)
 
     def _dropout(self) -> contextlib.AbstractContextManager[None]:
         """Around the passes of an optimizer step: a base model never drops anything, adapters may."""
@@ -179,6 +207,7 @@ class HfTrainStrategy(CommonStrategy):
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
         self._require_awake("parameters")
+        self._settle()
         model = hf_module(self._model)
         if self._adapters is not None:
             yield from self._adapters.weights(model, self._gathered, part, dtype)
@@ -212,4 +241,5 @@ class HfTrainStrategy(CommonStrategy):
         super().export(path, files)
         if self._adapters is not None and self._spec.kind == "policy":  # a score needs its head, too
             folder, files = path / "adapter", files or StateFiles()
+            self._settle()
             self._adapters.export(folder, self._full, writes=self._info.rank == 0, files=files)
