@@ -11,12 +11,14 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from roll.checkpoint.files import CheckpointWriteError, files_below, hash_files, sync_folder
 from roll.utils.disk import first_line, free_space
+from roll.utils.umask import apply_umask
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,10 @@ RECORD = "roll_export.json"
 """File that says which run wrote the model, and at which step."""
 CONFIG = "config.json"
 _UNFINISHED = ".writing"
+_ARRIVE_SECONDS = 10.0
+"""How long a file of another machine may take to be seen here; NFS keeps what it knows of a folder for some seconds."""
+Write = Callable[[Path], Mapping[str, int] | None]
+"""Fills a folder; returns the size of each file that other processes say they wrote, by its name, or None."""
 
 
 def set_aside(target: Path) -> Path | None:
@@ -37,18 +43,21 @@ def set_aside(target: Path) -> Path | None:
     return aside
 
 
-def write_model(target: Path, write: Callable[[Path], None], record: dict[str, Any]) -> None:
+def write_model(target: Path, write: Write, record: dict[str, Any], *, writers: str = "") -> None:
     """Have `write` fill a folder with the model, which then becomes that of `target`; `record` is kept beside it.
 
     An earlier model there is replaced if its record names the same `exp_name`, else set aside. Raises
-    `CheckpointWriteError` when writing fails; what was in `target` is untouched then.
+    `CheckpointWriteError` when writing fails, or when files were written to a disk that this machine doesn't see; what
+    was in `target` is untouched then. `writers` are the machines of the processes that write.
     """
+    target = target.absolute()  # other processes may work elsewhere
     fresh = target / _UNFINISHED
     try:
         target.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
-        write(fresh)
+        _check_arrived(fresh, write(fresh) or {}, target, writers)
+        apply_umask(fresh)
         (fresh / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         hash_files(fresh, files_below(fresh), flush=True)
         same_run = _recorded(target).get("exp_name") == record["exp_name"]
@@ -58,12 +67,36 @@ def write_model(target: Path, write: Callable[[Path], None], record: dict[str, A
         sync_folder(target)
         if aside is not None and same_run:
             shutil.rmtree(aside, ignore_errors=True)
+    except CheckpointWriteError:
+        raise
     except Exception as error:
         free = f"{free_space(target)} are free there" if target.is_dir() else "not created"
         told = first_line(error)
         raise CheckpointWriteError(f"the trained model couldn't be written to {target} ({free}): {told}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _check_arrived(fresh: Path, sizes: Mapping[str, int], target: Path, writers: str) -> None:
+    """Raise `CheckpointWriteError` if what was written elsewhere isn't here, whole."""
+    deadline = time.monotonic() + _ARRIVE_SECONDS
+    while missing := [name for name, size in sizes.items() if _size(fresh / name) != size]:
+        if time.monotonic() > deadline:
+            where = writers or "the machine of the rank that wrote them"
+            raise CheckpointWriteError(
+                f"the trained model was written, and {len(missing)} of its files, such as {missing[0]}, aren't in "
+                f"{fresh} as seen from here: {target} isn't shared with {where}. The files are on that machine in "
+                f"a folder of the same name: copy them from there (scp -r HOST:{fresh}/. {target}/) before another run "
+                "starts, and name a folder that all machines mount, by output_dir or export_dir"
+            )
+        time.sleep(0.2)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _move(source: Path, target: Path) -> None:

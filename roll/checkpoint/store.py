@@ -41,6 +41,7 @@ from roll.checkpoint.files import (
 )
 from roll.utils.disk import first_line, free_space, is_disk_full
 from roll.utils.locking import folder_lock
+from roll.utils.umask import apply_umask
 
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -207,6 +208,7 @@ class CheckpointStore:
 
     def _finish(self, folder: Path, step: int, meta: Mapping[str, Any], known: Mapping[str, FileRecord]) -> None:
         serial = max((self.last_serial, *(checkpoint.serial for checkpoint in self.complete()))) + 1
+        apply_umask(folder)
         names = files_below(folder)
         _check_seen(folder, known)
         records = {**known, **hash_files(folder, [name for name in names if name not in known], flush=True)}

@@ -7,7 +7,7 @@ inside a collective and would never answer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from roll.distributed.dispatch import Dispatch, check_layouts, merge_results, mode_of, split_batch
@@ -16,6 +16,9 @@ from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
 
 Method = Callable[..., Any]
+START_TIMEOUT_S = 3600.0
+"""Seconds that a role may take to stand: its processes, packages, models and engines. `rpc_timeout` bounds calls, and
+may be short to notice one that hangs; a longer one counts here, too."""
 PEERS_SHARE = 0.9
 """Share of `rpc_timeout` that ranks wait for each other: the one that waited reports it before its own call is late."""
 
@@ -135,6 +138,11 @@ class Cluster(ABC):
         """Seconds that ranks of this role wait for each other."""
         return PEERS_SHARE * self.rpc_timeout
 
+    @property
+    def start_timeout(self) -> float:
+        """Seconds that this role may take to stand."""
+        return max(START_TIMEOUT_S, self.rpc_timeout)
+
     def _limit(self, timeout: float | None) -> float:
         return self.rpc_timeout if timeout is None else timeout
 
@@ -175,9 +183,15 @@ class Executor(ABC):
     ) -> Cluster:
         """Make a cluster and append it to `_clusters`, so that it is shut down; `calls` are keywords of `Cluster`."""
 
-    def on_each_machine(self, function: Callable[[], Any]) -> dict[str, Any]:
-        """Return what a module's function says on each machine whose slots are used, by the machine's address."""
-        return {"this machine": function()}
+    def on_each_machine(
+        self, function: Callable[..., Any], *args: Any, roles: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """Return what a module's function says on each machine whose slots are used, by the machine's address.
+
+        `roles`: only machines with slots of these; None: all.
+        """
+        del roles
+        return {"this machine": function(*args)}
 
     def shutdown(self) -> None:
         """End every cluster and what this executor started; a second call does nothing."""

@@ -20,11 +20,14 @@ class WorkerError(RuntimeError):
 class WorkerTimeout(WorkerError):
     """A call took longer than its time limit; the worker may still be running it."""
 
-    def __init__(self, *, role: str, rank: int, call: str, seconds: float, doing: str = "") -> None:
-        message = (
-            f"{role} rank {rank} didn't finish {call!r} within {seconds:g} s. If it is only slow, "
-            "raise rpc_timeout (or the limit that this call was given); otherwise the worker hangs."
-        )
+    def __init__(
+        self, *, role: str, rank: int, call: str, seconds: float, doing: str = "", node: str = "", lost: str = ""
+    ) -> None:
+        """Say what is wrong with its machine (`lost`), if anything is; `node` names one that isn't the controller's."""
+        where = f" on {node}" if node else ""
+        message = f"{role} rank {rank}{where} didn't finish {call!r} within {seconds:g} s. "
+        slow = "If it is only slow, raise rpc_timeout (or the limit that this call was given)"
+        message += f"{lost}." if lost else f"{slow}; otherwise the worker hangs."
         super().__init__(message + _indented("It was doing", doing), role=role, rank=rank, call=call)
         self.seconds = seconds
         self.doing = doing  # stacks of the worker's threads, where they could be had
@@ -52,10 +55,12 @@ class WorkerFailed(WorkerError):
         super().__init__(message, role=role, rank=rank, call=call)
         self.failure, self.type_name, self.remote_traceback = failure, failure.type_name, failure.traceback
 
-    def waiting_for(self, ranks: Sequence[int]) -> WorkerFailed:
-        """Return the same error, which says what ranks hadn't answered when this one's patience ended."""
+    def waiting_for(self, ranks: Sequence[int], lost: str = "") -> WorkerFailed:
+        """Return the same error, which says what ranks hadn't answered when this one's patience ended, and what is
+        wrong with the machine of one of them."""
         late = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         text = f"{self.failure.text} (it waited for {late} of {self.role}, still in the call; rpc_timeout bounds it)"
+        text += f". {lost}" if lost else ""
         return replace(self.failure, text=text).error(self.role, self.rank, self.call)
 
 

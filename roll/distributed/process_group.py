@@ -36,7 +36,8 @@ def connect(info: WorkerInfo, backend: str) -> None:
 def init_process_group(info: WorkerInfo, backend: str, *, timeout: float | None = None) -> None:
     """Join the process group of the role; does nothing for a single rank.
 
-    `timeout` seconds, by default those of `info`, bound both the meeting of the ranks and every later collective.
+    `timeout` seconds, by default those of `info` for a start, bound both the meeting of the ranks and every later
+    collective; see `limit_collectives`.
 
     Raises:
         TimeoutError: not all ranks came; names those that didn't.
@@ -45,7 +46,7 @@ def init_process_group(info: WorkerInfo, backend: str, *, timeout: float | None 
         return
     import torch.distributed as dist
 
-    seconds = info.timeout if timeout is None else timeout
+    seconds = next(s for s in (timeout, info.start_timeout, info.timeout) if s is not None)
     limit = timedelta(seconds=seconds)
     held = _reserved.pop(info.master_port, None) if info.rank == 0 else None
     try:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from roll.distributed.cluster import Cluster
 from roll.distributed.errors import TAIL_LINES, Failure, WorkerDied, WorkerError, WorkerFailed, WorkerTimeout
 from roll.distributed.placement import RolePlacement
+from roll.distributed.ray_auth import explain_cancelled
+from roll.distributed.ray_nodes import lost, name_of
 from roll.distributed.worker import Worker, machine_id
 from roll.profiling.plan import outgoing
 
@@ -51,6 +53,7 @@ class RayCluster(Cluster):
         self._order = threading.Lock()
         self._healthy = True
         self._running = True
+        self._answered = dict.fromkeys(range(len(self._peers)), time.monotonic())
 
     @property
     def processes(self) -> list[tuple[str, int]]:
@@ -58,20 +61,23 @@ class RayCluster(Cluster):
 
     def find_homes(self) -> list[Home]:
         """Wait for every process to stand."""
-        homes = self._collect({peer.shell.home.remote(): rank for rank, peer in enumerate(self._peers)}, "start", None)
+        refs = {peer.shell.home.remote(): rank for rank, peer in enumerate(self._peers)}
+        homes = self._collect(refs, "start", self.start_timeout)
         for peer, home in zip(self._peers, homes, strict=True):
             peer.home = home
         return homes
 
     def reserve_port(self, host: str) -> int:
         """Have rank 0 hold a port for its process group."""
-        port: int = self._collect({self._peers[0].shell.reserve_port.remote(host): 0}, "reserve_port", None)[0]
+        port: int = self._collect(
+            {self._peers[0].shell.reserve_port.remote(host): 0}, "reserve_port", self.start_timeout
+        )[0]
         return port
 
     def build(self, specs: Sequence[tuple[Any, ...]]) -> None:
         """Make the worker of every rank."""
         refs = {peer.shell.build.remote(*specs[rank]): rank for rank, peer in enumerate(self._peers)}
-        self._collect(refs, "__init__", None)
+        self._collect(refs, "__init__", self.start_timeout)
 
     def shutdown(self) -> None:
         """Ask the workers to close, unless one of them is stuck or dead, then end their processes."""
@@ -121,7 +127,7 @@ class RayCluster(Cluster):
         try:
             value = await asyncio.wait_for(asyncio.wrap_future(ref.future()), limit)
         except asyncio.TimeoutError:
-            raise await asyncio.to_thread(self._late, rank, name, limit) from None
+            raise await asyncio.to_thread(self._late, [rank], name, limit) from None
         except ray.exceptions.RayError as error:
             raise self._attributed(error, rank, name) from None
         return self._checked_value(value, rank, name)
@@ -143,7 +149,7 @@ class RayCluster(Cluster):
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._late(refs[pending[0]], call, limit)
+                raise self._late([refs[ref] for ref in pending], call, limit)
             try:
                 values[ready[0]] = self._fetch(ready[0], refs[ready[0]], call)
             except WorkerDied:
@@ -162,6 +168,7 @@ class RayCluster(Cluster):
         return self._checked_value(value, rank, call)
 
     def _checked_value(self, value: Any, rank: int, call: str) -> Any:
+        self._answered[rank] = time.monotonic()
         if isinstance(value, Failure):
             raise value.error(self.role, rank, call)
         return value
@@ -181,7 +188,8 @@ class RayCluster(Cluster):
             except WorkerError:
                 continue
         if late and isinstance(error, WorkerFailed) and _TIMED_OUT.search(error.failure.text):
-            return error.waiting_for([pending[ref] for ref in late])
+            ranks = [pending[ref] for ref in late]
+            return error.waiting_for(ranks, self._lost_machine(ranks)[1])
         return error
 
     def _attributed(self, error: Exception, rank: int, call: str) -> WorkerError:
@@ -203,14 +211,35 @@ class RayCluster(Cluster):
 
     def _death(self, error: Exception, rank: int, call: str) -> WorkerDied:
         peer = self._peers[rank]
-        node, pid = (peer.home.host, peer.home.pid) if peer.home else ("", 0)
+        node, pid = (self._machine_of(peer.home), peer.home.pid) if peer.home else ("", 0)
         reason, tail = _reason(str(error)), _tail(peer.log_file)
+        reason = explain_cancelled(reason) or reason
         return WorkerDied(role=self.role, rank=rank, node=node, pid=pid, call=call, reason=reason, stderr_tail=tail)
 
-    def _late(self, rank: int, call: str, seconds: float) -> WorkerTimeout:
+    def _late(self, ranks: Sequence[int], call: str, seconds: float) -> WorkerTimeout:
+        """Return the error for ranks that don't answer: the first, or the first whose machine can't be reached."""
         self._healthy = False
-        doing = self._stacks(self._peers[rank])
-        return WorkerTimeout(role=self.role, rank=rank, call=call, seconds=seconds, doing=doing)
+        rank, lost = self._lost_machine(ranks)
+        peer = self._peers[rank]
+        doing = "" if lost else self._stacks(peer)
+        node = "" if peer.home is None or peer.home.machine == machine_id() else name_of(peer.home)
+        return WorkerTimeout(role=self.role, rank=rank, call=call, seconds=seconds, doing=doing, node=node, lost=lost)
+
+    def _lost_machine(self, ranks: Sequence[int]) -> tuple[int, str]:
+        """Return the first rank whose machine can't be reached, with a sentence about it; else the first, and none."""
+        asked: dict[str, str] = {}
+        for rank in ranks:
+            home = self._peers[rank].home
+            if home is None or home.machine == machine_id() or home.machine in asked:
+                continue
+            there = [i for i, peer in enumerate(self._peers) if peer.home and peer.home.machine == home.machine]
+            asked[home.machine] = lost(home, time.monotonic() - max(self._answered[i] for i in there))
+            if asked[home.machine]:
+                return rank, asked[home.machine]
+        return ranks[0], ""
+
+    def _machine_of(self, home: Home) -> str:
+        return home.host if home.machine == machine_id() else name_of(home)
 
     def _stacks(self, peer: Peer) -> str:
         """Return stacks of a worker's threads; empty where its process or log can't be reached from here."""

@@ -11,25 +11,27 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.distributed.cluster import Cluster, Executor
+from roll.distributed.cluster import PEERS_SHARE, Cluster, Executor
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
 from roll.distributed.ray_reaper import MARK, start_reaper
-from roll.distributed.ray_session import PrivateFolder, connect, save_timeline
+from roll.distributed.ray_session import PrivateFolder, connect, disconnect, save_timeline
 from roll.distributed.ray_slots import Reservation, Slot, in_bundle, reserve, run_on_each
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
 
 _logger = logging.getLogger(__name__)
 _START_SECONDS = 120.0  # For Ray to give the slots
+_MACHINE_SECONDS = 300.0  # For a machine to start a process, import what it asks for, and answer
 _LOOPBACK = "127.0.0.1"
 _THREADS = "OMP_NUM_THREADS"
 _FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 """Beginnings of the variables that choose networks: machines that were joined don't have those of this process."""
+_DOLLAR = "ROLL_DOLLAR"
 
 
 class RayExecutor(Executor):
@@ -80,13 +82,16 @@ class RayExecutor(Executor):
             raise
         return cluster
 
-    def on_each_machine(self, function: Callable[[], Any]) -> dict[str, Any]:
-        found = run_on_each(self._reserved, function, self.rpc_timeout)
-        return found or super().on_each_machine(function)
+    def on_each_machine(
+        self, function: Callable[..., Any], *args: Any, roles: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        slots = None
+        if roles is not None:
+            slots = {slot for role in roles for rank in self.placements[role].ranks for slot in rank}
+        answers = run_on_each(self._reserved, function, args, _MACHINE_SECONDS, slots)
+        return answers or super().on_each_machine(function, *args)
 
     def shutdown(self) -> None:
-        import ray
-
         temp, self._temp = self._temp, None
         if temp is None:
             return
@@ -98,7 +103,7 @@ class RayExecutor(Executor):
             from ray.util.placement_group import remove_placement_group
 
             remove_placement_group(self._reserved.group)
-        ray.shutdown()  # its last process ends a cluster of our own
+        disconnect()
         self._end_session(temp)
 
     def _end_session(self, temp: PrivateFolder) -> None:
@@ -121,7 +126,7 @@ class RayExecutor(Executor):
                 f"{placement.role} rank {rank} has slots {list(placement.ranks[rank])} on different "
                 "machines; num_gpus_per_worker must divide the devices of one machine"
             )
-        runtime_env: dict[str, Any] = {"env_vars": self._env(placement, slots)}
+        runtime_env: dict[str, Any] = {"env_vars": _unexpanded(self._env(placement, slots))}
         if rank in placement.nsight:
             runtime_env["nsight"] = dict(placement.nsight[rank])
         options: dict[str, Any] = {
@@ -132,7 +137,7 @@ class RayExecutor(Executor):
             "runtime_env": runtime_env,
             "scheduling_strategy": in_bundle(self._reserved.group, slots[0].bundle) if slots else "SPREAD",
         }
-        shell = ray.remote(WorkerShell).options(**options).remote(name, log_file)
+        shell = ray.remote(WorkerShell).options(**options).remote(name, log_file, os.getcwd())
         return Peer(shell=shell, log_file=log_file)
 
     def _env(self, placement: RolePlacement, slots: Sequence[Slot]) -> dict[str, str]:
@@ -167,8 +172,10 @@ class RayExecutor(Executor):
         _logger.info("%s: %d rank(s) on %s", placement.role, len(homes), sorted({home.host for home in homes}))
         specs = []
         for rank, slots in enumerate(placement.ranks):
-            info = WorkerInfo(placement.role, rank, placement.world_size, master, port, slots, 0, cluster.peer_timeout)
+            limits = (cluster.peer_timeout, PEERS_SHARE * cluster.start_timeout)
+            info = WorkerInfo(placement.role, rank, placement.world_size, master, port, slots, 0, *limits)
             env = {
+                **{name: value for name, value in placement.env.items() if "$" in value},
                 "MASTER_ADDR": master,
                 "MASTER_PORT": str(port),
                 "RANK": str(rank),
@@ -179,3 +186,13 @@ class RayExecutor(Executor):
                 env["GLOO_SOCKET_IFNAME"] = "lo"
             specs.append((env, own_files(), cloudpickle.dumps((cluster.worker_cls, info, init_args))))
         cluster.build(specs)
+
+
+def _unexpanded(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for Ray, which replaces `$NAME` by the variable of its own process, as in a shell.
+
+    It also drops `${NAME}`, whatever is written: `_build` sets values with a dollar sign again.
+    """
+    if not any("$" in value for value in env.values()):
+        return dict(env)
+    return {_DOLLAR: "$", **{name: value.replace("$", f"${{{_DOLLAR}}}") for name, value in env.items()}}

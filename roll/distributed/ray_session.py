@@ -15,21 +15,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from roll.distributed.ray_auth import agree_on_tokens, find_cluster, restore, use_private_token
+
 logger = logging.getLogger(__name__)
 _PREFIX = "roll-ray-"
 _REPORT_SECONDS = 1.5
 """Processes report what they have done every second."""
 _LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Says, on any system, that a cluster may have several machines. Without it Ray's seven ports listen on loopback only,
-where they should: a token in the home folder is all that Ray asks for. (An address of loopback that is given to
+where other users of this machine reach them: see `use_private_token`. (An address of loopback that is given to
 `ray.init` is replaced.)"""
-_LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
+_before: dict[str, str | None] = {}
+"""Ray's variables about tokens as they were before `connect`."""
+_OF_RAY = "r"
+"""Ray's own folder in the private one: Ray opens the one that it is given to every user."""
+_LONGEST_ROOT = 22  # Ray's socket paths add up to 84 characters, and a Unix socket's path may have 107
 
 
 def connect(address: str | None, temp: Path, options: Mapping[str, int] | None = None) -> None:
     """Connect this process to Ray: join the cluster at `address` (`auto`, `host:port`), or start one in `temp`.
 
-    One that is started has these further `options` of `ray.init`.
+    One that is started has these further `options` of `ray.init`. Ends with `disconnect`. Raises `ClusterError` where
+    no cluster can be joined.
     """
     # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -37,6 +44,15 @@ def connect(address: str | None, temp: Path, options: Mapping[str, int] | None =
     os.environ[_LOOPBACK_ONLY] = "0" if address is None else "1"  # Ray's processes read it
     with _same_sigterm():
         _connect(address, temp, options or {})
+
+
+def disconnect() -> None:
+    """Leave Ray; the last process that does ends a cluster of our own."""
+    import ray
+
+    ray.shutdown()
+    restore(_before)
+    _before.clear()
 
 
 @contextlib.contextmanager
@@ -63,10 +79,25 @@ def _connect(address: str | None, temp: Path, options: Mapping[str, int]) -> Non
             "this process is connected to Ray already, and can be to one cluster at a time; executor: ray starts one "
             "itself, or joins that of `ray start` (num_nodes > 1): call ray.shutdown() before"
         )
+    if address is not None:
+        # Not "auto", with which Ray goes by the token file of the home, whatever the cluster was started with.
+        address = find_cluster(address)
+    _before.update(use_private_token(temp) if address is None else agree_on_tokens(address))
+    try:
+        _init(address, temp, options)
+    except BaseException:
+        restore(_before)
+        _before.clear()
+        raise
+
+
+def _init(address: str | None, temp: Path, options: Mapping[str, int]) -> None:
+    import ray
+
     own: dict[str, Any] = {
         **options,
         "include_dashboard": False,
-        "_temp_dir": str(temp),
+        "_temp_dir": str(temp / _OF_RAY),
         # Workers get an environment of their own, so processes started in advance would idle for ever.
         "_system_config": {"prestart_worker_first_driver": False},
     }

@@ -9,7 +9,7 @@ All bundles are reserved at once: two roles that wait for each other's devices c
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,28 +79,51 @@ def machine_sizes(count: int, per_machine: int | None) -> list[int]:
     return [min(per_machine, count - first) for first in range(0, count, per_machine)]
 
 
-def run_on_each(reservation: Reservation, function: Callable[[], Any], timeout: float) -> dict[str, Any]:
+def run_on_each(
+    reservation: Reservation,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    timeout: float,
+    slots: Collection[int] | None = None,
+) -> dict[str, Any]:
     """Return what `function` says on each machine of the reservation, by its address; waits `timeout` seconds.
 
-    Raises `TimeoutError` with the machines that didn't answer.
+    `slots`: only on machines with one of these. Raises `TimeoutError` with the machines that didn't answer.
     """
     import ray
 
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    places = {slot.bundle: slot.node for slot in reservation.slots}
+    places = {slot.bundle: slot.node for i, slot in enumerate(reservation.slots) if slots is None or i in slots}
     remote = ray.remote(num_cpus=0, max_retries=0)(function)
     refs = {
-        bundle: remote.options(scheduling_strategy=in_bundle(reservation.group, bundle)).remote() for bundle in places
+        bundle: remote.options(scheduling_strategy=in_bundle(reservation.group, bundle)).remote(*args)
+        for bundle in places
     }
     _, late = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout) if refs else ([], [])
     if late:
         silent = sorted(address.get(places[bundle], "?") for bundle, ref in refs.items() if ref in late)
-        raise TimeoutError(f"no answer from {', '.join(silent)} to {function.__name__} in {timeout:g} s (rpc_timeout)")
+        raise TimeoutError(f"no answer from {', '.join(silent)} to {function.__name__} in {timeout:g} s")
     # Nodes of one address are told apart by their ids: several on one machine, in tests.
     names = {bundle: address.get(node, node) for bundle, node in places.items()}
     if len(set(names.values())) < len(names):
         names = {bundle: f"{name} ({places[bundle][:8]})" for bundle, name in names.items()}
-    return {names[bundle]: ray.get(ref) for bundle, ref in refs.items()}
+    return {names[bundle]: _answer(ref, names[bundle]) for bundle, ref in refs.items()}
+
+
+def _answer(ref: Any, machine: str) -> Any:
+    """Return what a machine's task gave; raises `ValueError` where its environment isn't that of this process."""
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        lines = str(cause).strip().splitlines()
+        reason = f"{type(cause).__name__}: {lines[-1].strip() if lines else ''}"
+        raise ValueError(
+            f"{machine} can't run a function of roll ({reason}): all machines need the same environment, with roll "
+            "installed in the Python that ran `ray start` there; see docs/cluster.md"
+        ) from error
 
 
 def in_bundle(group: Any, bundle: int) -> Any:

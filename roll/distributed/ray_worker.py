@@ -11,6 +11,7 @@ import pickle
 import signal
 import socket
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,12 @@ class Home:
 class WorkerShell:
     """One Ray actor, one process, one worker."""
 
-    def __init__(self, name: str, log_file: Path) -> None:
+    def __init__(self, name: str, log_file: Path, folder: str = "") -> None:
+        """Write to `log_file`, and work in `folder`, from which the configuration's relative paths are seen, if this
+        machine has it."""
         self._worker: Any = None
+        if folder and os.path.isdir(folder):
+            os.chdir(folder)
         _redirect(log_file)
         setup_logging(name=name)
         faulthandler.register(STACKS_SIGNAL, all_threads=True)
@@ -70,6 +75,10 @@ class WorkerShell:
         try:
             worker_cls, info, init_args = pickle.loads(packed)
             self._worker = worker_cls(info, *init_args)
+            if "torch.distributed" in sys.modules:
+                from roll.distributed.process_group import limit_collectives
+
+                limit_collectives(info.timeout)  # the start had longer; also in groups that libraries have made
         except Exception as error:  # noqa: BLE001 - attributed to the worker by the controller
             return Failure.of(error)
         return None
@@ -104,8 +113,12 @@ def interface_to(address: str) -> str | None:
 
 def _redirect(log_file: Path) -> None:
     """Send everything this process prints, native code included, to one file."""
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(log_file, flags, 0o644)
+    except OSError:  # of a machine that hasn't the controller's disk, or may not write to it
+        fd = os.open(Path(tempfile.gettempdir()) / f"roll-{os.getpid()}-{log_file.name}", flags, 0o600)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(fd, 1)

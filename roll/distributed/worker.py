@@ -35,6 +35,8 @@ class WorkerInfo:
     timeout: float = 3600.0
     """Seconds that ranks wait for each other: to meet, and in every collective. A little under `rpc_timeout`, so that
     the rank that waits says so before the controller gives up."""
+    start_timeout: float | None = None
+    """The same until the worker stands. None: `timeout`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
@@ -19,7 +20,7 @@ _SKEWED_S = 120.0
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOCAL_RAY = """
 import json, pathlib
-from roll.distributed.ray_session import PrivateFolder, connect
+from roll.distributed.ray_session import PrivateFolder, connect, disconnect
 folder = PrivateFolder()
 try:
     connect(None, folder.path)
@@ -27,16 +28,19 @@ try:
     assert ray.get(ray.remote(num_cpus=0)(lambda: 7).remote(), timeout=40) == 7
     print()
     print(json.dumps({"resources": ray.cluster_resources()}))
-    ray.shutdown()
+    disconnect()
 finally:
     folder.remove()
 """
 _CLUSTER = """
-import json, ray
-ray.init(address=%r, log_to_driver=False, logging_level="ERROR")
+import json, pathlib
+from roll.distributed.ray_session import connect, disconnect
+connect(%r, pathlib.Path("roll-doctor"))
+import ray
 nodes = [{"alive": node["Alive"], "address": node["NodeManagerAddress"]} for node in ray.nodes()]
 print()
 print(json.dumps({"nodes": nodes}))
+disconnect()
 """
 
 
@@ -92,25 +96,33 @@ def ray() -> Iterator[Finding]:
     address = os.environ.get("RAY_ADDRESS", "")
     if address:
         yield from _cluster(address)
+    elif (current := _current_cluster_file()).is_file():
+        yield from _cluster("auto", current.read_text().strip())
 
 
-def _cluster(address: str) -> Iterator[Finding]:
+def _current_cluster_file() -> Path:
+    """Return where `ray start` leaves the address of the cluster that this machine belongs to."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+
+
+def _cluster(address: str, shown: str = "") -> Iterator[Finding]:
+    shown = shown or f"RAY_ADDRESS={address}"
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
             socket.create_connection((host, int(port)), timeout=3).close()
         except OSError as error:
             fix = "start it there with ray start --head, or unset RAY_ADDRESS"
-            yield Finding("problem", "Ray", f"nothing answers at RAY_ADDRESS={address}: {error}", fix)
+            yield Finding("problem", "Ray", f"nothing answers at {shown}: {error}", fix)
             return
     try:
         nodes = ask_python(_CLUSTER % address, timeout_s=_RAY_S)["nodes"]
     except ProbeFailed as error:
         fix = "the same versions of Python and Ray on all machines; or unset RAY_ADDRESS"
-        yield Finding("problem", "Ray", f"the cluster at RAY_ADDRESS={address} can't be joined: {error}", fix)
+        yield Finding("problem", "Ray", f"the cluster at {shown} can't be joined: {error}", fix)
         return
     dead = [node["address"] for node in nodes if not node["alive"]]
-    said = f"{len(nodes) - len(dead)} machines alive in the cluster at {address}"
+    said = f"{len(nodes) - len(dead)} machines alive in the cluster at {shown.removeprefix('RAY_ADDRESS=')}"
     if dead:
         yield Finding("warning", "Ray", f"{said}, gone: {', '.join(dead)}", "ray start there again")
     else:

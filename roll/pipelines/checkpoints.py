@@ -22,6 +22,7 @@ from roll.checkpoint.remote import RemoteCheckpoints, RemoteError, download
 from roll.checkpoint.store import CheckpointStore
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent, is_address
 from roll.configs.schema.run_config import RunConfig
+from roll.distributed.cluster import Cluster
 from roll.pipelines.best_checkpoint import BestCheckpoint
 from roll.pipelines.clusters import Clusters
 from roll.workers.train import Records, TrainWorker
@@ -38,7 +39,7 @@ class Checkpoints:
         self._trained = {"actor_train": clusters.actor_train}
         if clusters.critic is not None:
             self._trained["critic"] = clusters.critic
-        self._store = CheckpointStore(config.checkpoint_path, config.checkpoint_config.max_to_keep)
+        self._store = CheckpointStore(config.checkpoint_path.absolute(), config.checkpoint_config.max_to_keep)
         self._starts_fresh = False
         address = config.checkpoint_config.address
         self._remote = None
@@ -200,7 +201,7 @@ class Checkpoints:
         record = {"exp_name": self._config.exp_name, "seed": self._config.seed, "step": step}
         actor = self._trained["actor_train"]
         try:
-            write_model(self._config.export_path, lambda folder: actor.call(TrainWorker.export, str(folder)), record)
+            export_actor(actor, self._config.export_path, record)
         except CheckpointWriteError as error:
             from roll.pipelines.unwritten_model import write_from_checkpoint
 
@@ -361,6 +362,17 @@ class Checkpoints:
         """Return the newest complete checkpoint."""
         checkpoint = self._store.latest()
         return None if checkpoint is None else checkpoint.path
+
+
+def export_actor(actor: Cluster, target: Path, record: dict[str, Any]) -> None:
+    """Have the ranks of a role write its model as a Hugging Face folder, see `write_model`."""
+
+    def write(folder: Path) -> dict[str, int]:
+        of_ranks = actor.call(TrainWorker.export, str(folder))
+        return {name: size for sizes in of_ranks for name, size in sizes.items()}
+
+    hosts = ", ".join(sorted({host for host, _ in actor.processes}))
+    write_model(target, write, record, writers=f"{hosts}, where {actor.role} runs" if hosts else "")
 
 
 def _states(contents: Sequence[CheckpointContent]) -> tuple[CheckpointContent, ...]:

@@ -132,6 +132,9 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         if config.num_nodes > 1:
             # The machine of this process was looked at before, and may have neither accelerators nor their packages.
             check_worker_machines(config, executor.on_each_machine(this_machine))
+            from roll.pipelines.shared_folders import check_shared_folders
+
+            check_shared_folders(config, executor)
         offloader = DeviceOffloader(config.placement.colocated())
         started: dict[str, Cluster] = {}
         models = ("actor_train", "actor_infer", "reference", "teacher", "teachers", "critic")

@@ -14,6 +14,7 @@ from roll.checkpoint.model_export import write_model
 from roll.checkpoint.store import verify
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.executors import make_executor
+from roll.pipelines.checkpoints import export_actor
 from roll.pipelines.clusters import placements, ray_address
 from roll.strategies.common import DESCRIPTION
 from roll.strategies.merging import Merge, merge_foreign, merge_states
@@ -87,8 +88,8 @@ def _export_own(
     with executor:
         spec = train_spec(config, role, kind=config.kind_of(role), trains=True, total_optimizer_steps=1)
         cluster = executor.create_cluster(placement, TrainWorker, (config, spec), balance=config.balance_batch)
-        cluster.call(TrainWorker.load, str(states))
-        write_model(target, lambda folder: cluster.call(TrainWorker.export, str(folder)), record)
+        cluster.call(TrainWorker.load, str(states.absolute()))
+        export_actor(cluster, target, record)
 
 
 def _copy(source: Path, target: Path) -> None:

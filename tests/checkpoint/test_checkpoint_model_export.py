@@ -10,6 +10,7 @@ import pytest
 
 from roll.checkpoint.files import CheckpointWriteError
 from roll.checkpoint.model_export import set_aside, write_model
+from roll.checkpoint.store import CheckpointStore
 
 
 def writer(text: str):
@@ -55,6 +56,45 @@ def test_a_failure_leaves_what_was_there(tmp_path, failure):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter", "config.json", "model.safetensors", "roll_export.json",
     ]  # fmt: skip
+
+
+def test_files_that_another_machine_keeps_to_itself_are_an_error_and_the_model_that_was_there_stays(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("roll.checkpoint.model_export._ARRIVE_SECONDS", 0.0)
+    write_model(tmp_path, writer("one"), {"exp_name": "a"})
+    with pytest.raises(CheckpointWriteError, match=r"model.safetensors, aren't in .*host7, where .*scp -r HOST:"):
+        write_model(tmp_path, lambda _: {"model.safetensors": 7}, {"exp_name": "a"}, writers="host7, where x runs")
+
+    def half(folder: Path) -> dict[str, int]:
+        writer("half")(folder)
+        return {"config.json": 4, "model.safetensors": 5}
+
+    with pytest.raises(CheckpointWriteError, match=r"1 of its files, such as model.safetensors"):
+        write_model(tmp_path, half, {"exp_name": "a"})
+    assert content(tmp_path) == "one"
+
+
+def test_weights_get_the_permissions_of_the_files_beside_them(tmp_path):
+    """safetensors 0.8 writes with mode 0600, so nobody but the writer could load the model."""
+    import torch
+    from safetensors.torch import save_file
+
+    def write(folder: Path) -> None:
+        save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+
+    before = os.umask(0o027)
+    try:
+        write_model(tmp_path / "model", write, {"exp_name": "a"})
+        with CheckpointStore(tmp_path / "checkpoints").writing(1) as folder:
+            (folder / "actor_train").mkdir()
+            write(folder / "actor_train")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".safetensors", ".json")]
+    # 0666 without the bits of umask 027
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
 
 
 @pytest.mark.parametrize("earlier", ["of a run", "of the user's"])

@@ -31,7 +31,7 @@ SOLO = [
     RolePlacement("sampler", ((1,),)),
     RolePlacement("broken", ((0,),)),
 ]
-DUO = RolePlacement("duo", ((0,), (1,)), {"ROLL_TEST_NOTE": "a b"})
+DUO = RolePlacement("duo", ((0,), (1,)), {"ROLL_TEST_NOTE": "a b", "ROLL_TEST_DOLLARS": "$HOME ${HOME} $"})
 PEERS = RolePlacement("peers", ((0,), (1,)))
 LATE = RolePlacement("late", ((0,), (1,)))
 VICTIMS = [RolePlacement(f"victim{i}", ((0,), (1,))) for i in range(4)]
@@ -271,10 +271,11 @@ def test_results_come_in_rank_order_from_processes_of_their_own(duo: Cluster) ->
 
 
 def test_the_environment_stands_before_anything_is_imported(duo: Cluster) -> None:
-    names = ["ROLL_TEST_NOTE", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK"]
+    names = ["ROLL_TEST_NOTE", "ROLL_TEST_DOLLARS", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK"]
     first, second = duo.call(Echo.environment, names)
     assert first["torch_was_loaded"] is False
     assert first["ROLL_TEST_NOTE"] == "a b"
+    assert first["ROLL_TEST_DOLLARS"] == "$HOME ${HOME} $"
     # Two slots on this machine: each rank has half the cores.
     assert int(first["OMP_NUM_THREADS"]) == int(
         os.environ.get("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // 2))

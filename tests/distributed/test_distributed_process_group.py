@@ -36,6 +36,14 @@ def test_ranks_that_never_come_are_named_by_each_that_waits():
     assert "waited 1 s for rank" in said[2]
 
 
+def test_a_start_has_a_limit_of_its_own():
+    """`timeout` follows rpc_timeout, which may be a minute; ranks that load for longer still meet."""
+    port = reserve_port("127.0.0.1")
+    info = WorkerInfo("actor_train", 0, 2, "127.0.0.1", port, (0,), 0, timeout=60.0, start_timeout=1.0)
+    with pytest.raises(TimeoutError, match="waited 1 s for rank 1"):
+        init_process_group(info, "gloo")
+
+
 def test_without_rank_zero_it_is_rank_zero_that_is_named():
     info = WorkerInfo("critic", 1, 2, "127.0.0.1", 9, (1,), 0, timeout=1.0)
     with pytest.raises(TimeoutError, match="critic rank 1 of 2 waited 1 s for rank 0 at 127.0.0.1:9"):

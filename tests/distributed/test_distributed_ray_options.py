@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from roll.configs.errors import ConfigError
@@ -17,13 +20,23 @@ actor_train: {data_args: {file_name: rows.jsonl}}
 """
 
 
-def test_a_ray_of_its_own_has_the_options():
+def test_a_ray_of_its_own_has_the_options_and_needs_no_home(monkeypatch):
+    """Ray 2.60 would write its token there, and go by it ever after."""
     import ray
 
+    monkeypatch.setenv("HOME", "/proc/no-such-home")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of another cluster")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with make_executor("ray", [], rpc_timeout=60, ray_options={"num_cpus": 3, "object_store_memory": 90 * 2**20}):
+        token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert token.parent.stat().st_mode & 0o777 == 0o700, "Ray opens the folder that it is given to everybody"
+        assert "RAY_AUTH_TOKEN" not in os.environ
         resources = ray.cluster_resources()
         assert resources["CPU"] == 3.0
         assert resources["object_store_memory"] == pytest.approx(90 * 2**20, rel=0.01)
+    assert os.environ["RAY_AUTH_TOKEN"] == "of another cluster"
+    assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,10 @@ from roll.configs.schema.run_config import RunConfig
 def folder_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders can be written; the checkpoint to resume from is there."""
     told: set[Path] = set()
+    if "runtime_resources" in (parts := config.output_path.absolute().parts) and "working_dir_files" in parts:
+        expected = "a folder outside of the copy that Ray makes of a job's working directory, and may delete afterwards"
+        fix = "name an absolute one, which all machines mount if there are several: output_dir=/shared/run"
+        yield Violation("output_dir", expected, fix, config.output_dir)
     for key, folder in config.output_folders.items():
         there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         if there not in told and not there.is_dir():

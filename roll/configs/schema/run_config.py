@@ -63,7 +63,7 @@ class RunConfig:
     """Key of every random draw. Same seed, same run."""
     output_dir: str = "output"
     """Folder of everything a run writes, besides `logging_dir`. Created if absent. Relative to the working
-    directory."""
+    directory. With `num_nodes` > 1 all machines must share it; see docs/cluster.md."""
     logging_dir: str | None = None
     """Folder of logs and trackers. null: `<output_dir>/logs`."""
     executor: Literal["ray", "inline"] = "ray"
@@ -71,7 +71,7 @@ class RunConfig:
     role; starts at once and breakpoints work."""
     rpc_timeout: float = number(3600.0, gt=0)
     """Seconds a call to a worker (with `executor: ray`) may take, or responses may wait for their rewards, before
-    an error that names who was waited for."""
+    an error that names who was waited for. The start of a role has an hour, or this if it is longer."""
     ray_init: RayInit = field(
         default_factory=RayInit,
         metadata={"acts_if": (
@@ -82,7 +82,8 @@ class RunConfig:
     )  # fmt: skip
     """Options of the Ray that the run starts."""
     system_envs: dict[str, str] = field(default_factory=dict, metadata=OF_PROCESSES)
-    """Environment variables of every worker process (quote numbers)."""
+    """Environment variables of every worker process (quote numbers). Values arrive as they are written, dollar signs
+    included."""
     track_with: tuple[str, ...] = one_or_many(("stdout", "jsonl"), args="tracker_kwargs")
     """Where metrics go, one or several: `tensorboard`, `stdout` (a live table), `jsonl`, or a class of your own as
     `package.module:Name` or `path/to/file.py:Name`. With options: `{name: stdout, rows: 5}`."""
@@ -93,7 +94,7 @@ class RunConfig:
     program reads the files."""
     num_nodes: int = number(1, ge=1, le=65_536)
     """Machines. With more than one the run joins the Ray cluster that `ray start` made of them: the one that this
-    machine belongs to, or that `RAY_ADDRESS` names."""
+    machine belongs to, or that `RAY_ADDRESS` names. See docs/cluster.md."""
     num_gpus_per_node: int = number(1, ge=1, le=65_536)
     """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping` must fit."""
     max_steps: int | None = number(100, ge=0)
