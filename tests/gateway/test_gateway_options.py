@@ -215,6 +215,9 @@ def test_a_namespace_is_a_group_of_functions_under_the_names_that_the_client_gav
     streamed = "".join(wire.events(asked, ChatAnswer(choices=(choice,), prompt_tokens=1)))
     assert '"namespace": "crew"' in streamed
     assert why_refused(RESPONSES, tools=[NAMESPACE, NAMESPACE]).field == "tools"
+    for group in (NAMESPACE, {"type": "namespace", "name": 1, "tools": "x"}):
+        left = read(RESPONSES, ["tools.namespace"], tools=[tools[0], group])
+        assert ([tool.name for tool in left.call.tools], left.groups) == (["add"], {})
     nested = {**NAMESPACE, "tools": [NAMESPACE]}
     assert why_refused(RESPONSES, tools=[nested]).field == "tools[0].tools[0].type"
     for group in (1, [], {}):

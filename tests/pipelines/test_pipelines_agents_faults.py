@@ -58,7 +58,7 @@ def played(tiny_model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MY_SECRET_TOKEN", "hidden")
         (row,) = run_toy(write_run(folder, tiny_model, envs), "val_only=true")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150, "one that ought to be ended was waited for"  # timeout_s is 600
     lines = (folder / "output" / "episodes.jsonl").read_text().splitlines()
     return folder, {episode["tag"]: episode for episode in map(json.loads, lines)}, row
 

@@ -95,10 +95,9 @@ def check_thinking(kept: Mapping[str, Any]) -> None:
     shown."""
     if "thinking" not in kept:
         return
-    body = f.mapping(kept["thinking"], "thinking")
-    if body.get("type") == "enabled":
+    if f.mapping(kept["thinking"], "thinking").get("type") == "enabled":
         f.refuse_lost("thinking", "the policy thinks as it does, without a budget; `adaptive` and `disabled` are fine")
-    body = _known(body, "thinking", ("type", "display"))
+    body = _known(kept["thinking"], "thinking", ("type", "display"))
     if one_of(body, "type", ("adaptive", "disabled"), "thinking.") is None:
         f.wrong("thinking.type", None, "adaptive or disabled")
     one_of(body, "display", ("summarized", "omitted"), "thinking.")

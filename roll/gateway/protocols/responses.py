@@ -99,7 +99,8 @@ class Responses(WireFormat):
             parallel_tool_calls=f.boolean(kept, "parallel_tool_calls", True),
             effort=o.reasoning(kept),
         )
-        return Asked(call=call, stream=f.boolean(kept, "stream"), body=kept, groups=_groups(kept.get("tools", [])))
+        groups = {} if _NAMESPACE in ignored else _groups(kept.get("tools", []))
+        return Asked(call=call, stream=f.boolean(kept, "stream"), body=kept, groups=groups)
 
     def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
         choice = answer.choices[0]
@@ -214,6 +215,8 @@ def _item(body: dict[str, Any], where: str, ignored: Collection[str]) -> Message
     return f.wrong(f"{at}type", kind, f"message, function_call, function_call_output or reasoning: {ONLY_TEXT}")
 
 
+_NAMESPACE = "tools.namespace"
+"""Leaves out namespaces, in `ignore_fields`."""
 _AT_OPENAI = (
     "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp",
     "programmatic_tool_calling",
@@ -230,6 +233,8 @@ def _tool(value: Any, where: str, ignored: Collection[str]) -> Sequence[ToolSpec
         return (function_spec(body, where, ignored),)
     if kind != "namespace":
         f.hosted(re.sub(r"_20[0-9_]+$", "", kind) if isinstance(kind, str) else kind, where, _why(kind), ignored)
+        return ()
+    if _NAMESPACE in ignored:
         return ()
     f.only(body, ("type", "name", "description", "tools"), where, ignored, "tools")
     group, about = f.needed_text(body, "name", f"{where}.", 256), f.text(body, "description", f"{where}.")
@@ -260,7 +265,7 @@ def _in_group(group: str, name: str) -> str:
 
 
 def _groups(tools: Any) -> dict[str, tuple[str, str]]:
-    """Return the namespace and the name of functions, by the name that the policy knows. The tools were read."""
+    """Return the namespace and the name of functions, by the name that the policy knows, of tools that were read."""
     return {
         _in_group(group["name"], tool["name"]): (group["name"], tool["name"])
         for group in tools
