@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from rollout_files import read_rollouts
 from scripted_policy import ANSWER, RESULT, SCRIPT, build_model, call
 from toy import run_toy
 
+from roll.gateway.agents import rollout
+from roll.gateway.base import RefusedCall
+from roll.gateway.budget import Budget
 from roll.gateway.protocols import wire_formats
 
 HERE = Path(__file__).parent
@@ -116,7 +120,7 @@ HARNESSES = [
     Harness("google-adk", "chat", result=RESULT + '{"result": 19}', env=OFFLINE),
     # Its last question comes without tools.
     Harness("autogen", "chat", branches=2),
-    Harness("llama-index", "chat", ignore_fields=("temperature",)),
+    Harness("llama-index", "chat", ignore_fields=("llama-index",)),
     # Messages in forms of their own: what was said comes back as something else.
     Harness(
         "smolagents",
@@ -230,13 +234,13 @@ def installed(name: str) -> Path:
     return programs
 
 
-def write_run(folder: Path, model: Path, harness: Harness) -> Path:
+def write_run(folder: Path, model: Path, harness: Harness, **options: Any) -> Path:
     programs = installed(harness.name)
     agent = f"{HERE}/harnesses/{harness.name.replace('-', '_')}_agent.py:play"
     tasks = folder / "tasks.jsonl"
     task = {"question": QUESTION, "answer": "19", "protocol": harness.protocol}
     tasks.write_text(json.dumps(task) + "\n")
-    config = {"agent": agent, "tasks": str(tasks), "timeout_s": 300, "max_agents": 1}
+    config = {"agent": agent, "tasks": str(tasks), "timeout_s": 300, "max_agents": 1, **options}
     config["env"] = {"PATH": os.pathsep.join([str(programs), os.environ["PATH"]]), **harness.env}
     if (programs / "python").exists():
         config["python"] = str(programs / "python")
@@ -326,3 +330,35 @@ def compare(harness: Harness, requests: list[dict[str, Any]]) -> None:
         write_requests([*(one for one in recorded if one not in known), fresh])
     else:
         assert known == [fresh], "with RECORD_HARNESSES=1 what is sent now is recorded"
+
+
+@pytest.mark.parametrize("name", ["litellm", "mini-swe-agent", "strands", "opencode"])
+def test_a_harness_whose_calls_are_spent_is_ended_in_ten_seconds(name, model, tmp_path, monkeypatch, evidence_folder):
+    (harness,) = (one for one in HARNESSES if (one.name, one.protocol) == (name, "chat"))
+    refused: dict[int, float] = {}
+    took: list[float] = []
+    left, run = Budget.left, rollout._Play._run
+
+    def leaves(budget, *arguments):
+        try:
+            return left(budget, *arguments)
+        except RefusedCall:
+            refused.setdefault(id(budget), time.monotonic())
+            raise
+
+    async def runs(play, agent):
+        """Ends when the agent is gone."""
+        try:
+            return await run(play, agent)
+        finally:
+            took.append(time.monotonic() - refused[id(play._session._budget)])
+
+    monkeypatch.setattr(Budget, "left", leaves)
+    monkeypatch.setattr(rollout._Play, "_run", runs)
+    monkeypatch.setenv(SCRIPT, json.dumps(harness.script))
+    (metrics,) = run_toy(write_run(tmp_path, model, harness, max_calls=1, truncated_reward=0.25))
+    assert metrics["agent/spent"] == metrics["agent/calls"] == 2
+    assert metrics["reward/mean"] == 0.25
+    with (evidence_folder / "harness_budgets.txt").open("a") as log:
+        log.write(f"{name}: ended {max(took):.1f} s after the first refusal\n")
+    assert len(took) == 2 and max(took) < 10, took

@@ -25,6 +25,7 @@ _IDS = frozenset({"call_id", "tool_call_id", "tool_use_id", "id"})
 _LISTS = frozenset({"stop", "stop_sequences", "include"})
 _SAID = frozenset({"content", "text", "output", "thinking"})
 _TEXT = "Add."
+_LONG = 400
 
 
 def read_requests() -> list[dict[str, Any]]:
@@ -36,6 +37,11 @@ def read_requests() -> list[dict[str, Any]]:
 def write_requests(recorded: list[dict[str, Any]]) -> None:
     ordered = sorted(recorded, key=lambda one: (one["harness"], one["protocol"]))
     FILE.write_text("[\n" + ",\n".join(json.dumps(one, ensure_ascii=False) for one in ordered) + "\n]\n")
+
+
+def _holds(value: str, text: str) -> bool:
+    """Return whether a text of ours stands in another; a number also stands in the dates of long ones."""
+    return (len(text) > 4 or len(value) < _LONG) and bool(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", value))
 
 
 class Shortened:
@@ -71,7 +77,7 @@ class Shortened:
             return value
         if side := [text for text in SIDE if text in value]:
             return side[0]
-        held = [text for text in self._kept if key in _SAID and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", value)]
+        held = [text for text in self._kept if key in _SAID and _holds(value, text)]
         return max(held, key=len) if held else _TEXT
 
     def _tools(self, tools: list[Any]) -> list[Any]:

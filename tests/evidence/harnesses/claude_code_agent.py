@@ -24,7 +24,7 @@ def play(task, base_url, api_key):
         command = ["claude", "--print", task["question"]]
         command += ["--allowedTools", "Bash", "--output-format", "text"]
         done = subprocess.run(
-            command, env=env, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+            command, env=env, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280
         )
     if done.returncode:
         raise RuntimeError(f"{done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")

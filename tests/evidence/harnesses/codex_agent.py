@@ -30,7 +30,7 @@ def play(task, base_url, api_key):
         command = ["codex", "exec", "--skip-git-repo-check"]
         done = subprocess.run(
             [*command, task["question"]],
-            env=env, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+            env=env, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280,
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")

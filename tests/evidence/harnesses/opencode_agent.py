@@ -23,7 +23,7 @@ def play(task, base_url, api_key):
         env |= {"OPENCODE_DISABLE_DEFAULT_PLUGINS": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
         command = ["opencode", "run", task["question"]]
         done = subprocess.run(
-            command, env=env, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+            command, env=env, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280
         )
     if done.returncode:
         raise RuntimeError(f"{done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")
