@@ -462,6 +462,7 @@ MERGE = "merge it into its base model with peft .merge_and_unload"
         ({"target_modules": ["embed_tokens"]}, "adapts model.embed_tokens .Embedding., which is no linear layer"),
         ({"target_modules": ["lm_head"]}, "adapts lm_head .Linear., which is no linear layer below the head"),
         ({"target_modules": ".*self_attn"}, "adapts model.layers.0.self_attn .LlamaAttention."),
+        ({"target_modules": "*.q_proj"}, "has a pattern that is no regular expression: nothing to repeat"),
         ({"target_modules": ["c_attn"]}, "none of its layers is what target_modules means, {'c_attn'}"),
     ],
 )

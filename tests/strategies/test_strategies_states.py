@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,41 @@ def test_a_folder_of_deepspeeds_own_becomes_a_hugging_face_folder(ranks, model_o
         merge_foreign(folder, tmp_path / f"merged{i}", Merge(base=str(path)))
         check_same(tensors_in(tmp_path / f"merged{i}"), tensors_in(tmp_path / "exported"))
         assert (tmp_path / f"merged{i}" / "tokenizer_config.json").is_file()
+
+
+FROZEN = ("model.layers.0.", "model.embed_tokens")
+
+
+def save_frozen(info, spec, folder, options):
+    """What DeepSpeed's own `save_checkpoint` writes of a model with frozen weights, and the export of the same."""
+    strategy = build(spec, info)
+    steps(strategy, spec, 1)
+    strategy._engine.save_checkpoint(str(folder / "theirs"), **options)
+    strategy.export(folder / "exported")
+
+
+@pytest.mark.parametrize(
+    ("stage", "excluded", "adapters"),
+    [(0, True, False), (1, False, False), (1, False, True), (1, True, True), (3, True, True)],
+)
+def test_frozen_weights_are_found_where_a_stage_puts_them_or_in_the_base_model(
+    ranks, model_of, tmp_path, stage, excluded, adapters
+):
+    path = model_of("qwen2")
+    model = {"lora_rank": 4, "lora_alpha": 8.0} if adapters else {"freeze_module_prefix": FROZEN}
+    options = {"exclude_frozen_parameters": True} if excluded else {}
+    zero = {"zero_optimization": {"stage": stage}}
+    spec = layout_spec(path, "deepspeed_train", zero, training=SCHEDULE, model=model)
+    ranks.run(save_frozen, 1, spec, tmp_path, options)
+    if adapters:
+        with pytest.raises(ValueError, match=r"don't say their scaling: put the adapter_config\.json of the run into"):
+            merge_foreign(tmp_path / "theirs", tmp_path / "none", Merge(base=str(path)))
+        shutil.copy2(tmp_path / "exported" / "adapter" / "adapter_config.json", tmp_path / "theirs")
+    merge_foreign(tmp_path / "theirs", tmp_path / "merged", Merge(base=str(path)))
+    check_same(tensors_in(tmp_path / "merged"), tensors_in(tmp_path / "exported"))
+    if excluded:
+        with pytest.raises(ValueError, match="another model|other adapters"):
+            merge_foreign(tmp_path / "theirs", tmp_path / "other", Merge(base=str(model_of("qwen2", layers=1))))
 
 
 def test_what_deepspeed_would_run_while_it_reads_is_refused(ranks, model_of, tmp_path):

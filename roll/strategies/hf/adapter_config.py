@@ -9,6 +9,7 @@ described by the weights' whole names (`target_parameters`), which peft reads as
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +182,10 @@ def _saved(model: nn.Module, args: ModelArgs, folder: Path) -> AdapterConfig:
     for name, (wanted, own) in own_sizes.items():
         if wanted and wanted != own:
             raise ValueError(f"{name}: {wanted:g}, but the adapters in {folder} have {own:g}; remove {name}")
-    sizes = _saved_sizes(model, config, folder)
+    try:
+        sizes = _saved_sizes(model, config, folder)
+    except re.error as error:
+        raise ValueError(f"{key}: {folder} has a pattern that is no regular expression: {error}") from None
     dropout = 0.0 if config.target_parameters else args.lora_dropout
     return AdapterConfig(sizes=sizes, rank_stabilized=config.use_rslora, written={**document, "lora_dropout": dropout})
 

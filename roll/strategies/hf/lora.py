@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _NAME = "default"  # peft's name for the only set of adapters of a model
 _PEFT_PREFIX = "base_model.model."  # what peft puts before every name in its files
+_PEFT_RANK = 8  # of a folder that doesn't say
 IDENTITY = "adapters.json"
 SAMPLED = 1024  # values of each adapted layer that tell base models apart
 
@@ -257,7 +258,7 @@ def largest_rank(args: ModelArgs) -> int:
     if args.adapter_name_or_path is None:
         return args.lora_rank
     config = read_adapter_config(Path(args.adapter_name_or_path).expanduser())
-    return max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    return max([config.get("r", _PEFT_RANK), *(config.get("rank_pattern") or {}).values()])
 
 
 def _plain_config(config: AdapterConfig, args: ModelArgs) -> LoraConfig:

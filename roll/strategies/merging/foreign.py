@@ -5,19 +5,10 @@ Their pickles are read as plain values: a class that isn't on a short list stops
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from roll.strategies.hf.hf_model import named_tensors
-from roll.strategies.merging.write_model import Merge, empty_model, write_tensors, write_tokenizer
-from roll.utils.pickles import UnsafeCheckpoint, plain_values_only
+from roll.strategies.merging.deepspeed_states import deepspeed_weights
+from roll.strategies.merging.write_model import Merge, write_tensors, write_tokenizer
 
 _ITERATION = "latest_checkpointed_iteration.txt"
 
@@ -65,53 +56,6 @@ def merge_foreign(folder: Path, target: Path, merge: Merge) -> None:
             name.removeprefix("lm."): value for name, value in megatron_weights(states, config, "policy").items()
         }
     else:
-        weights = _own_names(_zero_weights(states), config, states)
+        weights = deepspeed_weights(states, config, merge.base)
     write_tensors(weights, config, "policy", merge, target)
     write_tokenizer(merge.base, target)
-
-
-def _zero_weights(states: Path) -> dict[str, Tensor]:
-    """Return the float32 weights of a folder of DeepSpeed's, by DeepSpeed's own reader."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils import zero_to_fp32
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    known = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
-    quiet = (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()))
-    with plain_values_only(states), torch.serialization.safe_globals(known), quiet[0], quiet[1]:
-        try:
-            if not any(states.glob("*_optim_states.pt")):  # without ZeRO
-                file = states / "mp_rank_00_model_states.pt"
-                module: dict[str, Tensor] = torch.load(file, map_location="cpu")["module"]
-                return {
-                    name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in module.items()
-                }
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return dict(zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(states.parent), tag=states.name))
-        except Exception as error:
-            if "Weights only load failed" in str(error):
-                raise UnsafeCheckpoint(
-                    f"{states} can't be read as plain values: {_unsafe(str(error))}. What else is in its pickles could "
-                    "run code; ask where it came from"
-                ) from None
-            raise ValueError(f"{states} can't be read: {error}") from error
-
-
-def _unsafe(text: str) -> str:
-    """Return torch's line that names what was refused."""
-    lines = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "Unsupported" in line]
-    return lines[0] if lines else text.splitlines()[0]
-
-
-def _own_names(weights: Mapping[str, Tensor], config: Any, states: Path) -> dict[str, Tensor]:
-    """Return the weights under the model's names: programs wrap the model, which puts something before each."""
-    names = [name for name, _ in named_tensors(empty_model(config, "policy", torch.float32))]
-    prefixes = [name.removesuffix(names[0]) for name in weights if name.endswith(names[0])]
-    for prefix in sorted(prefixes, key=len):
-        if all(prefix + name in weights for name in names):
-            return {name: weights[prefix + name] for name in names}
-    raise ValueError(
-        f"{states} holds another model than {config.model_type} of --base: it has no ...{names[0]}, or not all"
-    )
