@@ -102,6 +102,8 @@ def sampled_and_scored(
 
 
 def _trainer_logprobs(trainer: Cluster, sampled: Sequence[tuple[tuple[int, ...], Completion]]) -> list[torch.Tensor]:
+    count, num_ranks = len(sampled), trainer.call(ForwardWorker.layout)[0].dp_size
+    sampled = [*sampled, *(sampled[i % count] for i in range(-count % num_ranks))]  # each rank has as many to do
     rows = [[*prompt, *completion.token_ids] for prompt, completion in sampled]
     starts = [len(prompt) for prompt, _ in sampled]
     batch = TokenBatch(
@@ -114,7 +116,7 @@ def _trainer_logprobs(trainer: Cluster, sampled: Sequence[tuple[tuple[int, ...],
         ),
     )
     outputs: TokenOutputs = trainer.call(ForwardWorker.forward, batch, ("logprobs",), True)
-    return [outputs.row("logprobs", i)[start:].float().cpu() for i, start in enumerate(starts)]
+    return [outputs.row("logprobs", i)[start:].float().cpu() for i, start in enumerate(starts[:count])]
 
 
 def _rounded(values: torch.Tensor) -> list[float]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from roll.rollout.engine_driver import EngineDriver, EngineLoad, EngineRanks, RolloutStalled, aborted_completion
 from roll.strategies.base import Completion, Request
 from roll.utils import spans
-from roll.utils.loop_thread import settle
 
 T = TypeVar("T")
 
@@ -210,4 +209,6 @@ class LockstepDriver(EngineDriver):
                 continue
             future, episode = found
             self._end_call(episode, "between turns")
-            settle(future, (completion, rank), completion.refusal)
+            if not future.done():
+                refusal = completion.refusal
+                future.set_exception(refusal) if refusal else future.set_result((completion, rank))

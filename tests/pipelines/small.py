@@ -16,6 +16,7 @@ import torch
 from rollout_files import read_rollouts
 from toy import run_toy, write_toy
 
+from roll.pipelines import engine_check
 from roll.strategies.base import Request
 from roll.strategies.fsdp2 import Fsdp2Strategy
 from roll.strategies.hf_infer import HfInfer
@@ -90,14 +91,24 @@ class Run:
 
 @contextlib.contextmanager
 def recording(run: Run) -> Iterator[None]:
-    """Watch strategies and engines."""
+    """Watch strategies and engines, but not while a run compares the two (engine_check.py)."""
+    comparing: list[bool] = []
+    check = engine_check.check_engines
+
+    def unwatched(*args: Any) -> None:
+        comparing.append(True)
+        try:
+            check(*args)
+        finally:
+            comparing.pop()
 
     def around(owner: type, name: str, watch: Any) -> Any:
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            watch(self, *args)
+            if not comparing:
+                watch(self, *args)
             result = original(self, *args, **kwargs)
             if name == "__init__" and owner is Fsdp2Strategy:
                 run.start[self._spec.role] = run.weights(self._spec.role)
@@ -110,6 +121,7 @@ def recording(run: Run) -> Iterator[None]:
         run.passes.append((strategy._spec.role, torch.is_grad_enabled(), *shape))
 
     with (
+        mock.patch.object(engine_check, "check_engines", unwatched),
         around(Fsdp2Strategy, "__init__", lambda s, spec, _info: run.strategies.__setitem__(spec.role, s)),
         around(Fsdp2Strategy, "_score", score),
         around(Fsdp2Strategy, "train_step", lambda s, batch, _loss: run.trained.append((s._spec.role, batch))),

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.base import EngineSettings
+from roll.strategies.base import EngineSettings, RequestRefused, SamplingParams
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.description import checkpoint_tensors, describe_model
 from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
@@ -65,6 +65,23 @@ def test_vllm_refuses_a_temperature_that_it_would_change(tested):
     for temperature in (0.001, 2.5):
         with pytest.raises(ValueError, match="vllm takes 0"):
             tested.engine.submit([tested.request("r", [9], temperature=temperature)])
+
+
+@needs_vllm
+def test_what_vllm_itself_refuses_is_no_death(tested):
+    # Past the checks of `AsyncEngine`: vLLM says no when it reads the parameters, or when it sees the request.
+    backend, loop = tested.engine._backend, tested.engine._thread.loop
+
+    async def draw(**params):
+        params = SamplingParams(**{"max_new_tokens": 4, "ignore_eos": True, **params})
+        async for _ in backend.stream("bad", [9, 8], params, 0, whole=True):
+            pass
+
+    for wrong, message in (({"top_p": 3.0}, "top_p"), ({"stop_token_ids": (1 << 30,)}, "out-of-vocab")):
+        with pytest.raises(RequestRefused, match=message):
+            asyncio.run_coroutine_threadsafe(draw(**wrong), loop).result(60)
+    request = tested.request("r", [9, 8], top_k=1 << 62, stop_token_ids=(5, 1 << 30))
+    assert tested.run([request])["r"].num_tokens > 0
 
 
 @needs_vllm

@@ -30,7 +30,7 @@ _written: set[int] = set()  # memory that it has written to
 
 
 class _Watch(TorchDispatchMode):
-    """Notes to which memory is written: many of SGLang's models leave out names that they don't know, and say nothing."""
+    """Notes to which memory is written: many of SGLang's models leave out names they don't know, and say nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable and args and isinstance(args[0], Tensor):

@@ -168,6 +168,7 @@ class VllmBackend(EngineBackend):
         self._mark = uuid.uuid4().hex
         self._engine: Any = None
         self._params: Any = None
+        self._client_errors: tuple[type[Exception], ...] = (ValueError,)  # raised for a request that isn't right
         self._asleep: set[EnginePart] = set()
         self._freed: set[EnginePart] = set()  # what of that vLLM itself has put to sleep
 
@@ -180,6 +181,7 @@ class VllmBackend(EngineBackend):
                 from vllm.config import WeightTransferConfig
                 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
                 from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.exceptions import VLLMClientError
                 from vllm.sampling_params import RequestOutputKind
                 from vllm.usage.usage_lib import UsageContext
                 from vllm.v1.engine.async_llm import AsyncLLM
@@ -203,6 +205,7 @@ class VllmBackend(EngineBackend):
             # The default context has no place in vLLM's table of defaults: on an H100 a pass would read 2,048 prompt
             # tokens instead of 16,384.
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
+        self._client_errors = (ValueError, VLLMClientError)
         self._params = lambda whole, **given: VllmParams(
             n=1,
             logprobs=0,
@@ -224,23 +227,24 @@ class VllmBackend(EngineBackend):
     async def stream(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, whole: bool
     ) -> AsyncGenerator[Sampled, None]:
-        sampling = self._params(
-            whole,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=max(params.top_k, 0),
-            repetition_penalty=params.repetition_penalty,
-            max_tokens=params.max_new_tokens,
-            stop_token_ids=list(params.stop_token_ids),
-            ignore_eos=True,
-            seed=seed if self._seeds else None,
-        )
+        with self._refusing():
+            sampling = self._params(
+                whole,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=max(params.top_k, 0),
+                repetition_penalty=params.repetition_penalty,
+                max_tokens=params.max_new_tokens,
+                stop_token_ids=list(params.stop_token_ids),
+                ignore_eos=True,
+                seed=seed if self._seeds else None,
+            )
         if not whole and self._arguments.get("enable_return_routed_experts"):
             _warn_of_stop_strings()
         prompt = {"prompt_token_ids": list(prompt_ids)}
         read = len(prompt_ids) - 1  # the last token is never read
         outputs = self._engine.generate(prompt, sampling, request_id, lora_request=self._adapter)
-        async with contextlib.aclosing(_refusals(outputs)) as heard:
+        async with contextlib.aclosing(self._refusals(outputs)) as heard:
             async for output in heard:
                 (part,) = output.outputs
                 tokens, logprobs = list(part.token_ids), drawn_logprobs(part.token_ids, part.logprobs)
@@ -250,6 +254,20 @@ class VllmBackend(EngineBackend):
                 read += len(tokens)
                 experts = told_experts(part.routed_experts, read, whole=ended != "abort")
                 yield Sampled(tokens, logprobs, None if ended is None else _REASONS[ended], experts)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except self._client_errors as error:
+            raise RequestRefused(f"vLLM refuses it: {error}") from error
+
+    async def _refusals(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Yield vLLM's outputs; raises `RequestRefused` where it says that the request isn't right."""
+        async with contextlib.aclosing(outputs):
+            with self._refusing():
+                async for output in outputs:
+                    yield output
 
     async def abort_running(self, request_ids: Sequence[str]) -> None:
         await self._engine.abort(list(request_ids))
@@ -342,16 +360,6 @@ class VllmBackend(EngineBackend):
 
     def kill(self) -> None:
         kill_marked(self._mark)
-
-
-async def _refusals(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Yield vLLM's outputs; raises `RequestRefused` where it says that a request isn't right (`ValueError`)."""
-    async with contextlib.aclosing(outputs):
-        try:
-            async for output in outputs:
-                yield output
-        except ValueError as error:
-            raise RequestRefused(f"vLLM refuses it: {error}") from error
 
 
 def drawn_logprobs(tokens: Sequence[int], found: Any) -> list[float]:
