@@ -88,6 +88,19 @@ def test_a_ray_that_a_process_starts_itself_asks_for_a_token_that_stays_in_the_h
     assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o644
 
 
+def test_safetensors_writes_files_that_only_their_owner_can_read(tmp_path):
+    """Why roll/utils/umask.py opens them as far as the umask allows."""
+    import torch
+    from safetensors.torch import save_file
+
+    before = os.umask(0o022)
+    try:
+        save_file({"w": torch.zeros(1)}, tmp_path / "w.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "w.safetensors").stat().st_mode & 0o777 == 0o600
+
+
 def test_chat_templates_run_in_a_sandbox(tiny_model):
     from jinja2.exceptions import SecurityError
     from transformers import AutoTokenizer

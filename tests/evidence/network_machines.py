@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+_TRIES = 5
 _SET_UP = """
 set -e
 mount --make-rprivate /
@@ -144,7 +145,11 @@ def start_ray(
         where = where if machine is head else [f"--address={head.address}:6379"]
         devices = "--num-gpus=0" if machine is head else f"--num-gpus={gpus}"
         options = [f"--node-ip-address={machine.address}", "--num-cpus=2", devices]
-        done = machine.run(*ray, *where, *options, *memory, **environment)
+        for _ in range(_TRIES):  # Ray gives a node 30 seconds to start, which are few where others share the cores
+            done = machine.run(*ray, *where, *options, *memory, **environment)
+            if "timed out during startup" not in done.stdout:
+                break
+            machine.run(*ray[:-2], "stop", "--force")  # sees the processes of that machine alone
         printed += done.stdout
         if done.returncode:
             raise RuntimeError(f"ray start on {machine.host}: {done.stdout}")

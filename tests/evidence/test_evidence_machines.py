@@ -18,7 +18,7 @@ from network_machines import Machine, last_rows, machines, roll, start_ray, wait
 from tiny_models import build_tiny_model
 from toy import write_toy
 
-pytestmark = pytest.mark.skipif(bool(reason := why_not()), reason=reason)
+pytestmark = [pytest.mark.skipif(bool(reason := why_not()), reason=reason), pytest.mark.timeout(3600)]
 TOKEN = "0123456789abcdef" * 4
 TRAINED = "train", "toy.yaml", "max_steps=2"
 
