@@ -140,6 +140,7 @@ class HfInfer(InferEngine):
             finished.extend(self._step())
         return finished
 
+    @torch.inference_mode()
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
         ids = set(request_ids)
         stopped = [s for s in (*self._running, *self._waiting) if s.request.id in ids]
