@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.hf.hf_model import (
-    context_length,
-    eos_token_ids,
-    head_size,
-    load_config,
-    load_tokenizer,
-    named_tensors,
-    text_config,
-)
+from roll.strategies.hf.hf_model import context_length, eos_token_ids, load_config, load_tokenizer, named_tensors
 
 _APART = {
     "mixtral": ("w1", "w3", "w2"),
@@ -38,8 +30,6 @@ class ModelDescription:
     """Hugging Face name -> shape of every tensor that a weight update brings (tied ones once)."""
     max_context: int
     """Positions the model was built for."""
-    head_size: int
-    """Numbers in a key of one attention head."""
     eos_token_ids: frozenset[int]
     """Tokens that end a response."""
     decode: Callable[[Sequence[int]], str]
@@ -88,7 +78,6 @@ def describe_model(args: ModelArgs) -> ModelDescription:
         model_type=model.config.model_type,
         shapes={name: tuple(tensor.shape) for name, tensor in named_tensors(model)},
         max_context=context_length(model),
-        head_size=head_size(text_config(model)),
         eos_token_ids=eos_token_ids(model, tokenizer),
         decode=tokenizer.decode,
     )
