@@ -96,6 +96,8 @@ class TrainSpec:
     templates: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """Chat templates that the policy's prompts are rendered with, "" for the tokenizer's own, each with its variables:
     they say what ends a response."""
+    max_sequence_length: int | None = None
+    """Tokens of the longest row that the run may have; None: as many as the model can hold."""
     l2: float = 0.0
     """Adds l2 / 2 * |weights - initial weights|^2 to the loss."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll.configs.checks.model_families import CACHED_LAYERS
 from roll.configs.schema.strategy_options import StrategyConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import (
@@ -39,17 +40,16 @@ from roll.strategies.hf.hf_model import (
     named_tensors,
     text_config,
 )
+from roll.strategies.hf.rotations import fix_rotations
 from roll.strategies.hf.sampler import sample
 from roll.strategies.hf.shared_heads import share_heads
+from roll.strategies.hf.start_check import OTHER_ENGINES, RowsAlone, check_sampled_rows
 from roll.strategies.hf.threads import ForwardThreads
 from roll.strategies.responses import Response, ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
 
 _PREFILL_TOKENS = 8192  # padded tokens in one prefill forward; bounds its memory
-
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-"""Layers whose state is one key and value per position, and whose mask only looks at distances."""
 
 
 class _Sequence(Response):
@@ -101,11 +101,11 @@ class HfInfer(InferEngine):
         config = text_config(model)
         self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode, config.vocab_size)
         self._device = next(model.parameters()).device
-        other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+        other = set(getattr(config, "layer_types", None) or ()) - CACHED_LAYERS
         if other:
             raise ValueError(
                 f"hf_infer can't run {type(model).__name__}, which has layers of type {', '.join(sorted(other))}; it "
-                f"can run {', '.join(sorted(_LAYER_TYPES))}"
+                f"can run {', '.join(sorted(CACHED_LAYERS))}. {OTHER_ENGINES}"
             )
         self._num_layers: int = config.num_hidden_layers
         self._threads = ForwardThreads(model)
@@ -140,6 +140,7 @@ class HfInfer(InferEngine):
             finished.extend(self._step())
         return finished
 
+    @torch.inference_mode()
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
         ids = set(request_ids)
         stopped = [s for s in (*self._running, *self._waiting) if s.request.id in ids]
@@ -272,13 +273,17 @@ def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) ->
     model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
     if torch.cuda.is_available():
         model = model.cuda()
+    fix_rotations(model, settings.max_sequence_length)
+    alone = RowsAlone(model, longest=settings.max_sequence_length)
     share_heads(model)
-    return HfInfer(
+    engine = HfInfer(
         model,
         eos_token_ids=eos_token_ids(model, tokenizer),
         pad_token_id=0,  # masked; the tokenizer's may be missing, or beyond the model's vocabulary
         max_running_requests=settings.max_running_requests,
-        max_context=context_length(model),
+        max_context=min(settings.max_sequence_length, context_length(model)),
         decode=tokenizer.decode,
         partial_rollout=settings.partial_rollout,
     )
+    check_sampled_rows(alone, text_config(model).num_hidden_layers)
+    return engine

@@ -69,6 +69,7 @@ def train_spec(
         trains=trains,
         total_optimizer_steps=total_optimizer_steps,
         max_grad_norm=config.max_grad_norm or 0.0,
+        max_sequence_length=config.max_sequence_length,
         templates=chat_templates_of(config.prompt_templates),
         l2=config.l2_coef if role == "actor_train" else 0.0,
     )

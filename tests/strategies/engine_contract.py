@@ -293,6 +293,51 @@ def an_abort_keeps_the_sampled_tokens_and_leaves_the_others_alone(t):
         t.check(request, done[request.id])
 
 
+def an_abort_meets_the_engine_in_any_state_and_it_goes_on(t):
+    equal = [t.request(f"equal{i}", [9, 8 + i], max_new_tokens=200) for i in range(4)]
+    shared = [t.request(f"shared{i}", [5, 6], max_new_tokens=200) for i in range(3)]
+    later = [t.request(f"later{i}", [4, 3], max_new_tokens=200) for i in range(3)]
+    requests = {request.id: request for request in (*equal, *shared, *later)}
+    done, stopped = {}, {}
+
+    def poll():
+        done.update({completion.id: completion for completion in t.engine.poll(t.moment)})
+
+    def abort(*names):
+        met = {completion.id: completion for completion in t.engine.abort(names)}
+        assert all(completion.finish_reason == "abort" for completion in met.values())
+        assert met.keys() <= set(names) - done.keys() - stopped.keys()
+        if t.engine.lockstep:  # elsewhere one may have ended meanwhile
+            assert met.keys() == set(names) & requests.keys() - done.keys() - stopped.keys()
+        stopped.update(met)
+
+    assert t.engine.abort([]) == t.engine.abort(["never heard of"]) == []
+    t.engine.submit([t.request("unborn", [9])])
+    assert len(t.engine.abort(["unborn"])) == 1
+    t.engine.submit([*equal, *shared])
+    poll()
+    # Of rows of one length the first goes, and one of those that share their prompt, which is named twice.
+    abort("equal0", "shared1", "shared1")
+    abort("equal0", "shared1")
+    poll()
+    t.update(50)
+    abort("equal2")  # before anything was drawn under the new weights
+    poll()
+    abort("shared0")
+    poll()
+    done |= t.collect(7 - len(done) - len(stopped))
+    t.engine.submit(later)
+    poll()
+    abort(*requests)  # all that run, and those that ended long ago
+    done |= t.collect(10 - len(done) - len(stopped))
+    assert done.keys().isdisjoint(stopped)
+    for completion in (*done.values(), *stopped.values()):
+        if completion.token_ids:
+            t.check(requests[completion.id], completion)
+    assert all(len(completion.token_ids) == 200 for completion in done.values())
+    assert len(t.run([t.request("equal0", [9, 8])])["equal0"].token_ids) == 8  # an id may come again
+
+
 def after_each_weight_update_log_probs_are_those_of_the_new_weights(t):
     before = None
     for seed in range(3):
@@ -406,6 +451,7 @@ CASES = [
     responses_end_where_the_context_is_full,
     malformed_requests_are_refused_before_anything_is_queued,
     an_abort_keeps_the_sampled_tokens_and_leaves_the_others_alone,
+    an_abort_meets_the_engine_in_any_state_and_it_goes_on,
     after_each_weight_update_log_probs_are_those_of_the_new_weights,
     changes_alone_bring_an_engine_to_the_weights_that_all_of_them_would,
     responses_on_their_way_go_on_under_new_weights_and_each_token_is_right_under_its_own,

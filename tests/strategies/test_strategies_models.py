@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.hf.hf_build import _disable_dropout
 from roll.strategies.hf.hf_model import PolicyModel, context_length
+from roll.strategies.hf.recomputation import recompute_activations
 from roll.strategies.hf_infer import HfInfer
 from roll.strategies.micro import lay_out
 from roll.types.batch import TokenBatch
@@ -27,6 +28,10 @@ COMMON = {
     "pad_token_id": 0,
 }
 GPT2 = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1}
+BART = {
+    "vocab_size": 60, "d_model": 16, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 32, "max_position_embeddings": 64, "is_decoder": True, "is_encoder_decoder": False,
+}  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 ARCHITECTURES = {
@@ -148,13 +153,27 @@ def test_a_model_that_states_no_context_length_is_refused():
         ("starcoder2", {**COMMON, "residual_dropout": 0.5, "embedding_dropout": 0.5}),
         ("mixtral", {**ARCHITECTURES["mixtral"], "router_jitter_noise": 0.5}),
         ("bloom", {"vocab_size": 60, "hidden_size": 16, "n_layer": 1, "n_head": 4, "attention_dropout": 0.5}),
+        # Acts in eval mode, too, and in train mode experts are drawn.
+        ("phimoe", {**COMMON, "num_local_experts": 4, "router_jitter_noise": 0.2, "input_jitter_noise": 0.5}),
+        ("bart", {**BART, "dropout": 0.5, "attention_dropout": 0.5, "decoder_layerdrop": 0.5}),
     ],
 )
-def test_nothing_is_dropped_or_jittered_in_train_mode(kind, options):
+def test_a_model_whose_activations_are_computed_again_computes_what_it_does_in_eval_mode(kind, options):
     model = make_model(kind, options)
     ids = torch.arange(5, 25)[None]
-    with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=False).logits
-        _disable_dropout(model)
-        model.train()
-        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, expected)
+
+    def computed():
+        model.zero_grad()
+        logits = model(input_ids=ids, use_cache=False).logits
+        logits.logsumexp(-1).sum().backward()
+        return logits.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected, gradients = computed()
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    passes = []
+    layers[0].register_forward_pre_hook(lambda layer, *_: passes.append(layer.training))
+    recompute_activations(model, selective=False)
+    found, again = computed()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(again, gradients)
+    assert passes == [False, False], "the layer wasn't computed again, or not as in eval mode"

@@ -22,6 +22,7 @@ from roll.configs.checks.functions import (
 )
 from roll.configs.checks.machine import Machine, machine_checks, this_machine
 from roll.configs.checks.media_models import media_checks
+from roll.configs.checks.model_families import family_checks
 from roll.configs.checks.model_hub import hub_problem
 from roll.configs.checks.sandbox import sandbox_checks
 from roll.configs.checks.teacher import teacher_checks
@@ -58,7 +59,8 @@ def prerequisite_violations(
     if isinstance(config, RLConfig) and config.replays:
         checks = [check for check in checks if check not in _OF_PLAYING]
     seen = machine or this_machine()
-    return collect([*checks, lambda found: machine_checks(found, seen)], config, sound=sound)
+    of_machine = [lambda found: machine_checks(found, seen), lambda found: family_checks(found, seen)]
+    return collect([*checks, *of_machine], config, sound=sound)
 
 
 def model_checks(config: RunConfig) -> Iterator[Violation]:

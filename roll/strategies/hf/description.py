@@ -13,7 +13,6 @@ from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.hf_model import (
     context_length,
     eos_token_ids,
-    head_size,
     load_config,
     load_tokenizer,
     named_tensors,
@@ -38,8 +37,6 @@ class ModelDescription:
     """Hugging Face name -> shape of every tensor that a weight update brings (tied ones once)."""
     max_context: int
     """Positions the model was built for."""
-    head_size: int
-    """Numbers in a key of one attention head."""
     vocab_size: int
     """Tokens that the model has embeddings of."""
     eos_token_ids: frozenset[int]
@@ -90,7 +87,6 @@ def describe_model(args: ModelArgs) -> ModelDescription:
         model_type=model.config.model_type,
         shapes={name: tuple(tensor.shape) for name, tensor in named_tensors(model)},
         max_context=context_length(model),
-        head_size=head_size(text_config(model)),
         vocab_size=text_config(model).vocab_size,
         eos_token_ids=eos_token_ids(model, tokenizer),
         decode=tokenizer.decode,

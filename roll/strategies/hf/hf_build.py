@@ -17,7 +17,9 @@ from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
 from roll.strategies.hf.lora import add_adapters
 from roll.strategies.hf.prefix_sharing import use_prefix_sharing
-from roll.strategies.hf.selective import keep_products
+from roll.strategies.hf.recomputation import recompute_activations
+from roll.strategies.hf.rotations import fix_rotations
+from roll.strategies.hf.start_check import RowsAlone, check_scored_rows, usable
 from roll.strategies.hf.streamed import StreamedWeights
 
 RoleModule: TypeAlias = PolicyModel | ValueModel | ScoreModel
@@ -41,34 +43,48 @@ def build_module(
         if getattr(args, key):
             require_liger(f"{spec.role}.model_args.{key}", device)
     module = _loaded(spec, stored) if weights is None else _around(weights.module, spec)
-    model: Any = hf_module(module)
+    tried = module if weights is None else _around(weights.small, spec)
+    models: list[Any] = [hf_module(each) for each in dict.fromkeys((module, tried))]
+    for each in models:
+        fix_rotations(each, spec.max_sequence_length)
+    tried.to(device)
+    with torch.autocast(device.type, computed, enabled=computed != stored):
+        asked = tried.lm if isinstance(tried, PolicyModel) else tried.backbone
+        alone = RowsAlone(asked, longest=spec.max_sequence_length, temperature=spec.temperature)
+    model = models[0]
     _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
-    if spec.trains and not args.disable_gradient_checkpointing:
-        _recompute_activations(model, selective=args.recompute_granularity == "selective")
-    tried = module if weights is None else _around(weights.small, spec)
-    if args.use_liger:
-        use_liger_layers(model)
-        if tried is not module:
-            use_liger_layers(hf_module(tried))
-    if args.uses_lora:
-        add_adapters(model, spec)  # after the model's own dropout is gone
+    for each in models:
+        _change(each, spec)
     use_half_stream(model, device, stored, computed)
-    tried.to(device)
+    padded, half = not (spec.worker.use_sequence_packing or sequence is not None), computed != torch.float32
     with torch.autocast(device.type, computed, enabled=computed != stored):
         if isinstance(tried, PolicyModel):
-            tried.check()
-        if spec.worker.use_sequence_packing or sequence is not None:
-            flash = args.attn_implementation == "fa2"
-            pack(_decoder(tried), flash=flash, sequence=sequence, half=computed != torch.float32)
-        module.shares_prefixes = use_prefix_sharing(_decoder(tried), spec, sequence, half=computed != torch.float32)
+            usable(tried.lm, tried.check)
+        check_scored_rows(tried, alone, padded=padded, half=half, role=spec.role)
+    if args.uses_lora:
+        add_adapters(model, spec)
+    tried.to(device)
+    with torch.autocast(device.type, computed, enabled=computed != stored):
+        if not padded:
+            pack(_decoder(tried), flash=args.attn_implementation == "fa2", sequence=sequence, half=half)
+        module.shares_prefixes = use_prefix_sharing(_decoder(tried), spec, sequence, half=half)
     if weights is not None:
         _attend_alike(_decoder(module), _decoder(tried))
         weights.small = None
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
     return module
+
+
+def _change(model: Any, spec: TrainSpec) -> None:
+    """Change how a transformers model computes, and not what."""
+    args = spec.worker.model_args
+    if spec.trains and not args.disable_gradient_checkpointing:
+        recompute_activations(model, selective=args.recompute_granularity == "selective")
+    if args.use_liger:
+        use_liger_layers(model)
 
 
 def _loaded(spec: TrainSpec, stored: torch.dtype) -> RoleModule:
@@ -106,16 +122,6 @@ def _decoder(module: RoleModule) -> nn.Module:
     return decoder
 
 
-def _recompute_activations(model: Any, *, selective: bool) -> None:
-    how: dict[str, Any] = {"use_reentrant": False}
-    if selective:
-        how["context_fn"] = keep_products
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-    # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
-    _disable_dropout(model)
-    model.train()
-
-
 def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Take the parameters whose names begin so out of training."""
     names = [name for name, _ in model.named_parameters()]
@@ -124,13 +130,3 @@ def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
             raise ValueError(f"freeze_module_prefix: no parameter begins with {prefix!r}; the first is {names[0]!r}")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(tuple(prefixes)))
-
-
-def _disable_dropout(model: nn.Module) -> None:
-    """Zero every probability of dropping or jittering, as a module or as a number that a module keeps."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("drop" in name or "jitter" in name):
-                setattr(module, name, 0.0)

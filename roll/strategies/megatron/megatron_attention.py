@@ -52,19 +52,18 @@ class Rotary:
 
     config: Any
     head_dim: int
+    longest: int | None = None
+    """Tokens of the longest row of the run, which the types `dynamic` and `longrope` depend on; None: of each call."""
 
     def frequencies(self, positions: Tensor) -> tuple[Tensor, float]:
-        """(inverse frequencies float32 [D / 2], factor of the rotation) for a batch with these positions.
-
-        The types `dynamic` and `longrope` depend on its longest row.
-        """
+        """(inverse frequencies float32 [D / 2], factor of the rotation) for a batch with these positions."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         kind = self.config.rope_parameters["rope_type"]
         if kind == "default":
             exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device) / self.head_dim
             return 1.0 / (self.config.rope_parameters["rope_theta"] ** exponents), 1.0
-        longest = int(positions.max()) + 1 if kind in ("dynamic", "longrope") else None
+        longest = (self.longest or int(positions.max()) + 1) if kind in ("dynamic", "longrope") else None
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](self.config, positions.device, seq_len=longest)
         return frequencies.float(), factor
 

@@ -189,17 +189,18 @@ def build_chunks(
     trains: bool,
     temperature: float,
     recompute: bool,
+    longest: int | None = None,
 ) -> list[TokenGPT]:
     """Return this rank's part of the model, one chunk per virtual pipeline stage, its parameters not yet loaded.
 
     Call it with Megatron's process groups initialised, without an accelerator inside `cpu_platform`. `kind`: a value
     or reward model has a scalar head instead of the vocabulary's. `recompute`: activations, where the options leave it
-    open.
+    open. `longest`: see `Rotary`.
     Raises `ValueError`, see `architecture` and `transformer_config`.
     """
     arch = architecture(hf_config)
     config = transformer_config(arch, options, dtype=dtype, trains=trains, recompute=recompute)
-    rotary = Rotary(hf_config, arch.head_dim)
+    rotary = Rotary(hf_config, arch.head_dim, longest)
     stages = config.virtual_pipeline_model_parallel_size
     return [
         TokenGPT(

@@ -117,6 +117,7 @@ class MegatronStrategy(CommonStrategy):
             trains=spec.trains,
             temperature=spec.temperature,
             recompute=not args.disable_gradient_checkpointing,
+            longest=spec.max_sequence_length,
         )
         """The bare chunks of the model that this rank holds, in the order of the layers."""
         config = self._modules[0].config

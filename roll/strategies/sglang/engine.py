@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import roll
+from roll.configs.rules.rotations import rotation_obstacle
 from roll.configs.schema.engine_config import SGLANG_COLDEST, SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.async_engine import AsyncEngine, started
@@ -76,6 +77,8 @@ def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> A
             f"sglang can't run {args.model_name_or_path}: its head is its embeddings (tie_word_embeddings), but SGLang "
             f"has a head of its own in models of type {description.model_type}, which would get no weights"
         )
+    if why := rotation_obstacle("sglang", config.to_dict(), settings.max_sequence_length):
+        raise ValueError(f"sglang can't sample from {args.model_name_or_path}: {why}. Use vllm or hf_infer")
     length = min(settings.max_sequence_length, description.max_context)
     on_cpu = not torch.cuda.is_available()
     arguments = {

@@ -29,6 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll.configs.checks.model_families import head_obstacle
+from roll.configs.rules.rotations import rotation_obstacle
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.byte_account import count_copied
@@ -39,7 +41,7 @@ from roll.strategies.buckets import SharedBucket, on_device
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
-from roll.strategies.hf.hf_model import weights_folder
+from roll.strategies.hf.hf_model import load_config, weights_folder
 from roll.strategies.responses import ResponseRules
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.types.episode import FinishReason
@@ -57,8 +59,6 @@ _DEFAULTS = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_WO
 _CPU_DEFAULTS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Several engines and trainers share the cores here; bound threads would all sit on the same ones."""
 
-_CPU_HEAD_SIZE = 32  # with smaller heads vLLM 0.32 dies at its first batch
-
 _ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
 """What to call it when the engine quantises the weights it gets. By `fp8` vLLM means files that hold fp8 already."""
 
@@ -73,11 +73,11 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
     if str(args.model_name_or_path).endswith(".gguf"):
         raise ValueError(f"vllm can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
     description = describe_model(args)
-    if not torch.cuda.is_available() and description.head_size < _CPU_HEAD_SIZE:
-        raise ValueError(
-            f"vLLM's attention on a CPU takes heads of {_CPU_HEAD_SIZE} numbers or more, {args.model_name_or_path} has "
-            f"{description.head_size}; use hf_infer or sglang for this model"
-        )
+    tree, cannot = load_config(args).get_text_config().to_dict(), f"vllm can't sample from {args.model_name_or_path}"
+    if not torch.cuda.is_available() and (why := head_obstacle(tree)):
+        raise ValueError(f"{cannot}: {why}. Use hf_infer or sglang")
+    if why := rotation_obstacle("vllm", tree, settings.max_sequence_length, options.max_model_len):
+        raise ValueError(f"{cannot}: {why}. Remove max_model_len")
     length = min(options.max_model_len or settings.max_sequence_length, description.max_context)
     level = options.level_of_sleep(adapters=args.lora_rank > 0)
     arguments = {

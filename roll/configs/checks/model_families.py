@@ -1,0 +1,185 @@
+"""What an engine or a trainer would refuse of a model, seen in its config.json before anything is started.
+
+Types that every engine and trainer is tested with aren't looked into. Of others transformers builds the module without
+memory, which takes seconds and is asked what the start asks. Code of the folder's own isn't run, and what only a
+forward pass shows is left to the start.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from roll.configs.checks.engine_arguments import package_folder
+from roll.configs.checks.machine import Machine
+from roll.configs.errors import Violation, problem
+from roll.configs.rules.rotations import rotation_obstacle
+from roll.configs.schema.engine_config import VllmConfig
+from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, config_file
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.strategy_config import StrategyArgs
+from roll.configs.schema.worker_config import ForwardConfig, ModelArgs, TrainConfig, WorkerConfig
+
+CACHED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Layers whose state is one key and value per position, and whose mask only looks at distances: all that `hf_infer`
+can run."""
+_TESTED = (
+    *MEGATRON_MODEL_TYPES, "cohere", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "opt", "phi3",
+)  # fmt: skip
+"""Values of `model_type` that `hf_infer` and the trainers run in the project's own tests."""
+OTHER_ENGINES = "sample with vllm or sglang, which pad no rows and have layers of their own, if they know this model"
+_PADDED = "; such layers train on padded rows (use_sequence_packing: false)"
+
+
+def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
+    """Engine and trainer can run a model of this family. A reward model is looked at when it is loaded."""
+    for role, worker in config.roles.items():
+        tree = _tree(config.model_path(role), worker.model_args)
+        if tree is None:
+            continue
+        name = worker.strategy_args.strategy_name
+        key = f"{role}.strategy_args.strategy_name"
+        if name in ("vllm", "sglang") and role == "actor_infer":
+            yield from _rotation(config, worker, tree, key)
+        if name == "vllm" and not (machine.accelerators or machine.amd) and (why := head_obstacle(tree)):
+            yield problem(key, why, "hf_infer or sglang", name)
+        if tree.get("model_type") in _TESTED or worker.model_args.trust_remote_code:
+            continue
+        file = config_file(config.model_path(role))
+        assert file is not None
+        if name == "hf_infer":
+            yield from (problem(key, said, fix, name) for said, fix in sampler_obstacles(file))
+        elif isinstance(worker, ForwardConfig) and _is_policy(role) and not name.startswith("megatron"):
+            recomputes = isinstance(worker, TrainConfig) and not worker.model_args.disable_gradient_checkpointing
+            for said, fix in trainer_obstacles(file, recomputes=recomputes):
+                switch = "disable_gradient_checkpointing" in fix
+                path = f"{role}.model_args.disable_gradient_checkpointing" if switch else key
+                yield problem(path, said, fix, False if switch else name)
+
+
+def _is_policy(role: str) -> bool:
+    return role in ("actor_train", "reference", "teacher") or role.startswith("teachers.")
+
+
+def _tree(name: str, args: ModelArgs) -> dict[str, Any] | None:
+    """Return the config.json of a model that is at hand, its language model's part first, with the user's changes."""
+    file = config_file(name)
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
+    except ValueError:
+        return None  # transformers says it better when it loads the model
+    if not isinstance(tree, dict):
+        return None
+    text = tree.get("text_config")
+    return {**tree, **(text if isinstance(text, dict) else {}), **args.model_config_kwargs}
+
+
+def _rotation(config: RunConfig, worker: WorkerConfig, tree: dict[str, Any], key: str) -> Iterator[Violation]:
+    args: StrategyArgs = worker.strategy_args
+    given = args.strategy_config.max_model_len if isinstance(args.strategy_config, VllmConfig) else None
+    why = rotation_obstacle(args.strategy_name, tree, config.max_sequence_length, given)
+    if why and args.strategy_name == "vllm":
+        path = "actor_infer.strategy_args.strategy_config.max_model_len"
+        yield problem(path, why, "remove it: it is the run's longest row then", given)
+    elif why:
+        yield problem(key, why, "vllm or hf_infer, which choose once for the whole run, or shorter rows", "sglang")
+
+
+def head_obstacle(tree: Mapping[str, Any]) -> str:
+    """Return why the installed vLLM can't compute a model's attention on a CPU; empty: it can, or nobody can tell."""
+    size, hidden, heads = (tree.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
+    if type(size) is not int and type(hidden) is int and type(heads) is int and heads > 0:
+        size = hidden // heads
+    sizes = cpu_head_sizes()
+    if type(size) is not int or tree.get("kv_lora_rank") or not sizes or size in sizes:
+        return ""  # vLLM keeps compressed keys in another way
+    return (
+        f"without an accelerator vLLM's attention takes heads of {', '.join(map(str, sizes))} numbers, and those of "
+        f"this model have {size}"
+    )
+
+
+@cache
+def cpu_head_sizes() -> tuple[int, ...]:
+    """Return the sizes that the installed vLLM's attention on a CPU takes; none if its source doesn't show them."""
+    folder = package_folder("vllm")
+    file = None if folder is None else folder / "v1" / "attention" / "backends" / "cpu_attn.py"
+    if file is None or not file.is_file():
+        return ()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name == "get_supported_head_sizes":
+            values = [line.value for line in node.body if isinstance(line, ast.Return)]
+            with contextlib.suppress(ValueError):
+                return tuple(ast.literal_eval(values[0])) if values and values[0] is not None else ()
+    return ()
+
+
+def sampler_obstacles(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield why `hf_infer` would refuse the model of this config.json, and what to do instead."""
+    model = _built(file)
+    if model is None:
+        return
+    name, config = type(model).__name__, model.config.get_text_config()
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - CACHED_LAYERS)
+    parameters, inner = (inspect.signature(part.forward).parameters for part in (model, model.get_decoder() or model))
+    shared = getattr(config, "num_kv_shared_layers", 0) or 0
+    if getattr(config, "max_position_embeddings", None) is None:
+        yield f"{name} states no context length (max_position_embeddings), by which rows end", "a model that states one"
+    elif other:
+        said = f"hf_infer can't run {name}: it has layers of type {', '.join(other)}"
+        yield said, OTHER_ENGINES + _PADDED
+    elif "past_key_values" not in parameters:
+        yield f"hf_infer can't run {name}: its forward pass takes no cache of keys and values", OTHER_ENGINES
+    elif shared:
+        yield f"hf_infer can't run {name}: {shared} of its layers have no keys and values of their own", OTHER_ENGINES
+    elif "input_ids" in inner and "position_ids" not in inner:
+        said = f"hf_infer can't run {name}: it pads rows at the left, and this model counts positions itself"
+        yield said, OTHER_ENGINES
+
+
+def trainer_obstacles(file: Path, *, recomputes: bool) -> Iterator[tuple[str, str]]:
+    """Yield why the trainers that run transformers' modules would refuse a model's config.json, and what to do."""
+    model = _built(file)
+    if model is None:
+        return
+    name, decoder, head = type(model).__name__, model.get_decoder(), model.get_output_embeddings()
+    inside = {id(parameter) for part in (decoder, head) if part is not None for parameter in part.parameters()}
+    beside = [key for key, parameter in model.named_parameters() if id(parameter) not in inside]
+    apart = (
+        decoder is not None and decoder is not model and "input_ids" in inspect.signature(decoder.forward).parameters
+    )
+    if head is None or not apart or type(decoder) is type(model):
+        yield f"{name} can't be trained: its decoder and its output head can't be told apart", "another model"
+    elif beside:
+        said = f"{name} can't be trained: its logits come from more than an output head ({beside[0]})"
+        yield said, "another model"
+    elif recomputes and not model.supports_gradient_checkpointing:
+        said = f"{name} can't compute activations again in the backward pass"
+        yield said, "disable_gradient_checkpointing=true"
+
+
+@cache
+def _built(file: Path) -> Any:
+    """Return transformers' causal language model of a config.json, of few layers and without memory; None: it isn't
+    known there, or says better itself what is wrong with it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    log = logging.getLogger("transformers")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        config = AutoConfig.from_pretrained(file.parent)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception:  # noqa: BLE001 - the start loads the model whole and says what is wrong with it
+        return None
+    finally:
+        log.setLevel(level)
