@@ -42,7 +42,7 @@ def build_module(
             require_liger(f"{spec.role}.model_args.{key}", device)
     module = _loaded(spec, stored) if weights is None else _around(weights.module, spec)
     model: Any = hf_module(module)
-    _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
+    freeze_parameters(model, args.freeze_module_prefix if spec.trains else ("",))
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
     if spec.trains and not args.disable_gradient_checkpointing:
@@ -116,7 +116,7 @@ def _recompute_activations(model: Any, *, selective: bool) -> None:
     model.train()
 
 
-def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+def freeze_parameters(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Take the parameters whose names begin so out of training."""
     names = [name for name, _ in model.named_parameters()]
     for prefix in prefixes:
