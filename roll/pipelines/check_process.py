@@ -27,6 +27,7 @@ from roll.configs.schema.offline_config import OfflineConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import DataArgs
+from roll.pipelines.model_options import has_model_options, option_problems
 from roll.pipelines.template_check import answers, questions, tokenizer_args
 from roll.pipelines.warm_start import pending_warm_start
 
@@ -71,7 +72,8 @@ class StartCheck:
         local = Path(name).expanduser().is_dir()
         if not local and (asked or _sections(config)):
             self.unread.append(f"chat template and lengths of rows, because {name} isn't a folder here")
-        if not lacking and ((asked and local) or reads or (self._looks_long and not made and local)):
+        looks = reads or has_model_options(config) or (local and (asked or (self._looks_long and not made)))
+        if looks and not lacking:
             answer = _answer_of_process(config)
             self.warnings += answer.warnings
             self.unread += answer.unread
@@ -194,6 +196,7 @@ def look(config: RunConfig) -> Answer:
         return answer
     if tokenizer is not None:
         answer.violations += [(*each, "") for each in answers(tokenizer, list(questions(config)))]
+    answer.violations += option_problems(config)
     sections = _sections(config)
     if not sections or any(_elsewhere(config, data.file_name) is not None for data in sections.values()):
         return answer

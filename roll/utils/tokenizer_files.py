@@ -38,8 +38,8 @@ class TokenizerFiles:
         texts = sorted(self._ids, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, texts))) if texts else None
         self.chat_template = _template(folder, settings)
-        named = bool(settings.get("chat_template")) or (folder / "additional_chat_templates").is_dir()
-        self.has_chat_template = self.chat_template is not None or named
+        by_name = bool(settings.get("chat_template")) or (folder / "additional_chat_templates").is_dir()
+        self.has_chat_template = self.chat_template is not None or by_name
         """Whether it has any, be it one of several by name."""
 
     @property

@@ -18,6 +18,7 @@ from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.parsing.loader import read_tree
 from roll.data.data_check import Progress
 from roll.pipelines.check_process import StartCheck, look
+from roll.pipelines.model_options import has_model_options, option_problems
 
 GOOD = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(1, 9)]
 TALK = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "2"}]
@@ -252,3 +253,23 @@ def test_a_share_is_sampled_as_validation_says():
     write("train.jsonl", GOOD[:2])
     ((_, sentence),) = refused(config_of(validation_share=0.9))
     assert "validation_share 0.9 of 2 rows leaves nothing to train on" in sentence
+
+
+def test_options_that_the_model_does_not_have_are_refused(tiny_model):
+    def problems(**options):
+        data = {"file_name": "train.jsonl"}
+        args = {"per_device_train_batch_size": 4}
+        train = {"training_args": args, "data_args": data, "model_args": options}
+        config = config_of(pretrain=str(tiny_model), actor_train=train)
+        assert has_model_options(config)
+        return [(key.removeprefix("actor_train.model_args."), said) for key, said, _ in option_problems(config)]
+
+    ((key, sentence),) = problems(model_config_kwargs={"a": 1})
+    assert key == "model_config_kwargs.a" and "has no such option" in sentence
+    ((key, sentence),) = problems(model_config_kwargs={"hidden_size": 1024})
+    assert key == "model_config_kwargs" and "has the shape" in sentence
+    ((key, sentence),) = problems(freeze_module_prefix=["x"])
+    assert key == "freeze_module_prefix" and "no parameter begins with 'x'" in sentence
+    assert "leaves nothing to train" in problems(freeze_module_prefix=[""])[0][1]
+    assert problems(freeze_module_prefix=["model.embed_tokens"]) == []
+    assert problems(model_config_kwargs={"rms_norm_eps": 1e-5}) == []

@@ -127,6 +127,8 @@ def shape_checks(config: RunConfig) -> Iterator[Violation]:
         plays = not isinstance(worker, (RewardModelConfig, JudgeConfig))
         if plays and shape.positions is not None and length > shape.positions:
             default = "if null: prompt_length + response_length"
+            if isinstance(config, RLConfig) and config.sequence_length is None:
+                default = f"prompt_length {config.prompt_length} + response_length {config.response_length}"
             expected = f"at most {shape.positions} tokens ({default}), all that {name} can hold"
             fix = f"sequence_length={shape.positions}"
             if isinstance(config, RLConfig):

@@ -52,7 +52,7 @@ def build_module(
         asked = tried.lm if isinstance(tried, PolicyModel) else tried.backbone
         alone = RowsAlone(asked, longest=spec.max_sequence_length, temperature=spec.temperature)
     model = models[0]
-    _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
+    freeze_parameters(model, args.freeze_module_prefix if spec.trains else ("",))
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
     for each in models:
@@ -122,7 +122,7 @@ def _decoder(module: RoleModule) -> nn.Module:
     return decoder
 
 
-def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+def freeze_parameters(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Take the parameters whose names begin so out of training."""
     names = [name for name, _ in model.named_parameters()]
     for prefix in prefixes:
