@@ -17,12 +17,12 @@ from roll.checkpoint.files import (
     read_manifest,
     write_json,
 )
-from roll.checkpoint.model_export import set_aside, write_model
+from roll.checkpoint.model_export import set_aside
 from roll.checkpoint.remote import RemoteCheckpoints, RemoteError, download
 from roll.checkpoint.store import CheckpointStore
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent, is_address
 from roll.configs.schema.run_config import RunConfig
-from roll.distributed.cluster import Cluster
+from roll.pipelines.actor_export import export_actor
 from roll.pipelines.best_checkpoint import BestCheckpoint
 from roll.pipelines.clusters import Clusters
 from roll.workers.train import Records, TrainWorker
@@ -362,17 +362,6 @@ class Checkpoints:
         """Return the newest complete checkpoint."""
         checkpoint = self._store.latest()
         return None if checkpoint is None else checkpoint.path
-
-
-def export_actor(actor: Cluster, target: Path, record: dict[str, Any]) -> None:
-    """Have the ranks of a role write its model as a Hugging Face folder, see `write_model`."""
-
-    def write(folder: Path) -> dict[str, int]:
-        of_ranks = actor.call(TrainWorker.export, str(folder))
-        return {name: size for sizes in of_ranks for name, size in sizes.items()}
-
-    hosts = ", ".join(sorted({host for host, _ in actor.processes}))
-    write_model(target, write, record, writers=f"{hosts}, where {actor.role} runs" if hosts else "")
 
 
 def _states(contents: Sequence[CheckpointContent]) -> tuple[CheckpointContent, ...]:

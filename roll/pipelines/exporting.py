@@ -14,7 +14,7 @@ from roll.checkpoint.model_export import write_model
 from roll.checkpoint.store import verify
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.executors import make_executor
-from roll.pipelines.checkpoints import export_actor
+from roll.pipelines.actor_export import export_actor
 from roll.pipelines.clusters import placements, ray_address
 from roll.strategies.common import DESCRIPTION
 from roll.strategies.merging import Merge, merge_foreign, merge_states
