@@ -131,7 +131,7 @@ def run(config: RunConfig) -> int:
         if was_interrupted(error):
             return interrupted(further=_way_on(config))
         details = config.logging_path / ERROR_FILE
-        return report(error, details if _tells(details, error) else None, config.output_folders.values())
+        return report(error, details if _tells(details, error) else None, [*config.output_folders.values()])
     return Exit.DONE
 
 

@@ -129,7 +129,7 @@ def explain_cancelled(reason: str) -> str:
 
 def _refusal(address: str) -> str:
     """Return why the cluster doesn't answer a process with this one's token; empty: it answers."""
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.exceptions import AuthenticationError, RaySystemError, RpcError
 
     try:
@@ -153,7 +153,7 @@ def _set_mode(mode: str) -> None:
 
 
 def _has_token() -> bool:
-    from ray._raylet import AuthenticationTokenLoader
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
 
@@ -167,7 +167,7 @@ def _source() -> str:
 
 def _reread() -> None:
     """Have Ray look at the variables again, which it has read where it was imported before."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

@@ -295,7 +295,7 @@ def _as_the_run(config: RunConfig, tokenizer: Any) -> Iterator[tuple[str, str, s
                 if data.has_rows:
                     training = start.training_data(elsewhere, tokenizer)
                     start.planned_steps(elsewhere, training[0])
-                if config.validation is not None and ("validation.data_args" in _sections(config)):
+                if "validation.data_args" in _sections(config):
                     key = "validation.data_args"
                     start.validation_data(elsewhere, tokenizer, None if training is None else training[1])
             elif config.pipeline in loaders:

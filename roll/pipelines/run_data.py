@@ -120,7 +120,7 @@ class RunData:
         self.limit = config.max_sequence_length
         known: set[int] = set()
         train = config.actor_train.data_args
-        sections = [(TRAIN, "actor_train.data_args", train)]
+        sections: list[tuple[str, str, OfflineDataArgs]] = [(TRAIN, "actor_train.data_args", train)]
         sections += [(VAL, "validation.data_args", config.validation.data_args)] if config.validation else []
         for name, key, data in sections:
             template = data.template or train.template or "native"

@@ -149,8 +149,9 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _abandon(self) -> None:
         units = self._fsdp_modules
-        if units and hasattr(self._module, "reset_iter_state"):  # not in torch 2.11
-            self._module.reset_iter_state()
+        reset: Any = getattr(self._module, "reset_iter_state", None)  # not in torch 2.11
+        if units and reset is not None:
+            reset()
         for unit in units:
             unit.reshard()
         for parameter in (p for unit in units for group in _parameter_groups(unit) for p in group.fsdp_params):

@@ -199,6 +199,7 @@ def _saved_sizes(model: nn.Module, config: LoraConfig, folder: Path) -> dict[str
     fit = f"adapter_name_or_path: {folder} doesn't fit {type(model).__name__}"
     config = _resolved(model, config, fit)
     parameters = [f".{name}" for name in config.target_parameters or ()]
+    ranks, alphas = dict(config.rank_pattern or {}), dict(config.alpha_pattern or {})
     for name, module in model.named_modules():
         # peft's key is the module's name, or the whole name of a parameter.
         direct = bool(name) and bool(check_target_module_exists(config, name))
@@ -212,8 +213,8 @@ def _saved_sizes(model: nn.Module, config: LoraConfig, folder: Path) -> dict[str
                     f"{fit}: it adapts {key} ({type(module).__name__}), which is no linear layer below the head; only "
                     "those can be trained and merged"
                 )
-            rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), key), config.r)
-            alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), key), config.lora_alpha)
+            rank = ranks.get(get_pattern_key(list(ranks), key), config.r)
+            alpha = alphas.get(get_pattern_key(list(alphas), key), config.lora_alpha)
             sizes[name] = (rank, alpha)
     if not sizes:
         raise ValueError(f"{fit}: none of its layers is what target_modules means, {config.target_modules!r}")
@@ -225,12 +226,11 @@ def _resolved(model: nn.Module, config: LoraConfig, fit: str) -> LoraConfig:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
     config = copy.copy(config)
-    config.rank_pattern, config.alpha_pattern = config.rank_pattern or {}, config.alpha_pattern or {}
     if isinstance(config.target_modules, str) and config.target_modules.lower() == ALL_LINEAR:
-        config.target_modules = set(_linear_layers(model))
+        config.target_modules = sorted(_linear_layers(model))
     elif config.target_modules is None and not config.target_parameters:
-        family = model.config.model_type  # type: ignore[union-attr]
+        family = str(model.config.model_type)  # type: ignore[union-attr]
         if family not in DEFAULTS:
             raise ValueError(f"{fit}: it names no target_modules, and peft has no default for {family}")
-        config.target_modules = set(DEFAULTS[family])
+        config.target_modules = sorted(DEFAULTS[family])
     return config

@@ -140,8 +140,8 @@ def _forget_expert_kernels(model: torch.nn.Module) -> None:
     """
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
+        if method is not None and getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None  # type: ignore[union-attr]
 
 
 def _make_room(model: torch.nn.Module) -> None:
@@ -167,7 +167,7 @@ def _count_written(model: torch.nn.Module, expected: Iterable[str]) -> list[str]
             continue
         if getattr(layer, last).is_meta:
             lost.append(name)
-        elif info.load_numel <= 0 < info.load_numel_total - 1:
+        elif info.load_numel <= 0 < (info.load_numel_total or 0) - 1:
             info.load_numel = 1
     return lost
 
