@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from roll.configs.checks.model_families import family_problems, has_untested_family
 from roll.configs.checks.model_files import model_file_checks
 from roll.configs.errors import Violation, problem
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -27,6 +28,7 @@ from roll.configs.schema.offline_config import OfflineConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import DataArgs
+from roll.pipelines.adapter_check import adapter_problems, has_adapters
 from roll.pipelines.model_options import has_model_options, option_problems
 from roll.pipelines.template_check import answers, questions, tokenizer_args
 from roll.pipelines.warm_start import pending_warm_start
@@ -37,6 +39,12 @@ _PROCESS_S = 120.0
 _MAX_PROCEDURAL = 20_000
 """Tasks that are made for a check."""
 _ALL_ROWS = "`roll data check` reads all of them"
+_OF_MODELS = (
+    (has_model_options, option_problems),
+    (has_adapters, adapter_problems),
+    (has_untested_family, family_problems),
+)
+"""What only a model itself can tell, built without its weights: whether a configuration asks for it, and the answer."""
 
 
 @dataclass
@@ -72,7 +80,8 @@ class StartCheck:
         local = Path(name).expanduser().is_dir()
         if not local and (asked or _sections(config)):
             self.unread.append(f"chat template and lengths of rows, because {name} isn't a folder here")
-        looks = reads or has_model_options(config) or (local and (asked or (self._looks_long and not made)))
+        asks_models = any(asks(config) for asks, _ in _OF_MODELS)
+        looks = reads or asks_models or (local and (asked or (self._looks_long and not made)))
         if looks and not lacking:
             answer = _answer_of_process(config)
             self.warnings += answer.warnings
@@ -196,7 +205,8 @@ def look(config: RunConfig) -> Answer:
         return answer
     if tokenizer is not None:
         answer.violations += [(*each, "") for each in answers(tokenizer, list(questions(config)))]
-    answer.violations += option_problems(config)
+    for asks, problems in _OF_MODELS:
+        answer.violations += problems(config) if asks(config) else ()
     sections = _sections(config)
     if not sections or any(_elsewhere(config, data.file_name) is not None for data in sections.values()):
         return answer

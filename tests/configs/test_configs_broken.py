@@ -51,7 +51,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("null for a required value", ["rollout_batch_size=null"], "rollout_batch_size", ["can't be null"]),
     ("a section without keys", ["rewards=null"], "rewards", ["section with keys", "no value in the file"]),
     ("a value for a section", ["actor_train.model_args=big"], "actor_train.model_args", ["a section with keys"]),
-    ("a missing required key", ["~validation.data_args"], "validation.data_args", ["required", "add"]),
+    ("a missing required key", ["~validation.data_args"], "validation.data_args.file_name", ["required"]),
     ("out of bounds", [f"{TRAIN}.warmup_ratio=1.5"], f"{TRAIN}.warmup_ratio", [">= 0 and < 1"]),
     ("not a number at all", [f"{TRAIN}.learning_rate=.nan"], f"{TRAIN}.learning_rate", ["a number"]),
     ("a choice misspelt", ["truncation=midle"], "truncation", ["did you mean 'middle'"]),
@@ -765,7 +765,7 @@ def test_a_missing_file_names_those_there_are(job):
 COMMANDS = [
     (["sead=1"], "did you mean 'seed'"),
     ([f"{DATA}.file_name=trian.jsonl"], "'train.jsonl'"),
-    (["seed=[1"], "an override that Hydra understands"),
+    (["seed=[1"], "this isn't key=value with a value as YAML has it"),
 ]
 
 

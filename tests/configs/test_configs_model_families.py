@@ -7,7 +7,8 @@ import json
 import pytest
 
 from roll.configs.checks.machine import Machine
-from roll.configs.checks.model_families import cpu_head_sizes, family_checks, head_obstacle
+from roll.configs.checks.model_families import cpu_head_sizes, family_checks, family_problems, head_obstacle
+from roll.configs.errors import problem
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.rotations import rotation_obstacle
 
@@ -40,7 +41,8 @@ def found_for(tmp_path, tree, engine="hf_infer", changes=(), machine=None):
     (tmp_path / "config.json").write_text(json.dumps(tree))
     (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path, engine=engine))
     config = load_config(tmp_path, "job", list(changes))
-    return {violation.path: str(violation) for violation in family_checks(config, machine or Machine())}
+    found = [*family_checks(config, machine or Machine()), *(problem(*each) for each in family_problems(config))]
+    return {violation.path: str(violation) for violation in found}
 
 
 def tree_of(kind, **options):

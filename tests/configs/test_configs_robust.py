@@ -80,7 +80,7 @@ def test_a_missing_key_hides_nothing_and_raises_no_false_alarm(job):
         )  # fmt: skip
     assert {violation.path for violation in caught.value.violations} == {
         "prompt_lenght",
-        "validation.data_args",
+        "validation.data_args.file_name",
         "actor_train.training_args.learning_rate",
         "rewards.math.timeout_s",
         "reference",

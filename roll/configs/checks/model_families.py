@@ -39,7 +39,7 @@ _PADDED = "; such layers train on padded rows (use_sequence_packing: false)"
 
 
 def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
-    """Engine and trainer can run a model of this family. A reward model is looked at when it is loaded."""
+    """Engines can compute a model's rotations and heads, by its config.json alone."""
     for role, worker in config.roles.items():
         tree = _tree(config.model_path(role), worker.model_args)
         if tree is None:
@@ -50,18 +50,34 @@ def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
             yield from _rotation(config, worker, tree, key)
         if name == "vllm" and not (machine.accelerators or machine.amd) and (why := head_obstacle(tree)):
             yield problem(key, why, "hf_infer or sglang", name)
-        if tree.get("model_type") in _TESTED or worker.model_args.trust_remote_code:
-            continue
-        file = config_file(config.model_path(role))
-        assert file is not None
+
+
+def has_untested_family(config: RunConfig) -> bool:
+    """Return whether a role has a model of a type that isn't tested with every engine and trainer."""
+    return any(True for _ in _untested(config))
+
+
+def family_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, sentence, fix) of what engine or trainer would refuse of such a model; builds it without memory. A
+    reward model is looked at when it is loaded."""
+    for role, worker, file in _untested(config):
+        name = worker.strategy_args.strategy_name
+        key = f"{role}.strategy_args.strategy_name"
         if name == "hf_infer":
-            yield from (problem(key, said, fix, name) for said, fix in sampler_obstacles(file))
+            yield from ((key, said, fix) for said, fix in sampler_obstacles(file))
         elif isinstance(worker, ForwardConfig) and _is_policy(role) and not name.startswith("megatron"):
             recomputes = isinstance(worker, TrainConfig) and not worker.model_args.disable_gradient_checkpointing
             for said, fix in trainer_obstacles(file, recomputes=recomputes):
                 switch = "disable_gradient_checkpointing" in fix
-                path = f"{role}.model_args.disable_gradient_checkpointing" if switch else key
-                yield problem(path, said, fix, False if switch else name)
+                yield f"{role}.model_args.disable_gradient_checkpointing" if switch else key, said, fix
+
+
+def _untested(config: RunConfig) -> Iterator[tuple[str, WorkerConfig, Path]]:
+    for role, worker in config.roles.items():
+        file, tree = config_file(config.model_path(role)), _tree(config.model_path(role), worker.model_args)
+        kind = None if tree is None or worker.model_args.trust_remote_code else tree.get("model_type")
+        if file is not None and isinstance(kind, str) and kind not in _TESTED:
+            yield role, worker, file
 
 
 def _is_policy(role: str) -> bool:
