@@ -68,14 +68,13 @@ def check(
     wrong. The arguments are those of `train`."""
     from roll.cli.exits import say
     from roll.configs.errors import ConfigError
-    from roll.pipelines.adapter_check import adapter_violations
     from roll.pipelines.check_process import StartCheck
 
     start = StartCheck()
     given = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
     with tempfile.TemporaryDirectory(prefix="roll-") as folder, rows_named():
         checked = configured(config, given, overrides, keeps=False, folder=Path(folder))
-        if violations := [*start.violations(checked), *adapter_violations(checked)]:
+        if violations := list(start.violations(checked)):
             raise ConfigError(violations)
         for kind, texts in (("warning", start.warnings), ("not looked at", start.unread)):
             for text in texts:

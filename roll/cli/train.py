@@ -75,7 +75,6 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     from roll.configs.checks.endpoints import endpoint_notes
     from roll.configs.errors import ConfigError
     from roll.configs.parsing.loader import load_config, to_yaml
-    from roll.pipelines.adapter_check import adapter_violations
     from roll.pipelines.check_process import StartCheck
 
     if every_key:
@@ -83,10 +82,10 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         return Exit.DONE
     start = StartCheck()
     try:
-        config = load(file, overrides, last=[adapter_violations, start.violations])
+        config = load(file, overrides, last=[start.violations])
     except ConfigError:
         if not start.asked:
-            say("not looked at, before this is mended: rows of data, tokenizer, chat template")
+            say("not looked at, before this is mended: rows of data, tokenizer, chat template, the model's options")
         raise
     for warning in start.warnings:
         say(f"warning: {warning}")
