@@ -85,7 +85,7 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         config = load(file, overrides, last=[start.violations])
     except ConfigError:
         if not start.asked:
-            say("not looked at, before this is mended: rows of data, tokenizer, chat template")
+            say("not looked at, before this is mended: rows of data, tokenizer, chat template, the model's options")
         raise
     for warning in start.warnings:
         say(f"warning: {warning}")

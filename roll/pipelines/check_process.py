@@ -1,9 +1,10 @@
-"""What `roll check` asks of the tokenizer and the data, as the run itself will at its start.
+"""What `roll check` asks of tokenizer, model and data, as the run itself will at its start.
 
-It is asked in a process of its own, for a limited time: a check itself loads none of the libraries that tokenizers come
-with. What wasn't looked at is said.
+One process answers all of it, in a limited time: a check itself loads none of the libraries that they come with. What
+wasn't looked at is said.
 
-    config --Check.violations--> process: tokenizer -> chat template -> rows -> the run's own loading --> violations
+    StartCheck.violations --configs--> process, look: tokenizer -> chat template -> empty models -> rows -> the run's
+    own loading --> violations
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from roll.configs.schema.offline_config import OfflineConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import DataArgs
-from roll.pipelines.adapter_check import adapter_problems, has_adapters
 from roll.pipelines.model_options import has_model_options, option_problems
 from roll.pipelines.template_check import answers, questions, tokenizer_args
 from roll.pipelines.warm_start import pending_warm_start
@@ -39,17 +39,11 @@ _PROCESS_S = 120.0
 _MAX_PROCEDURAL = 20_000
 """Tasks that are made for a check."""
 _ALL_ROWS = "`roll data check` reads all of them"
-_OF_MODELS = (
-    (has_model_options, option_problems),
-    (has_adapters, adapter_problems),
-    (has_untested_family, family_problems),
-)
-"""What only a model itself can tell, built without its weights: whether a configuration asks for it, and the answer."""
 
 
 @dataclass
 class Answer:
-    """What a process has found: (key, sentence, fix) of what stops the run, and sentences of the rest."""
+    """What the process has found: (key, sentence, fix) of what stops the run, and sentences of the rest."""
 
     violations: list[tuple[str, str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -66,41 +60,37 @@ class StartCheck:
         """Whether it has looked: it does so when nothing else is wrong."""
 
     def violations(self, config: RunConfig) -> Iterator[Violation]:
-        """Yield what would end the run."""
+        """Yield what would end the run, or the fine-tuning before it."""
         self.asked = True
-        lacking = list(model_file_checks(config))
-        yield from lacking
+        parts = {"": config}
+        try:
+            parts |= _warm_start(config)
+        except ValueError as error:
+            yield problem("warm_start", str(error).removeprefix("warm_start: "))
+        asked: dict[str, RunConfig] = {}
+        for prefix, part in parts.items():
+            violations = list(model_file_checks(part))
+            if self._needs_process(part, violations):
+                asked[prefix] = part
+            yield from (replace(one, path=f"{prefix}{one.path}") for one in violations)
+        for prefix, answer in zip(asked, _answers_of_process(list(asked.values())), strict=True):
+            self.warnings += answer.warnings
+            self.unread += answer.unread
+            yield from (problem(f"{prefix}{key}", *words) for key, *words in answer.violations)
+
+    def _needs_process(self, config: RunConfig, violations: list[Violation]) -> bool:
+        """Add what can be seen without the libraries of tokenizers and models; return whether there is more to see."""
+        loads = not violations
         asked, reads = bool(list(questions(config))), self._reads_rows(config)
-        made = list(self._procedural(config))
-        yield from made
-        if isinstance(config, AgenticConfig) and not config.replays:
-            yield from self._warm_start(config)
+        looks_long, made = self._procedural(config)
+        violations += made
         args = tokenizer_args(config)
         name = str(args.tokenizer_name_or_path or args.model_name_or_path)
         local = Path(name).expanduser().is_dir()
         if not local and (asked or _sections(config)):
             self.unread.append(f"chat template and lengths of rows, because {name} isn't a folder here")
-        asks_models = any(asks(config) for asks, _ in _OF_MODELS)
-        looks = reads or asks_models or (local and (asked or (self._looks_long and not made)))
-        if looks and not lacking:
-            answer = _answer_of_process(config)
-            self.warnings += answer.warnings
-            self.unread += answer.unread
-            yield from (problem(*each) for each in answer.violations)
-
-    _looks_long = False
-
-    def _warm_start(self, config: AgenticConfig) -> Iterator[Violation]:
-        """The fine-tuning before the run can be run."""
-        if config.warm_start is None or not Path(config.warm_start).is_file():
-            return  # another check says so
-        try:
-            first = pending_warm_start(config)
-        except ValueError as error:
-            yield problem("warm_start", str(error).removeprefix("warm_start: "))
-            return
-        for violation in self.violations(first) if first is not None else ():
-            yield replace(violation, path=f"warm_start ({config.warm_start}): {violation.path}")
+        asks_models = has_model_options(config) or has_untested_family(config)
+        return loads and (reads or asks_models or (local and (asked or (looks_long and not made))))
 
     def _reads_rows(self, config: RunConfig) -> bool:
         """Return whether there are rows to read, and note those that can't be."""
@@ -114,13 +104,14 @@ class StartCheck:
                 reads = reads or bool(data.file_name)
         return reads
 
-    def _procedural(self, config: RunConfig) -> Iterator[Violation]:
-        """There are as many different tasks as are asked for. Notes prompts that may be too long."""
+    def _procedural(self, config: RunConfig) -> tuple[bool, list[Violation]]:
+        """Return whether prompts of tasks that are made may be too long, and whether there are too few of them."""
         from roll.data.procedural import procedural_tasks, questions_of
         from roll.utils.rows import DataError
 
+        looks_long, violations = False, []
         if not isinstance(config, RLVRConfig):
-            return
+            return looks_long, violations
         seen: dict[str, set[str]] = {}
         for key, data in _sections(config).items():
             for i, task in enumerate(data.procedural):
@@ -134,12 +125,22 @@ class StartCheck:
                         domain=config.domain_of(task.tag) or "", exclude=seen.get(task.tag, ()),
                     )  # fmt: skip
                 except DataError as error:
-                    yield problem(f"{key}.procedural[{i}]", str(error))
+                    violations.append(problem(f"{key}.procedural[{i}]", str(error)))
                     continue
-                longest = max(len(one.payload["prompt"]) for one in made)
-                self._looks_long = self._looks_long or longest > 3 * config.prompt_length
+                looks_long |= max(len(one.payload["prompt"]) for one in made) > 3 * config.prompt_length
                 if split == "train":
                     seen.setdefault(task.tag, set()).update(questions_of(made))
+        return looks_long, violations
+
+
+def _warm_start(config: RunConfig) -> dict[str, RunConfig]:
+    """Return the configuration of a warm start that is still to be done, by the words that its keys begin with."""
+    if not isinstance(config, AgenticConfig) or config.replays or config.warm_start is None:
+        return {}
+    if not Path(config.warm_start).is_file():
+        return {}  # another check says so
+    first = pending_warm_start(config)
+    return {} if first is None else {f"warm_start ({config.warm_start}): ": first}
 
 
 def _sections(config: RunConfig) -> dict[str, Any]:
@@ -175,12 +176,14 @@ def _elsewhere(config: RunConfig, names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _answer_of_process(config: RunConfig) -> Answer:
+def _answers_of_process(configs: list[RunConfig]) -> list[Answer]:
+    if not configs:
+        return []
     command = [sys.executable, "-m", "roll.pipelines.check_process"]
     try:
-        asked = pickle.dumps(config)
+        asked = pickle.dumps(configs)
         done = subprocess.run(command, input=asked, capture_output=True, timeout=_PROCESS_S)
-        return Answer(**json.loads(done.stdout.splitlines()[-1]))
+        return [Answer(**each) for each in json.loads(done.stdout.splitlines()[-1])]
     except subprocess.TimeoutExpired:
         why = f"reading them took more than {_PROCESS_S:.0f} seconds"
     except (IndexError, ValueError, TypeError):
@@ -188,7 +191,8 @@ def _answer_of_process(config: RunConfig) -> Answer:
         why = f"the process that reads them ended: {last[0] if last else f'exit {done.returncode}'}"
     except (OSError, pickle.PicklingError, AttributeError) as error:
         why = str(error)
-    return Answer(unread=[f"tokenizer, chat template and rows: {why}"])
+    unread = [f"tokenizer, chat template, rows and the model's options: {why}"]
+    return [Answer(unread=unread), *(Answer() for _ in configs[1:])]
 
 
 # --- in the process -------------------------------------------------------------------------------------------------
@@ -205,8 +209,8 @@ def look(config: RunConfig) -> Answer:
         return answer
     if tokenizer is not None:
         answer.violations += [(*each, "") for each in answers(tokenizer, list(questions(config)))]
-    for asks, problems in _OF_MODELS:
-        answer.violations += problems(config) if asks(config) else ()
+    answer.violations += option_problems(config)
+    answer.violations += family_problems(config)
     sections = _sections(config)
     if not sections or any(_elsewhere(config, data.file_name) is not None for data in sections.values()):
         return answer
@@ -315,4 +319,5 @@ def _as_the_run(config: RunConfig, tokenizer: Any) -> Iterator[tuple[str, str, s
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(vars(look(pickle.loads(sys.stdin.buffer.read())))) + "\n")
+    found = [vars(look(config)) for config in pickle.loads(sys.stdin.buffer.read())]
+    sys.stdout.write(json.dumps(found) + "\n")

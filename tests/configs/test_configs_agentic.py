@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_models import build_tiny_model
 from refused import check_refused
 
 from roll.configs.checks.endpoints import endpoint_notes
@@ -593,6 +594,8 @@ def test_only_environments_that_are_played_are_checked(play):
 
 def test_the_command_checks_environments(play, capsys):
     import runpy
+
+    build_tiny_model(play / "model")  # the command looks at tokenizer and weights, too
 
     main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "start_pipeline.py"))["main"]
     job = ["--config_path", str(play), "--config_name", "job", "--check"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_models import build_tiny_model
 from refused import check_refused
 
 from roll.configs.checks.prerequisites import check_prerequisites
@@ -195,6 +196,7 @@ def test_too_few_agents_for_what_is_played_at_once_are_warned_of(play):
 def test_a_function_that_cannot_be_imported_is_refused_by_the_check(play, capsys, source, said):
     from roll.cli.train import start_pipeline
 
+    build_tiny_model(play / "model")  # the command looks at tokenizer and weights, too
     job = ["--config_path", str(play), "--config_name", "job", "--check"]
     assert start_pipeline(job, play) == 0
     (play / "agent.py").write_text(source)

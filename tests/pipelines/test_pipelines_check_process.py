@@ -273,3 +273,35 @@ def test_options_that_the_model_does_not_have_are_refused(tiny_model):
     assert "leaves nothing to train" in problems(freeze_module_prefix=[""])[0][1]
     assert problems(freeze_module_prefix=["model.embed_tokens"]) == []
     assert problems(model_config_kwargs={"rms_norm_eps": 1e-5}) == []
+
+
+def test_a_warm_start_is_read_by_the_same_process_and_its_keys_are_named(monkeypatch):
+    write("train.jsonl", [{"messages": TALK}, {"messages": [TALK[0], {"role": "assistant", "content": ""}]}])
+    Path("first.yaml").write_text(
+        "pipeline: sft\nexecutor: inline\nmax_steps: 1\npretrain: model\nsequence_length: 64\n"
+        "actor_train:\n  training_args: {per_device_train_batch_size: 2}\n"
+        "  data_args: {file_name: train.jsonl, messages: messages}\n"
+    )
+    processes = []
+
+    def answers(configs):
+        processes.append([config.pipeline for config in configs])
+        return [look(config) for config in configs]
+
+    monkeypatch.setattr("roll.pipelines.check_process._answers_of_process", answers)
+    envs = {"lake": {"env_type": "frozen_lake"}}
+    manager = {"num_env_groups": 1, "group_size": 2}
+    reading = read_tree({
+        "pipeline": "agentic", "executor": "inline", "max_steps": 1, "output_dir": "out", "warm_start": "first.yaml",
+        "custom_envs": envs, "train_env_manager": manager, "rollout_batch_size": 2,
+        "prompt_length": 32, "response_length": 16,
+        "actor_train": {
+            "training_args": {"per_device_train_batch_size": 2}, "model_args": {"tokenizer_name_or_path": "model"},
+        },
+    })  # fmt: skip
+    config = reading.config
+    assert config is not None and not reading.violations, "\n".join(map(str, reading.violations))
+    *_, violation = StartCheck().violations(config)
+    assert violation.path == "warm_start (first.yaml): actor_train.data_args.file_name"
+    assert "train.jsonl:2: " in str(violation)
+    assert processes == [["agentic", "sft"]]

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from toy import run_toy, write_toy
 
 from roll.configs.parsing.loader import load_config
-from roll.pipelines.adapter_check import adapter_problems, has_adapters
 from roll.pipelines.engine_pipeline import EnginePipeline
+from roll.pipelines.model_options import has_model_options, option_problems
 
 MODEL = "actor_train.model_args"
 RANK = (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", "actor_train.training_args.learning_rate=5e-3")
@@ -102,7 +102,7 @@ def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
 def test_layers_that_the_model_lacks_are_refused_by_roll_check(tiny_model, tmp_path):
     folder = write_toy(tmp_path / "toy", tiny_model)
     keys = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora_target=[q_proj, w1]")
-    ((key, sentence, _),) = adapter_problems(load_config(folder, "toy", keys))
+    ((key, sentence, _),) = option_problems(load_config(folder, "toy", keys))
     assert key == f"{MODEL}.lora_target"
     assert "has no linear layer 'w1' that can be adapted; expected all-linear or some of q_proj" in sentence
-    assert has_adapters(load_config(folder, "toy", keys)) and not has_adapters(load_config(folder, "toy"))
+    assert not has_model_options(load_config(folder, "toy"))

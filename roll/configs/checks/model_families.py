@@ -183,8 +183,8 @@ def trainer_obstacles(file: Path, *, recomputes: bool) -> Iterator[tuple[str, st
 
 @cache
 def _built(file: Path) -> Any:
-    """Return transformers' causal language model of a config.json, of few layers and without memory; None: it isn't
-    known there, or says better itself what is wrong with it."""
+    """Return transformers' causal language model of a config.json, without memory; None: it isn't known there, or says
+    better itself what is wrong with it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
