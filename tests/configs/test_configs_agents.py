@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_models import build_tiny_model
 from refused import check_refused
+from tiny_models import build_tiny_model
 
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
