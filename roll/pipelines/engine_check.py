@@ -53,6 +53,10 @@ _ROUNDING = {"fp32": _Bounds(2e-5, 1e-4), "fp16": _Bounds(0.05, _ANY), "bf16": _
 """By the coarsest dtype of trainer and engine."""
 _ON_ACCELERATORS = _Bounds(0.02, _ANY)  # fp32 there: kernels may multiply in TF32
 _QUANTISED = _Bounds(1.0, _ANY)
+_OF_CACHES = {
+    "auto": "fp32", "float32": "fp32", "float16": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16",
+}  # fmt: skip
+"""The engines' `kv_cache_dtype`, by what its rounding is at least; any other value is a quantised cache."""
 
 
 def check_engines(config: RLConfig, clusters: Clusters, tokenizer: Any, version: int) -> None:
@@ -89,10 +93,12 @@ def _bounds(config: RLConfig, *, on_cpu: bool) -> _Bounds:
     """Return what rounding may do. A temperature below 1 makes every difference of logits larger; that of fp32 grows
     with the square root of how many numbers are added up one after the other."""
     options = config.actor_infer.strategy_args.strategy_config
+    args = options.engine_args if isinstance(options, SglangConfig | VllmConfig) else {}
+    cache = _OF_CACHES.get(str(args.get("kv_cache_dtype") or "auto"))
     quantised = isinstance(options, VllmConfig) and options.quantization is not None
-    quantised |= isinstance(options, SglangConfig | VllmConfig) and bool(options.engine_args.get("quantization"))
-    dtypes = (config.actor_train.model_args.dtype, config.actor_infer.model_args.dtype)
-    found = [_ROUNDING[dtype] for dtype in dtypes if dtype != "fp32"]
+    quantised |= bool(args.get("quantization")) or cache is None
+    dtypes = (config.actor_train.model_args.dtype, config.actor_infer.model_args.dtype, cache)
+    found = [_ROUNDING[dtype] for dtype in dtypes if dtype not in ("fp32", None)]
     larger, exact = _growth(_model_config(config)), _ROUNDING["fp32"]
     found.append(_Bounds(larger * exact.mean, larger * exact.most))
     if not on_cpu:

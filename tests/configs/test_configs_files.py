@@ -172,3 +172,9 @@ def test_the_folder_may_be_given_from_the_examples(tmp_path):
     job = ["--config_path", "quickstart", "--config_name", "rlvr_smollm2", "--print_config"]
     done = run_command(*job, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_configuration_with_every_key_of_an_earlier_version_loads(job):
+    # Runs have written every key with its default, and this one's was `linear`.
+    config = load_config(job, "job", ["actor_train.training_args.wsd_decay_style=linear"])
+    assert config.actor_train.training_args.lr_scheduler_type == "constant"

@@ -98,6 +98,8 @@ def test_heads_that_vllms_attention_on_a_cpu_cannot_take_are_refused_where_there
     found = found_for(tmp_path, tree, "vllm")
     assert "and those of this model have 8" in found[SAMPLER]
     assert found_for(tmp_path, tree, "vllm", machine=Machine(accelerators=("NVIDIA H200",))) == {}
+    several = ("num_nodes=2", "executor=ray")  # this machine may be the only one without
+    assert found_for(tmp_path, tree, "vllm", several) == {}
     assert head_obstacle({**tree, "head_dim": 48})
     assert not head_obstacle({**tree, "head_dim": 64})
 

@@ -121,3 +121,5 @@ def test_bounds_are_those_of_the_coarsest_arithmetic_on_the_way(tmp_path: Path) 
     assert bounds(VllmConfig()).mean == pytest.approx(16 * 2e-5)  # sqrt(8 x 2048 / (2 x 32)) = 16
     assert bounds(VllmConfig(quantization="fp8"), "bf16").mean == 1.0
     assert bounds(SglangConfig(engine_args={"quantization": "w8a8_int8"})).mean == 1.0
+    assert bounds(VllmConfig(engine_args={"kv_cache_dtype": "fp8"}), "bf16").mean == 1.0
+    assert bounds(SglangConfig(engine_args={"kv_cache_dtype": "bf16"})).mean == 0.2  # of keys and values alone

@@ -48,7 +48,8 @@ def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
         key = f"{role}.strategy_args.strategy_name"
         if name in ("vllm", "sglang") and role == "actor_infer":
             yield from _rotation(config, worker, tree, key)
-        if name == "vllm" and not (machine.accelerators or machine.amd) and (why := head_obstacle(tree)):
+        on_cpu = config.num_nodes == 1 and not (machine.accelerators or machine.amd)  # the others may have some
+        if name == "vllm" and on_cpu and (why := head_obstacle(tree)):
             yield problem(key, why, "hf_infer or sglang", name)
 
 

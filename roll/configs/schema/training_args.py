@@ -74,7 +74,7 @@ class TrainingArgs:
     num_decay_steps: int | None = number(None, ge=1, acts_if=(_WSD,))
     """Optimizer steps in which they fall, the last ones before `lr_decay_steps`. null: `wsd_decay_ratio` says it."""
     wsd_decay_style: Literal["linear", "cosine", "minus_sqrt", "exponential"] | None = acting(
-        None, _WSD, also={"1-sqrt": "minus_sqrt"}
+        None, _WSD, idle=("linear",), also={"1-sqrt": "minus_sqrt"}
     )
     """How they fall there. null: `linear` with `wsd`, `cosine` with `warmup_stable_decay`."""
     optimizer: Literal["adamw", "muon"] = acting(
