@@ -58,10 +58,10 @@ def check_data(options: argparse.Namespace) -> int:
         check.files(data, replace(data, file_name=(options.validation,)) if options.validation else None)
     for found in check.found:
         _print(console, found, check.limit)
-    told = [*(("note", note) for note in notes), *((remark.level, remark.text) for remark in check.remarks)]
-    for level, text in told:
+    messages = [*(("note", note) for note in notes), *((remark.level, remark.text) for remark in check.remarks)]
+    for level, text in messages:
         console.print(Text("note: ", "cyan") if level == "note" else Text("PROBLEM: ", "bold red"), Text(text), sep="")
-    problems = sum(level != "note" for level, _ in told)
+    problems = sum(level != "note" for level, _ in messages)
     console.print(f"{problems} problem(s): a run would stop or lose rows" if problems else "no problems")
     return Exit.FAILED if problems else Exit.DONE
 

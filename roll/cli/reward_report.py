@@ -59,13 +59,13 @@ class Kind:
 
 
 def report(
-    title: str, kinds: Mapping[str, Kind], counts: Mapping[str, int], found: Sequence[Mismatch], show: int
+    title: str, kinds: Mapping[str, Kind], counts: Mapping[str, int], mismatches: Sequence[Mismatch], show: int
 ) -> None:
     """Print all of it; `show` rows of the table of mismatches at most."""
     console = Console(highlight=False)
     if any(kind.responses for kind in kinds.values()):
         console.print(_kinds(title, kinds))
-    lines = _lines(found)
+    lines = _lines(mismatches)
     if lines:
         table = Table("row", "response", "what happened", title="not as expected")
         for where, check, why in lines[:show]:
@@ -73,7 +73,9 @@ def report(
         console.print(table)
     hidden = f" ({len(lines) - show} not shown, see --show)" if len(lines) > show else ""
     counted = ", ".join(f"{number} {what}" for what, number in counts.items())
-    console.print(f"{counted}, {len(found)} not as expected{hidden}" if found else f"{counted}, all as expected")
+    console.print(
+        f"{counted}, {len(mismatches)} not as expected{hidden}" if mismatches else f"{counted}, all as expected"
+    )
 
 
 def _kinds(title: str, kinds: Mapping[str, Kind]) -> Table:
@@ -90,19 +92,19 @@ def _kinds(title: str, kinds: Mapping[str, Kind]) -> Table:
     return table
 
 
-def _lines(found: Sequence[Mismatch]) -> list[tuple[str, str, str]]:
+def _lines(mismatches: Sequence[Mismatch]) -> list[tuple[str, str, str]]:
     """Return the rows of the table; of a failure that is the same for many rows it has `_ALIKE`."""
-    alike = Counter(_same(one) for one in found if one.failed)
-    told: Counter[str] = Counter()
+    alike = Counter(_same(one) for one in mismatches if one.failed)
+    shown: Counter[str] = Counter()
     lines = []
-    for one in found:
+    for one in mismatches:
         why = one.why
         if one.failed:
-            told[_same(one)] += 1
+            shown[_same(one)] += 1
             more = alike[_same(one)] - _ALIKE
-            if told[_same(one)] > _ALIKE:
+            if shown[_same(one)] > _ALIKE:
                 continue
-            if told[_same(one)] == _ALIKE and more > 0:
+            if shown[_same(one)] == _ALIKE and more > 0:
                 why = f"{why} (and {more} more times)"
         lines.append((one.where.rpartition("/")[2], one.check, why))
     return lines

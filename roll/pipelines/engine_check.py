@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _TEXTS = ("The first letters of the alphabet are a, b, c,", "One, two")
 _PROMPT_TOKENS = (8, 3)
 _NEW_TOKENS = 12
-_PATIENCE_S = 120.0  # while responses are under way, as ahead of training, an engine may have no place for others
+_BUSY_TIMEOUT_S = 120.0  # while responses are under way, as ahead of training, an engine may have no place for others
 
 
 class _Bounds(NamedTuple):
@@ -72,7 +72,7 @@ def check_engines(config: RLConfig, clusters: Clusters, tokenizer: Any, version:
     requests = probe_requests(config, tokenizer, "check", version, list(zip(_TEXTS, lengths, strict=True)), tokens)
     bounds = _bounds(config, on_cpu=clusters.actor_train.call_rank(0, Worker.device) == "cpu")
     try:
-        by_engine = sampled_and_scored(clusters, requests, version, _PATIENCE_S)
+        by_engine = sampled_and_scored(clusters, requests, version, _BUSY_TIMEOUT_S)
     except WorkerFailed as error:
         if error.type_name != EngineBusy.__name__:
             raise
@@ -98,15 +98,15 @@ def _bounds(config: RLConfig, *, on_cpu: bool) -> _Bounds:
     quantised = isinstance(options, VllmConfig) and options.quantization is not None
     quantised |= bool(args.get("quantization")) or cache is None
     dtypes = (config.actor_train.model_args.dtype, config.actor_infer.model_args.dtype, cache)
-    found = [_ROUNDING[dtype] for dtype in dtypes if dtype not in ("fp32", None)]
+    bounds = [_ROUNDING[dtype] for dtype in dtypes if dtype not in ("fp32", None)]
     larger, exact = _growth(_model_config(config)), _ROUNDING["fp32"]
-    found.append(_Bounds(larger * exact.mean, larger * exact.most))
+    bounds.append(_Bounds(larger * exact.mean, larger * exact.most))
     if not on_cpu:
-        found.append(_ON_ACCELERATORS)
+        bounds.append(_ON_ACCELERATORS)
     if quantised:
-        found.append(_QUANTISED)
+        bounds.append(_QUANTISED)
     wider = max(1.0, 1 / config.temperature) if config.temperature else 1.0
-    return _Bounds(wider * max(b.mean for b in found), wider * max(b.most for b in found))
+    return _Bounds(wider * max(b.mean for b in bounds), wider * max(b.most for b in bounds))
 
 
 def _message(
@@ -132,10 +132,10 @@ def _model_config(config: RLConfig) -> dict[str, Any]:
     """Return the model's config.json; empty where there is none on this machine."""
     try:
         text = (Path(config.model_path("actor_infer")).expanduser() / "config.json").read_text(encoding="utf-8")
-        found = json.loads(text)
+        tree = json.loads(text)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _growth(described: dict[str, Any]) -> float:

@@ -141,8 +141,8 @@ class RunData:
             self._common(found, 0, key)
             self._too_long(found, "sequence_length", config.truncation)
             if found.untaught:
-                said = f"{found.untaught} rows without a token of the assistant within sequence_length"
-                self._say("loss", f"{name}: {said}", f"{key}.file_name")
+                sentence = f"{found.untaught} rows without a token of the assistant within sequence_length"
+                self._say("loss", f"{name}: {sentence}", f"{key}.file_name")
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class RunData:
             )
             self._note(f"{found.name}: {what}: {columns}")
         if found.overlap:
-            said = f"{found.overlap} validation rows are in the training data too"
-            self._note(listing(said, found.overlap_listed))
+            sentence = f"{found.overlap} validation rows are in the training data too"
+            self._note(listing(sentence, found.overlap_listed))
 
     def _too_long(self, found: Findings, key: str, truncation: str) -> None:
         if not found.too_long:

@@ -65,12 +65,12 @@ def family_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         name = worker.strategy_args.strategy_name
         key = f"{role}.strategy_args.strategy_name"
         if name == "hf_infer":
-            yield from ((key, said, fix) for said, fix in sampler_obstacles(file))
+            yield from ((key, sentence, fix) for sentence, fix in sampler_obstacles(file))
         elif isinstance(worker, ForwardConfig) and _is_policy(role) and not name.startswith("megatron"):
             recomputes = isinstance(worker, TrainConfig) and not worker.model_args.disable_gradient_checkpointing
-            for said, fix in trainer_obstacles(file, recomputes=recomputes):
+            for sentence, fix in trainer_obstacles(file, recomputes=recomputes):
                 switch = "disable_gradient_checkpointing" in fix
-                yield f"{role}.model_args.disable_gradient_checkpointing" if switch else key, said, fix
+                yield f"{role}.model_args.disable_gradient_checkpointing" if switch else key, sentence, fix
 
 
 def _untested(config: RunConfig) -> Iterator[tuple[str, WorkerConfig, Path]]:
@@ -100,11 +100,11 @@ def _tree(name: str, args: ModelArgs) -> dict[str, Any] | None:
 
 def _rotation(config: RunConfig, worker: WorkerConfig, tree: dict[str, Any], key: str) -> Iterator[Violation]:
     args: StrategyArgs = worker.strategy_args
-    given = args.strategy_config.max_model_len if isinstance(args.strategy_config, VllmConfig) else None
-    why = rotation_obstacle(args.strategy_name, tree, config.max_sequence_length, given)
+    max_model_len = args.strategy_config.max_model_len if isinstance(args.strategy_config, VllmConfig) else None
+    why = rotation_obstacle(args.strategy_name, tree, config.max_sequence_length, max_model_len)
     if why and args.strategy_name == "vllm":
         path = "actor_infer.strategy_args.strategy_config.max_model_len"
-        yield problem(path, why, "remove it: it is the run's longest row then", given)
+        yield problem(path, why, "remove it: it is the run's longest row then", max_model_len)
     elif why:
         yield problem(key, why, "vllm or hf_infer, which choose once for the whole run, or shorter rows", "sglang")
 
@@ -150,15 +150,15 @@ def sampler_obstacles(file: Path) -> Iterator[tuple[str, str]]:
     if getattr(config, "max_position_embeddings", None) is None:
         yield f"{name} states no context length (max_position_embeddings), by which rows end", "a model that states one"
     elif other:
-        said = f"hf_infer can't run {name}: it has layers of type {', '.join(other)}"
-        yield said, OTHER_ENGINES + _PADDED
+        sentence = f"hf_infer can't run {name}: it has layers of type {', '.join(other)}"
+        yield sentence, OTHER_ENGINES + _PADDED
     elif "past_key_values" not in parameters:
         yield f"hf_infer can't run {name}: its forward pass takes no cache of keys and values", OTHER_ENGINES
     elif shared:
         yield f"hf_infer can't run {name}: {shared} of its layers have no keys and values of their own", OTHER_ENGINES
     elif "input_ids" in inner and "position_ids" not in inner:
-        said = f"hf_infer can't run {name}: it pads rows at the left, and this model counts positions itself"
-        yield said, OTHER_ENGINES
+        sentence = f"hf_infer can't run {name}: it pads rows at the left, and this model counts positions itself"
+        yield sentence, OTHER_ENGINES
 
 
 def trainer_obstacles(file: Path, *, recomputes: bool) -> Iterator[tuple[str, str]]:
@@ -169,17 +169,17 @@ def trainer_obstacles(file: Path, *, recomputes: bool) -> Iterator[tuple[str, st
     name, decoder, head = type(model).__name__, model.get_decoder(), model.get_output_embeddings()
     inside = {id(parameter) for part in (decoder, head) if part is not None for parameter in part.parameters()}
     beside = [key for key, parameter in model.named_parameters() if id(parameter) not in inside]
-    apart = (
+    separate = (
         decoder is not None and decoder is not model and "input_ids" in inspect.signature(decoder.forward).parameters
     )
-    if head is None or not apart or type(decoder) is type(model):
+    if head is None or not separate or type(decoder) is type(model):
         yield f"{name} can't be trained: its decoder and its output head can't be told apart", "another model"
     elif beside:
-        said = f"{name} can't be trained: its logits come from more than an output head ({beside[0]})"
-        yield said, "another model"
+        sentence = f"{name} can't be trained: its logits come from more than an output head ({beside[0]})"
+        yield sentence, "another model"
     elif recomputes and not model.supports_gradient_checkpointing:
-        said = f"{name} can't compute activations again in the backward pass"
-        yield said, "disable_gradient_checkpointing=true"
+        sentence = f"{name} can't compute activations again in the backward pass"
+        yield sentence, "disable_gradient_checkpointing=true"
 
 
 @cache

@@ -16,7 +16,7 @@ _WITH_TOKENIZER = ("actor_train", "teacher", "teachers", "reward_model", "reward
 
 def model_file_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders that are here hold what is loaded from them. Code of a folder's own isn't looked at."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for role, worker in config.roles.items():
         args, name = worker.model_args, config.model_path(role)
         folder = Path(name).expanduser()
@@ -28,8 +28,8 @@ def model_file_checks(config: RunConfig) -> Iterator[Violation]:
             expected = "a model folder with its tokenizer (tokenizer.json, tokenizer_config.json), which this one lacks"
             fix = f"tokenizer.save_pretrained({name!r}), or {role}.model_args.tokenizer_name_or_path=<its folder>"
             yield Violation(key, expected, fix, name)
-        if _lacks(folder, _WEIGHTS) and name not in told:
-            told.add(name)
+        if _lacks(folder, _WEIGHTS) and name not in reported:
+            reported.add(name)
             expected = "a model folder with weights (*.safetensors, *.bin), which this one lacks"
             yield Violation(key, expected, "copy them there, or model.save_pretrained(...)", name)
 

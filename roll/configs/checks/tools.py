@@ -57,10 +57,10 @@ def _own(path: str, tool: ToolConfig, value: str) -> Iterator[Violation]:
     if isinstance(node, ast.ClassDef):
         wrong = list(signature.problems(tool.options))
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        told = (tool.parameters or {}).get("properties", {})
+        described = (tool.parameters or {}).get("properties", {})
         pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
         needed = [one.arg for one, default in pairs if default is None]
-        absent = [name for name in needed if name not in tool.options and name not in told]
+        absent = [name for name in needed if name not in tool.options and name not in described]
         wrong += [(name, "it has no default, and the policy doesn't give keyword-only arguments") for name in absent]
     for key, said in wrong:
         yield Violation(

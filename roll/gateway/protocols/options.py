@@ -52,9 +52,9 @@ def check_format(value: Any, where: str, ignore_as: str) -> None:
         f.refuse_lost(where, f"{NO_GRAMMAR}; the format `text` is fine", ignore_as)
 
 
-def reasoning(kept: Mapping[str, Any]) -> str | None:
+def reasoning(fields: Mapping[str, Any]) -> str | None:
     """Return the effort of Responses' `reasoning`. Thoughts are shown whatever is asked about them."""
-    body = _known(kept.get("reasoning"), "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
+    body = _known(fields.get("reasoning"), "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
     for name in ("summary", "generate_summary"):
         one_of(body, name, _SUMMARIES, "reasoning.")
     if body.get("context") not in (None, "auto", "all_turns"):  # thoughts stand in later prompts as they were sampled
@@ -64,48 +64,48 @@ def reasoning(kept: Mapping[str, Any]) -> str | None:
     return effort(body, "effort", "reasoning.")
 
 
-def check_text(kept: Mapping[str, Any]) -> None:
+def check_text(fields: Mapping[str, Any]) -> None:
     """Check Responses' `text`."""
-    body = _known(kept.get("text"), "text", ("format", "verbosity"))
+    body = _known(fields.get("text"), "text", ("format", "verbosity"))
     check_format(body.get("format"), "text.format", "text")
     verbosity(body, "text.")
 
 
-def check_include(kept: Mapping[str, Any]) -> None:
+def check_include(fields: Mapping[str, Any]) -> None:
     """Check Responses' `include`: thoughts are shown anyway, and of tools that run at OpenAI there is nothing."""
-    if "include" not in kept:
+    if "include" not in fields:
         return
-    for i, name in enumerate(f.items(kept["include"], "include", 64)):
+    for i, name in enumerate(f.items(fields["include"], "include", 64)):
         if not isinstance(name, str):
             f.wrong(f"include[{i}]", name, "a text")
         if name != "reasoning.encrypted_content" and name not in _SHOWN_OF_HOSTED:
             f.refuse_lost("include", f"there is no {name[:80]} to show", "include")
 
 
-def output_config(kept: Mapping[str, Any]) -> str | None:
+def output_config(fields: Mapping[str, Any]) -> str | None:
     """Return the effort of Messages' `output_config`."""
-    body = _known(kept.get("output_config"), "output_config", ("effort", "format"))
+    body = _known(fields.get("output_config"), "output_config", ("effort", "format"))
     if body.get("format") is not None:
         f.refuse_lost("output_config.format", NO_GRAMMAR, "output_config")
     return effort(body, "effort", "output_config.")
 
 
-def check_thinking(kept: Mapping[str, Any]) -> None:
+def check_thinking(fields: Mapping[str, Any]) -> None:
     """Check Messages' `thinking`: the policy thinks as it does, so a budget would be lost, and what it thinks is
     shown."""
-    if "thinking" not in kept:
+    if "thinking" not in fields:
         return
-    if f.mapping(kept["thinking"], "thinking").get("type") == "enabled":
+    if f.mapping(fields["thinking"], "thinking").get("type") == "enabled":
         f.refuse_lost("thinking", "the policy thinks as it does, without a budget; `adaptive` and `disabled` are fine")
-    body = _known(kept["thinking"], "thinking", ("type", "display"))
+    body = _known(fields["thinking"], "thinking", ("type", "display"))
     if one_of(body, "type", ("adaptive", "disabled"), "thinking.") is None:
         f.wrong("thinking.type", None, "adaptive or disabled")
     one_of(body, "display", ("summarized", "omitted"), "thinking.")
 
 
-def check_context_management(kept: Mapping[str, Any]) -> None:
+def check_context_management(fields: Mapping[str, Any]) -> None:
     """Check Messages' `context_management`: edits that leave everything as it is are fine."""
-    body = _known(kept.get("context_management"), "context_management", ("edits",))
+    body = _known(fields.get("context_management"), "context_management", ("edits",))
     edits = body.get("edits")
     for i, value in enumerate([] if edits is None else f.items(edits, "context_management.edits", 64)):
         where = f"context_management.edits[{i}]"
