@@ -109,7 +109,8 @@ class StartCheck:
         from roll.data.procedural import procedural_tasks, questions_of
         from roll.utils.rows import DataError
 
-        looks_long, violations = False, []
+        looks_long = False
+        violations: list[Violation] = []
         if not isinstance(config, RLVRConfig):
             return looks_long, violations
         seen: dict[str, set[str]] = {}
