@@ -62,7 +62,8 @@ def test_an_engine_of_ones_own_samples_for_two_steps(trained, tmp_path):
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["actor/grad_norm"] > 0 for row in rows)
     notes = [json.loads(line) for line in Path("notes.jsonl").read_text().splitlines()]
-    assert sum(count for what, count in notes if what == "submit") == 2 * 64  # 8 prompts x 8 responses in each step
+    # 8 prompts x 8 responses in each step; two rows whenever engine and trainer are compared: twice.
+    assert sum(count for what, count in notes if what == "submit") == 2 * 64 + 2 * 2
     assert [version for what, version in notes if what == "weights"][-2:] == [1, 2]
 
 

@@ -122,7 +122,7 @@ def test_a_text_beyond_the_limit_is_an_error_or_cut_and_counted(tiny_model, case
 def test_a_model_without_a_chat_template_is_refused_before_any_model_is_loaded(tiny_model, tmp_path):
     path = build_case_lover(tmp_path / "model")
     (path / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="template 'native' needs a tokenizer with a chat template"):
+    with pytest.raises(ValueError, match="'native' is the tokenizer's own chat template, and .* has none"):
         run_toy(write_toy(tmp_path, tiny_model), *MODEL[:2], "reward_model={}", f"reward_pretrain={path}")
 
 

@@ -269,13 +269,10 @@ class RunConfig:
 
     @property
     def exclusive_folders(self) -> dict[str, Path]:
-        """Folders in which two runs at once would replace each other's files, by their keys."""
-        shared = (
-            "checkpoint_config.output_dir",
-            "export_dir",
-            "profiler_output_dir",
-        )  # with locks or names of their own
-        return {key: folder for key, folder in self.output_folders.items() if key not in shared}
+        """Folders in which two runs at once would replace each other's files, by their keys. That of
+        checkpoints has a lock of its own."""
+        own = ("output_dir", "logging_dir", "rollout_dump_dir")
+        return {key: folder for key, folder in self.output_folders.items() if key in own}
 
     @property
     def critic_warmup_steps(self) -> int:
