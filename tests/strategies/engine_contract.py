@@ -312,7 +312,7 @@ def an_abort_meets_the_engine_in_any_state_and_it_goes_on(t):
         stopped.update(met)
 
     assert t.engine.abort([]) == t.engine.abort(["never heard of"]) == []
-    t.engine.submit([t.request("unborn", [9])])
+    t.engine.submit([t.request("unborn", [9], max_new_tokens=200)])
     assert len(t.engine.abort(["unborn"])) == 1
     t.engine.submit([*equal, *shared])
     poll()
