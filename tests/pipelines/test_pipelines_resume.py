@@ -64,7 +64,7 @@ def test_another_seed_gives_another_run(uninterrupted, tiny_model, tmp_path):
 
 @pytest.mark.parametrize(
     ("moment", "nth"),
-    [("generation", 90), ("scoring", 300), ("update", 16), ("checkpoint write", 2), ("evaluation", 4)],
+    [("generation", 120), ("scoring", 300), ("update", 16), ("checkpoint write", 2), ("evaluation", 4)],
 )
 def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_path, moment, nth):
     folder, rows = uninterrupted
