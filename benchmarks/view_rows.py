@@ -46,9 +46,8 @@ def write_run(folder: Path, rows: int, tokens: int) -> None:
     for step in range(1, steps + 1):
         made = [row(rng, words, step, i, tokens) for i in range(min(rows, ROWS_PER_STEP))]
         write_rollouts(folder / "rollouts", step, made, token_text=lambda ids: [str(words[one]) for one in ids])
-        lines.append(
-            {"step": step, **{f"actor/metric_{i}": float(rng.normal()) for i in range(100)}, "reward/mean": 0.5}
-        )
+        numbers = {f"actor/metric_{i}": float(rng.normal()) for i in range(100)}
+        lines.append({"step": step, **numbers, "reward/mean": step / steps})
         live.step_done(step)
     live.end("finished")
 

@@ -15,6 +15,7 @@ from small import CRITIC, REFERENCE, run_small
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from roll.configs.schema.strategy_config import Fsdp2Config
+from roll.distributed.weights import WeightSyncError
 from roll.strategies.fsdp2 import shard_module
 from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.hf_build import hf_module
@@ -220,7 +221,10 @@ def test_how_a_model_is_loaded(small):
 
 
 def test_model_config_kwargs_change_the_model_of_their_role_and_unknown_ones_are_refused(small):
-    run = small(f"{MODEL}.model_config_kwargs={{hidden_act: relu}}")
+    changed = f"{MODEL}.model_config_kwargs={{hidden_act: relu}}"
+    with pytest.raises(WeightSyncError, match="another policy than the one that samples"):
+        small(changed)
+    run = small(changed, CORRECTED)
     assert run.strategies["actor_train"]._module.lm.config.hidden_act == "relu"
     assert run.last["mismatch/abs_log_ratio_mean"] > 1e-4  # the engine computes with another activation
     with pytest.raises(Exception, match="has no such option; did you mean 'hidden_act'"):

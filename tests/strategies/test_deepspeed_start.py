@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from pathlib import Path
 from unittest import mock
@@ -14,7 +15,7 @@ from test_deepspeed_steps import spec_of, stages
 from tiny_models import build_tiny_model
 from torch.utils.file_baton import FileBaton
 
-from roll.strategies.deepspeed import deepspeed_strategy
+from roll.strategies.deepspeed import build_lock, deepspeed_strategy
 from roll.strategies.deepspeed.build_lock import reported_locks
 
 HALF = {"dtype": "bf16"}
@@ -86,8 +87,9 @@ def test_a_lock_that_a_killed_build_left_is_named_with_what_to_do(tmp_path, capl
     monkeypatch.setattr(deepspeed_strategy, "reported_locks", functools.partial(reported_locks, after=0.2))
     monkeypatch.setattr(deepspeed_strategy, "connect", building)
     strategy = mock.Mock(_info=mock.Mock(role="actor_train"), _opened=building)
-    threading.Timer(0.9, lock.unlink).start()
+    threading.Timer(3, lock.unlink).start()
     getattr(deepspeed_strategy.DeepSpeedStrategy, method)(strategy, *[None] * (2 if method == "_wrap" else 0))
-    (record,) = caplog.records
-    assert f"actor_train: waiting for 0 s for the lock file {lock}, under which torch builds" in record.message
+    (record,) = [one for one in caplog.records if one.name == build_lock.__name__]
+    said = f"actor_train: waiting for [01] s for the lock file {re.escape(str(lock))}, under which torch builds"
+    assert re.match(said, record.message)
     assert "delete it, and this start goes on" in record.message

@@ -138,7 +138,11 @@ def test_a_widened_tree_has_its_padding_in_rows_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("options", "why"), [({"moe_aux_loss_coeff": 0.1}, "moe_aux_loss_coeff balances the tokens of whole rows")]
+    ("options", "why"),
+    [
+        ({"moe_aux_loss_coeff": 0.1}, "moe_aux_loss_coeff balances the tokens of whole rows"),
+        ({"additional_configs": {"moe_z_loss_coeff": 0.1}}, "moe_z_loss_coeff takes a mean over the tokens of whole"),
+    ],
 )
 def test_experts_that_count_tokens_keep_every_row_whole(model_of, options, why):
     spec = layout_spec(model_of("qwen3_moe"), "megatron_train", options)

@@ -29,6 +29,8 @@ def sharing_obstacle(worker: ForwardConfig) -> str | None:
 def _megatron_obstacle(options: MegatronConfig) -> str | None:
     if options.moe_aux_loss_coeff:
         return "strategy_config.moe_aux_loss_coeff balances the tokens of whole rows"
+    if options.additional_configs.get("moe_z_loss_coeff"):
+        return "additional_configs.moe_z_loss_coeff takes a mean over the tokens of whole rows"
     return None
 
 
