@@ -123,7 +123,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["roll", "roll.*"]),
-    package_data={"roll": ["py.typed", "*.pyi"], "roll.view": ["static/*", "third_party/**/*", "demo/**/*"]},
+    package_data={
+        "roll": ["py.typed", "*.pyi"],
+        "roll.view": ["static/*", "third_party/**/*", "demo/**/*"],
+        "roll.workbench.migrate": ["*.keys", "*.json"],
+    },
     cmdclass={"build_py": BuildWithExamples},
     python_requires=">=3.10,<3.13",
     install_requires=INSTALL_REQUIRES,

@@ -43,11 +43,11 @@ ALLOWED: dict[str, set[str]] = {
     "workers": BELOW_WORKERS,
     "pipelines": BELOW_WORKERS | {"workers", "gateway"},
     "doctor": {"utils", "configs", "distributed"},
-    "migrate": {"utils", "catalog", "configs"},
+    "workbench": {"utils", "catalog", "configs"},
     "planning": {"utils", "catalog", "configs"},
     "view": {"utils", "tracking"},
-    "cli": BELOW_WORKERS | {"processes", "workers", "gateway", "pipelines", "doctor", "migrate", "planning", "view"},
-    "api": BELOW_WORKERS | {"workers", "gateway", "pipelines", "doctor", "migrate", "planning", "view", "cli"},
+    "cli": BELOW_WORKERS | {"processes", "workers", "gateway", "pipelines", "doctor", "workbench", "planning", "view"},
+    "api": BELOW_WORKERS | {"workers", "gateway", "pipelines", "doctor", "workbench", "planning", "view", "cli"},
 }
 """Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""
 

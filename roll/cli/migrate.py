@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from roll.cli.exits import Exit, say
-from roll.migrate.report import Report
-from roll.migrate.translate import migrate as translated
-from roll.migrate.writing import as_yaml, write_whole
+from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.translate import migrate as translated
+from roll.workbench.migrate.writing import as_yaml, write_whole
 
 
 def migrate(options: argparse.Namespace) -> int:

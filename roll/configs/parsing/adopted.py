@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.catalog.foreign_keys.presets import SCORING
-from roll.catalog.foreign_keys.tables import patterns
 from roll.catalog.trackers import TRACKERS
+from roll.configs.parsing.other_projects import explainer
+from roll.configs.parsing.roll_names import SCORING
 
 _SCORES = ("reference", "teacher", "reward_model")
 _FOLDERS = ("log_dir", "logdir", "dir")
@@ -70,10 +70,9 @@ def _without_empty(tree: Any, path: tuple[str, ...], declared: frozenset[str], n
     kept = {}
     for key, value in tree.items():
         below = (*path, str(key))
-        row = patterns("roll").find(below) if value is None and len(below) > 1 else None
-        # A catch-all says nothing about a single key.
-        if row is not None and row.fate == "dead" and not row.key.endswith("**") and below[0] in declared:
-            notes.append(f"{'.'.join(below)}: null, and nothing here needs it: {row.note}")
+        asked = value is None and len(below) > 1 and below[0] in declared
+        if asked and (why := explainer().unneeded(below)):
+            notes.append(f"{'.'.join(below)}: null, and nothing here needs it: {why}")
         elif isinstance(value, Mapping) and value and below[0] in declared:
             kept[key] = _without_empty(value, below, declared, notes)
         else:

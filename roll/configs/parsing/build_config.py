@@ -6,21 +6,14 @@ import math
 import operator
 import types
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from roll.catalog.entries import OWN_PATH, Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, problem
-from roll.configs.parsing.foreign_hints import (
-    also,
-    exact_hint,
-    foreign_hint,
-    is_foreign_section,
-    leaves_below,
-    section_hint,
-)
 from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS, UNSUPPORTED_VALUES
+from roll.configs.parsing.other_projects import explainer
 from roll.configs.parsing.plain_values import path_problem, value_problem
 from roll.configs.parsing.schema_places import hints_of, homes_of
 from roll.configs.stand_in import STAND_IN, StandInUsed
@@ -309,10 +302,10 @@ class _Builder:
         words = tuple(below.split("."))
         others = [name for name, cls in self._pipelines.items() if below in homes_of(cls).get(key, ())]
         known_elsewhere = bool(others or instead)
-        if isinstance(value, Mapping) and value and not known_elsewhere and is_foreign_section(words):
+        if isinstance(value, Mapping) and value and not known_elsewhere and explainer().is_foreign_section(words):
             self._foreign(words, value, where)
             return
-        if not instead and (hint := exact_hint(below, offline=own in OFFLINE_PIPELINES)):
+        if not instead and (hint := explainer().exact_hint(below, offline=own in OFFLINE_PIPELINES)):
             fix = hint
         elif others:
             *firsts, last = others
@@ -322,9 +315,9 @@ class _Builder:
             fix = f"remove it: {instead}"
         elif key == "pretrain" and "model_args" in known:
             fix = f"write {path}.model_args.model_name_or_path"
-        elif elsewhere and not is_foreign_section(words):
-            fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}{also(words, elsewhere)}"
-        elif hint := self._told(below) or section_hint(words):
+        elif elsewhere and not explainer().is_foreign_section(words):
+            fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}{explainer().also(words, elsewhere)}"
+        elif hint := self._told(below) or explainer().section_hint(words):
             fix = hint
         else:
             self._unknown_keys += 1
@@ -336,13 +329,22 @@ class _Builder:
         """What the tables of other systems say of a key."""
         own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
         role = path.split(".")[0] if "." in path else ""
-        return foreign_hint(path, role, offline=own in OFFLINE_PIPELINES)
+        return explainer().foreign_hint(path, role, offline=own in OFFLINE_PIPELINES)
 
     def _foreign(self, words: tuple[str, ...], section: Mapping[str, Any], where: str) -> None:
         """Every key below a section of another system, each with its place here."""
-        for path, value in leaves_below(section, words):
+        for path, value in _leaves_below(section, words):
             key = ".".join(path)
-            self._wrong(key, value, where, self._told(key) or section_hint(words[:1]))
+            self._wrong(key, value, where, self._told(key) or explainer().section_hint(words[:1]))
+
+
+def _leaves_below(value: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key below a section that has a value, with its path."""
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from _leaves_below(below, (*words, str(key)))
+    else:
+        yield words, value
 
 
 def _canonical(tree: Mapping[str, Any], known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:

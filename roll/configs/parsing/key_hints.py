@@ -1,4 +1,4 @@
-"""Keys and values that are refused with a reason of their own. Keys of other systems: `roll/catalog/foreign_keys`."""
+"""Keys and values that are refused with a reason of their own. Keys of other projects: `other_projects.py`."""
 
 from __future__ import annotations
 

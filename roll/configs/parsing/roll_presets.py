@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.catalog.foreign_keys.presets import PRESETS
+from roll.configs.parsing.roll_names import PRESETS
 from roll.utils.shipped import shipped
 
 _LEVELS = "a/b/c/d/e/f"

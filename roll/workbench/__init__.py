@@ -1,0 +1,1 @@
+"""What people use around a run; nothing in here is needed by one."""

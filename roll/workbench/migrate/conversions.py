@@ -1,0 +1,353 @@
+"""Conversions of values that several systems share. rows name them with a colon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+from roll.configs.schema.training_args import TrainingArgs
+from roll.workbench.migrate.draft import NOTHING, Step
+
+Conversion = Callable[[Step], None]
+CONVERSIONS: dict[str, Conversion] = {}
+"""By name."""
+FIRST: set[str] = set()
+"""Names of those that others look at the result of."""
+LAST: set[str] = set()
+"""Names of those that look at the results of others."""
+
+DTYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "torch.bfloat16": "bf16",
+    "torch.float16": "fp16", "torch.float32": "fp32", "auto": "bf16",
+}  # fmt: skip
+_SCHEDULE = TrainingArgs.__dataclass_fields__["lr_scheduler_type"]
+SCHEDULES = {**{name: name for name in get_args(get_type_hints(TrainingArgs)["lr_scheduler_type"])},
+             **_SCHEDULE.metadata.get("also", {})}  # fmt: skip
+"""Names of schedules, by ours."""
+
+
+def conversion(function: Conversion) -> Conversion:
+    """Enter a conversion under its name, without the underscore that Python may want after it."""
+    CONVERSIONS[function.__name__.rstrip("_")] = function
+    return function
+
+
+def first(function: Conversion) -> Conversion:
+    """Enter one whose result others look at."""
+    FIRST.add(function.__name__.rstrip("_"))
+    return conversion(function)
+
+
+def last(function: Conversion) -> Conversion:
+    """Enter one that looks at the results of others."""
+    LAST.add(function.__name__.rstrip("_"))
+    return conversion(function)
+
+
+def mapped(step: Step) -> Any:
+    """Return the value in our words."""
+    value = step.value
+    try:
+        return step.row.values.get(value, value)
+    except TypeError:  # a list is no key
+        return value
+
+
+def simple(step: Step) -> None:
+    """Put the value, in our words, where it belongs."""
+    value = mapped(step)
+    if step.row.fate == "decided":
+        step.use.note = step.row.note
+        if value == step.value and step.places[0] == step.use.key:
+            step.use.fate, step.use.note = "translated", ""
+    step.put(value)
+
+
+def is_engine(name: str) -> bool:
+    """Return whether a backend generates only, in processes of its own."""
+    return name in ("vllm", "sglang")
+
+
+@conversion
+def not_(step: Step) -> None:
+    """The other way round."""
+    step.put(not _truth(step.value))
+
+
+def _truth(value: Any) -> bool:
+    return value.strip().lower() in ("true", "1", "yes") if isinstance(value, str) else bool(value)
+
+
+@conversion
+def truth(step: Step) -> None:
+    """A switch; a number of ranks counts as on."""
+    step.put(_truth(step.value))
+
+
+@conversion
+def nothing(step: Step) -> None:
+    """Nothing is written; the row says why."""
+    step.dead(step.row.note)
+
+
+@conversion
+def positive(step: Step) -> None:
+    """Null in place of 0 and -1."""
+    value = step.value
+    step.put(None if value is None or (isinstance(value, (int, float)) and value <= 0) else value)
+
+
+@conversion
+def steps(step: Step) -> None:
+    """A number of steps; null, 0 and -1 leave it to the epochs."""
+    positive(step)
+
+
+@conversion
+def period(step: Step) -> None:
+    """Steps between two events; -1 and null are never."""
+    value = step.value
+    step.put(0 if not isinstance(value, (int, float)) or value <= 0 else int(value))
+
+
+@conversion
+def or_default(step: Step) -> None:
+    """Null leaves the default."""
+    if step.value is None:
+        step.note("null leaves the default")
+    else:
+        step.put(step.value)
+
+
+@conversion
+def or_zero(step: Step) -> None:
+    """Null is 0."""
+    step.put(0.0 if step.value is None else step.value)
+
+
+@conversion
+def if_true(step: Step) -> None:
+    """Written where it is on."""
+    if _truth(step.value):
+        step.put(True)
+    else:
+        step.note("off is the default here too")
+
+
+@conversion
+def list_(step: Step) -> None:
+    """A text with commas is a list."""
+    value = step.value
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        step.put(parts)
+        step.decide("text where a list is meant: split at its commas")
+    else:
+        step.use.fate = "translated"
+        step.put(value)
+
+
+@conversion
+def files(step: Step) -> None:
+    """One or many files."""
+    value = step.value
+    if isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]"):
+        value = [part.strip(" '\"") for part in value.strip()[1:-1].split(",") if part.strip()]
+        step.decide("text where a list is meant: it is split at its commas")
+    if value is None or value == []:
+        step.dead("no file")
+    else:
+        step.put(list(dict.fromkeys(value)) if isinstance(value, list) else value)
+
+
+@conversion
+def stops(step: Step) -> None:
+    """Texts that end a response."""
+    value = step.value
+    step.put([text for text in value if text] if isinstance(value, list) else value or [])
+
+
+@conversion
+def dtype(step: Step) -> None:
+    """A type by its short name."""
+    value = mapped(step)
+    step.put(DTYPES.get(str(value), value) if value is not None else None)
+
+
+@conversion
+def both(step: Step) -> None:
+    """At every place that there is."""
+    for place in step.places:
+        if step.draft.knows(place):
+            step.put(mapped(step), place)
+    if not step.use.ours and step.value is not None:
+        step.dead(f"pipeline {step.draft.pipeline} has no {step.place}")
+
+
+@last
+def if_free(step: Step) -> None:
+    """Where no other key says it."""
+    now = step.draft.get(step.place, NOTHING)
+    value = mapped(step)
+    if value is None:
+        step.note("null leaves it to " + step.place)
+    elif now is NOTHING:
+        step.put(value)
+        step.use.fate = "translated"
+    elif now == value:
+        step.use.ours, step.use.fate = (step.place,), "translated"
+    else:
+        step.decide(f"{step.place} is {now}, which another key says")
+
+
+@conversion
+def zero_is_none(step: Step) -> None:
+    """0 asks for nothing."""
+    _neutral(step, 0, "0 asks for nothing")
+
+
+@conversion
+def one_is_none(step: Step) -> None:
+    """1 asks for nothing."""
+    _neutral(step, 1, "1 asks for nothing")
+
+
+@conversion
+def false_is_none(step: Step) -> None:
+    """False asks for nothing."""
+    _neutral(step, False, "false asks for nothing")
+
+
+@conversion
+def none_is_none(step: Step) -> None:
+    """Null asks for nothing."""
+    _neutral(step, None, "null asks for nothing")
+
+
+def _neutral(step: Step, neutral: Any, why: str) -> None:
+    if step.value is None or step.value == neutral:
+        step.dead(why)
+    else:
+        step.absent(step.row.note)
+
+
+@conversion
+def schedule(step: Step) -> None:
+    """A learning rate schedule; one that isn't here becomes its nearest."""
+    value = str(mapped(step) or "constant")
+    known = SCHEDULES.get(value) or SCHEDULES.get(value.lower())
+    if known is not None:
+        step.put(known)
+        step.use.fate, step.use.note = "translated", ""
+        if value == "polynomial" and step.draft.their("lr_scheduler_kwargs.lr_end") is None:
+            step.note("it ends at min_lr_ratio, 0 unless set; transformers' own at a learning rate of 1e-7")
+    else:
+        step.put("constant")
+        step.decide(f"there is no {value} here; constant was taken")
+
+
+@conversion
+def template(step: Step) -> None:
+    """A model family's name is the tokenizer's own template."""
+    value = step.value
+    known = ("native", "plain", "question_answer", "step_by_step")
+    if not any(step.draft.knows(place) for place in step.places):
+        step.dead(f"{step.role} has no rows of its own")
+    elif value is None or value in known:
+        step.use.fate, step.use.note = "translated", ""
+        if value is not None:
+            step.put(value)
+    elif "{%" in str(value) or "{{" in str(value) or str(value).count("{prompt}") == 1:
+        step.use.fate, step.use.note = "translated", ""
+        for place in step.places:
+            step.put(value, place)
+    else:
+        step.put("native")
+        step.decide(f"{value} is a model family's template: native is what the tokenizer itself brings")
+
+
+@last
+def truncation(step: Step) -> None:
+    """Sampling that the trainer's log-probs wouldn't know is off in training."""
+    value, key = step.value, step.place.rpartition(".")[2]
+    off = {"top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}[key]
+    role, pipeline = step.role, step.draft.pipeline
+    changes = value is not None and not (value in (off, 0) if key == "top_k" else value == off)
+    if role == "judge" or not changes:
+        step.use.fate, step.use.note = "translated", ""
+        step.put(off if value is None else value)
+    elif pipeline in ("rlvr", "agentic", "distill") and role == "actor_infer":
+        if step.draft.has("train_infer_correction"):
+            step.put(value)
+            step.decide("kept: train_infer_correction corrects for it")
+        else:
+            why = "off in training: the trainer's log-probs are those of the full distribution"
+            step.decide(f"{why}. To keep {value}, set it and train_infer_correction")
+    else:
+        step.put(value)
+
+
+@conversion
+def model_config(step: Step) -> None:
+    """An override of the model's config.json."""
+    word = step.use.key.split(".override_config.")[-1].removeprefix("model_config.").removeprefix("model_init_kwargs.")
+    step.put(step.value, f"{step.place}.{word}")
+
+
+@conversion
+def template_variables(step: Step) -> None:
+    """A variable of the chat template, or all of them as JSON text, as TRL's command line takes them."""
+    _, _, word = step.use.key.partition("chat_template_kwargs.")
+    if word:
+        step.put(step.value, f"{step.place}.{word}")
+        return
+    value = json.loads(step.value) if isinstance(step.value, str) else step.value
+    for name, each in (value or {}).items():
+        step.put(each, f"{step.place}.{name}")
+
+
+@conversion
+def if_scores(step: Step) -> None:
+    """For roles that compute log-probs."""
+    if step.role in ("critic", "reward_model"):
+        step.dead("it is about log-probs")
+    else:
+        step.put(step.value)
+
+
+@conversion
+def optimizer(step: Step) -> None:
+    """An optimizer by name."""
+    name = str(step.value).lower()
+    if step.value is None or name.startswith("adam"):
+        step.dead("the optimizer is AdamW")
+    elif name == "muon":
+        step.put("muon")
+    else:
+        step.absent("optimizers are adamw and muon")
+
+
+@last
+def with_lora(step: Step) -> None:
+    """A key of adapters, where there are some."""
+    if not step.draft.get(f"{step.role}.model_args.lora_rank"):
+        step.dead("lora_rank is 0")
+    elif step.place.endswith("lora_target") and isinstance(step.value, str) and "," in step.value:
+        list_(step)
+    elif step.place.endswith("lora_target") and step.value == "all":
+        step.put("all-linear")
+    else:
+        step.put(step.value)
+
+
+@conversion
+def half_type(step: Step) -> None:
+    """`bf16: true` is a type."""
+    name = step.use.key.rpartition(".")[2]
+    if isinstance(step.value, dict):
+        step.dead("model_args.dtype says it")
+    elif _truth(step.value):
+        step.put(name)
+    else:
+        step.note("the other types say it")

@@ -1,0 +1,168 @@
+"""What no single key decides: devices, batches, lengths, which roles there are. Each choice is put into the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.workbench.migrate.conversions import is_engine
+from roll.workbench.migrate.draft import Draft
+from roll.workbench.migrate.finish_offline import finish_sft, finish_trl
+from roll.workbench.migrate.finish_roll import finish_roll
+from roll.workbench.migrate.finish_verl import finish_verl
+from roll.workbench.migrate.sizes import data_parallel, slots_of
+
+ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher", "judge")
+
+
+def finish(draft: Draft, system: str) -> None:
+    """Settle all that is left."""
+    {"roll": finish_roll, "verl": finish_verl, "verl_sft": finish_sft, "trl": finish_trl}[system](draft)
+    _validation(draft)
+    _engines(draft)
+    _machines(draft)
+    _end(draft)
+    _batches(draft)
+    _budgets(draft)
+
+
+def _validation(draft: Draft) -> None:
+    """Without something held out there is nothing to validate."""
+    offline = draft.pipeline in ("sft", "dpo", "reward_model")
+    section = "val_env_manager" if draft.pipeline == "agentic" else "validation"
+    if section == "validation" and draft.has(section) and not draft.has("validation.data_args.file_name") \
+            and not draft.has("validation.data_args.dataset"):  # fmt: skip
+        draft.abandon(section, "no validation data is named")
+    if draft.has(section) or (offline and draft.get("validation_share")):
+        if not draft.get("eval_steps") and not draft.get("val_before_train") and not draft.get("val_only"):
+            draft.abandon("val_before_train", "validation is off")
+        if not draft.get("eval_steps") and draft.has("save_best"):
+            draft.abandon("save_best", "eval_steps is off")
+        return
+    for key in ("eval_steps", "save_best", "val_before_train", "val_only", "val_batch_size", "log_val_generations",
+                "render_save_dir"):  # fmt: skip
+        if draft.has(key):
+            draft.abandon(key, f"there is no {section}")
+
+
+def _engines(draft: Draft) -> None:
+    """An engine has the devices of its parallel sizes."""
+    for role in ("actor_infer", "judge"):
+        name = draft.strategies.get(role, "")
+        if not is_engine(name):
+            if draft.has(f"{role}.num_gpus_per_worker"):
+                draft.abandon(f"{role}.num_gpus_per_worker", f"{name or 'hf_infer'} uses one device per rank")
+            continue
+        options = draft.get(f"{role}.strategy_args.strategy_config", {})
+        stages = options.get("pp_size" if name == "sglang" else "pipeline_parallel_size", 1)
+        tensor, place = options.get("tensor_parallel_size", 1), f"{role}.num_gpus_per_worker"
+        if not isinstance(stages, int) or not isinstance(tensor, int):
+            continue
+        needed, given = tensor * stages, draft.get(place, 1)
+        if given != needed:
+            if name == "sglang" and tensor == 1 and stages == 1 and isinstance(given, int):
+                draft.put(f"{role}.strategy_args.strategy_config.tensor_parallel_size", given)
+                said = f"{role}.strategy_args.strategy_config.tensor_parallel_size: {given}, the devices of one worker"
+            else:
+                draft.put(place, needed)
+                said = f"{place}: {needed}, the devices of one engine"
+            draft.report.decisions.append(said)
+        slots = slots_of(draft, role)
+        per_rank = draft.get(place, 1)
+        if slots and isinstance(per_rank, int) and len(slots) % per_rank:
+            kept = slots[: len(slots) // per_rank * per_rank]
+            if kept:
+                draft.put(f"{role}.device_mapping", list(kept))
+                draft.report.decisions.append(
+                    f"{role}.device_mapping: {len(kept)} of {len(slots)} slots, whole engines of {per_rank} devices"
+                )
+
+
+def _machines(draft: Draft) -> None:
+    """As many machines as the slots need."""
+    top = max((max(slots) for role in ROLES if (slots := slots_of(draft, role))), default=-1)
+    per_node = draft.get("num_gpus_per_node", 1)
+    nodes = draft.get("num_nodes", 1)
+    if not isinstance(per_node, int) or not isinstance(nodes, int) or per_node < 1 or top < 0:
+        return
+    if draft.theirs.get("num_gpus_per_node") is None and top + 1 < per_node and "num_gpus_per_node" in draft.theirs:
+        return
+    needed = -(-(top + 1) // per_node)
+    if needed > nodes:
+        draft.put("num_nodes", needed)
+        draft.report.decisions.append(
+            f"num_nodes: {needed}; the file names slots up to {top}, and a machine has {per_node} (num_gpus_per_node)"
+        )
+
+
+def _end(draft: Draft) -> None:
+    """A run ends."""
+    if not draft.knows("num_train_epochs") or draft.has("max_steps"):
+        return
+    if draft.has("num_train_epochs"):
+        draft.put("max_steps", None)
+        draft.report.decisions.append("max_steps: null, so num_train_epochs decides")
+
+
+def _rows(draft: Draft) -> int:
+    """Responses of a step."""
+    size = draft.get("rollout_batch_size", 64)
+    if draft.pipeline == "agentic":
+        group = draft.get("train_env_manager.group_size", 8)
+        return size // group * group if isinstance(size, int) and isinstance(group, int) and group else 0
+    number = draft.get("num_return_sequences_in_group", 1 if draft.pipeline == "distill" else 8)
+    return size * number if isinstance(size, int) and isinstance(number, int) else 0
+
+
+def _batches(draft: Draft) -> None:
+    """Mini-batches fill the responses of a step exactly."""
+    if draft.pipeline in ("sft", "dpo", "reward_model") or draft.get("val_only"):
+        return
+    rows = _rows(draft)
+    for role in ("actor_train", "critic"):
+        args = f"{role}.training_args"
+        if not draft.has(role) or rows <= 0:
+            continue
+        per_device, passes = (
+            draft.get(f"{args}.{key}", 1) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")
+        )
+        ranks = data_parallel(draft, role)
+        if not isinstance(per_device, int) or not isinstance(passes, int) or rows % (per_device * passes * ranks) == 0:
+            continue
+        fitting = [
+            (wide, deep)
+            for wide in (per_device, *range(per_device - 1, 0, -1))
+            for deep in range(min(passes, max(1, rows // (wide * ranks))), 0, -1)
+            if rows % (wide * deep * ranks) == 0
+        ]
+        if not fitting:
+            continue
+        wide, deep = max(fitting, key=lambda sizes: (sizes[0] * sizes[1], sizes[0]))
+        for key, value, now in (("per_device_train_batch_size", wide, per_device),
+                                ("gradient_accumulation_steps", deep, passes)):  # fmt: skip
+            if value != now:
+                draft.put(f"{args}.{key}", value)
+        draft.report.decisions.append(
+            f"{args}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}, which "
+            f"divides the {rows} responses of a step; {per_device} x {passes} x {ranks} doesn't"
+        )
+
+
+def _budgets(draft: Draft) -> None:
+    """A token budget holds the longest sequence."""
+    prompt, response = (draft.get(f"{part}_length", 1024) for part in ("prompt", "response"))
+    longest = draft.get("sequence_length") or (
+        prompt + response if isinstance(prompt, int) and isinstance(response, int) else 0
+    )
+    for role in ROLES:
+        for way in ("train", "infer"):
+            key, switch = f"{role}.max_tokens_per_microbatch_in_{way}", f"{role}.use_dynamic_batching_in_{way}"
+            budget: Any = draft.get(key)
+            if draft.get(switch) and not isinstance(budget, int):
+                budget = 0
+            if draft.get(switch) and isinstance(longest, int) and budget < longest:
+                draft.put(key, longest)
+                draft.report.decisions.append(
+                    f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
+                )
+            elif draft.has(key) and not draft.get(switch):
+                draft.abandon(key, f"{switch.rpartition('.')[2]} is off")

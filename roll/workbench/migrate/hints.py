@@ -1,0 +1,153 @@
+"""Hints for keys of other systems, from the same tables that `roll migrate` translates by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll.workbench.migrate.table import Row, by_leaf, by_section, canonical, patterns, systems
+
+_OFFLINE = "Fine-tuning, preferences, distillation"
+_SHOWN = 3
+"""Counterparts that one hint names."""
+_WHOLE = "roll migrate translates the whole file"
+
+
+def foreign_hint(path: str, role: str = "", *, offline: bool = False) -> str:
+    """Return what to write in place of a key that isn't one here, if it is of another system; else nothing.
+
+    `path` is the key as it stands, dotted; `role` the section of ours that it stands in; `offline`: in a pipeline that
+    learns from finished rows.
+    """
+    return exact_hint(path, offline=offline) or _by_last_word(path.split("."), role, offline=offline)
+
+
+def exact_hint(path: str, *, offline: bool = False) -> str:
+    """Return what to write in place of a key that another system has at this very place, if it is another one here."""
+    words = path.split(".")
+    for name in sorted(systems(), key=lambda system: offline and system != "verl_sft"):
+        row = patterns(name).find(words)
+        if row is None or row.key.endswith("**") or not _suits(name, row, offline):
+            continue
+        places = _filled(row, words, name)
+        if row.fate in ("dead", "quiet", "absent") or (places and places[0] != path):
+            return _sentence(row, words, name) + (also(words, places) if row.fate == "translated" else "")
+    return ""
+
+
+def _suits(system: str, row: Row, offline: bool) -> bool:
+    """Whether a row is of the pipelines that the file is for."""
+    of_rows = system == "verl_sft" or row in systems()["roll"].groups[_OFFLINE]
+    return offline or not of_rows
+
+
+def also(words: Sequence[str], elsewhere: Sequence[str]) -> str:
+    """Return what a word at the top level that is a key of a section here may mean besides, by other systems."""
+    if len(words) > 1:
+        return ""
+    known = {canonical(place) for place in elsewhere}
+    rows = {canonical(row.to[0]): (name, row) for name, row in reversed(by_leaf().get(words[0], ()))
+            if row.to and row.fate == "translated" and canonical(row.to[0]) not in known}  # fmt: skip
+    said = [f"; {systems()[name].name}'s {_shown(row.key)} is {_shown(row.to[0])}" for name, row in rows.values()]
+    return "".join(list(reversed(said))[:_SHOWN])
+
+
+def is_foreign_section(words: Sequence[str]) -> bool:
+    """Return whether keys of another system stand below this path."""
+    return any(patterns(name).is_section(list(words)) for name in systems())
+
+
+def section_hint(words: Sequence[str]) -> str:
+    """Return where the keys below a section of another system are here."""
+    if not is_foreign_section(words):
+        return ""
+    path, found = ".".join(words), []
+    for system in systems().values():
+        rows = [row for row in system.rows if row.key.startswith(f"{path}.") and row.fate == "translated" and row.to]
+        rows = [row for row in rows if "*" not in row.key and not row.to[0].startswith("-")]
+        if rows:
+            pairs = [f"{row.key.removeprefix(path).lstrip('.')} is {row.to[0]}" for row in rows[:_SHOWN]]
+            found.append(f"a section of {system.name}; its keys are elsewhere here: {', '.join(pairs)}, ...")
+    return f"{found[0]} ({_WHOLE})" if found else ""
+
+
+def unneeded(path: Sequence[str]) -> str:
+    """Return why nothing here needs a key of ROLL, or nothing. A catch-all says nothing about a single key."""
+    row = patterns("roll").find(path)
+    return row.note if row is not None and row.fate == "dead" and not row.key.endswith("**") else ""
+
+
+def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
+    """A hint by the last word of the key, for one that has lost the sections around it."""
+    general = ("**",) if len(words) == 1 else ("**", "tracker_kwargs.")
+    rows = [(name, row) for name, row in by_leaf().get(words[-1], ()) if not row.key.startswith(general)]
+    rows = [found for found in rows if _suits(*found, offline)] or rows
+    if not rows and (inside := by_section().get(words[-1])):
+        return _sentence(inside[0][1], words, inside[0][0])
+    if not rows:
+        return ""
+    # Most of the same words at the end first; then keys that have a counterpart.
+    ranked = sorted(rows, key=lambda found: (-_common(words, found[1]), not found[1].to,
+                                             found[1].fate in ("absent", "quiet"), _keeps_name(found[1])))  # fmt: skip
+    best = [found for found in ranked if _common(words, found[1]) == _common(words, ranked[0][1])]
+    best = _in_role(best, role)
+    with_place = [found for found in best if found[1].to and found[1].fate in ("translated", "decided")]
+    if not with_place:
+        return _sentence(best[0][1], words, best[0][0])
+    targets = {canonical(found[1].to[0]): found for found in reversed(with_place)}
+    first = with_place[0]
+    others = [found for target, found in targets.items() if target != canonical(first[1].to[0])]
+    hint = _sentence(first[1], words, first[0])
+    for system, row in others[: _SHOWN - 1]:
+        hint += f"; {systems()[system].name}'s {_shown(row.key)} is {_shown(row.to[0])}"
+    return hint
+
+
+def _in_role(rows: list[tuple[str, Row]], role: str) -> list[tuple[str, Row]]:
+    """Those whose counterpart is in the section that the key stands in first."""
+    return (
+        sorted(rows, key=lambda found: not any(place.startswith(f"{role}.") for place in found[1].to)) if role else rows
+    )
+
+
+def _keeps_name(row: Row) -> bool:
+    """Whether its counterpart has the same last word: such a one would rarely be unknown."""
+    return any(place.rpartition(".")[2] == row.leaf for place in row.to)
+
+
+def _common(words: Sequence[str], row: Row) -> int:
+    """How many words at the end of a key are those of the row."""
+    theirs = row.key.split(".")
+    count = 0
+    for mine, their in zip(reversed(words), reversed(theirs), strict=False):
+        if mine != their:
+            break
+        count += 1
+    return count
+
+
+def _sentence(row: Row, words: Sequence[str], system: str) -> str:
+    """What to do with a key, in words."""
+    if system.startswith("verl_") and row.to and row.to[0].startswith(("-", "DATA", "FILE")):
+        return f"it is of a job that is a command here: roll eval; {row.to[0]}"
+    places = _filled(row, words, system)
+    if row.fate in ("translated", "decided") and places:
+        note = f"; {row.note}" if row.note else ""
+        values = {str(theirs): str(ours) for theirs, ours in row.values.items() if theirs is not None}
+        changed = ", ".join(f"{theirs} is {ours}" for theirs, ours in list(values.items())[:_SHOWN] if theirs != ours)
+        return f"write {' and '.join(map(_shown, places[:2]))}{f' ({changed})' if changed and not note else ''}{note}"
+    see = f"; see {' and '.join(map(_shown, places[:2]))}" if places else ""
+    return f"remove it: {row.note}{see if not any(place in row.note for place in places) else ''}"
+
+
+def _filled(row: Row, words: Sequence[str], system: str) -> list[str]:
+    """Counterparts, with the role that the key stands in."""
+    roles = systems()[system].roles
+    role = next((roles.get(mine, mine) for their, mine in zip(row.key.split("."), words, strict=False)
+                 if their == "<role>" and mine in roles), "")  # fmt: skip
+    return [place.replace("<role>", role) if role else place.removeprefix("<role>.") for place in row.to]
+
+
+def _shown(place: str) -> str:
+    return place.replace("<name>", "<domain>" if "rewards" in place else "<tag>").replace(
+        "<manager>", "train_env_manager"
+    )

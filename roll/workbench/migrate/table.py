@@ -1,0 +1,283 @@
+"""Keys of other projects: a row each, from the `.keys` files beside this one, found by path or by last word.
+
+A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
+
+    @system trl TRL                     what follows is of this system; its name as its project writes it
+    @let t actor_train.training_args    $t stands for it in what follows
+    @role student actor_train           <role> in a key is `student`, in ours actor_train
+    @each a.b/actor_train c/critic      until @end once for each: <at> is a.b, then c; <ours> likewise
+    @under trainer                      keys that follow stand below `trainer`
+    [Sampling]                          heading on docs/coming_from.md
+    their.key other -> ours $t.* :how {true: a} = 8 # note
+                                        translated; nothing: called the same; *: their last word; `:how` names the
+                                        conversion; {}: their values by ours; =: their default, where no table has it
+    their.key ?> ours # note            decided: there is a choice, and the note says which way and why
+    -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
+    ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
+    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+Fate = Literal["translated", "decided", "dead", "quiet", "absent"]
+NOT_GIVEN: Any = object()
+"""In place of a default that no row has."""
+ROLE = "<role>"
+_SIGNS: dict[str, Fate] = {"->": "translated", "?>": "decided", "--": "dead", "~~": "quiet", "!!": "absent"}
+_ROW = re.compile(
+    r"(?P<keys>.+?) (?P<sign>->|\?>)(?P<to>(?: (?![:{=#] ?)\S+)*)(?: :(?P<how>\w+))?(?: (?P<values>\{.*?\}))?"
+    r"(?: = (?P<default>.+?))?(?: # (?P<note>.*))?"
+)
+_REASON = re.compile(r"(?P<sign>--|~~|!!) (?P<note>.*?)(?: \(see (?P<to>[^)]*)\))? :: (?P<keys>.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A key of another system."""
+
+    key: str
+    """Theirs, dotted. `<role>` is one of their roles, `<name>` a name of the user's own, `**` everything below."""
+    fate: Fate
+    to: tuple[str, ...] = ()
+    """Ours, dotted; the first is where the value goes, or what is asked for. Else what to look at instead."""
+    how: str = ""
+    """Name of the conversion. Empty: `values`, else the value as it is."""
+    note: str = ""
+    """Why, or what to know; a clause without a capital and a full stop."""
+    values_text: str = ""
+    default_text: str = ""
+
+    @cached_property
+    def values(self) -> Mapping[Any, Any]:
+        """Their values by ours; others stay."""
+        return yaml.safe_load(self.values_text) if self.values_text else {}
+
+    @cached_property
+    def default(self) -> Any:
+        """Theirs, if the row says it."""
+        return yaml.safe_load(self.default_text) if self.default_text else NOT_GIVEN
+
+    @property
+    def leaf(self) -> str:
+        """The last word of the key that isn't a placeholder."""
+        return next(part for part in reversed(self.key.split(".")) if part[0] not in "<*")
+
+
+@dataclass(kw_only=True)
+class System:
+    """Another system, or a job of one that has keys of its own."""
+
+    name: str
+    """As its project writes it."""
+    groups: dict[str, list[Row]] = field(default_factory=dict)
+    """Its keys by what they are about, in the order of docs/coming_from.md."""
+    roles: dict[str, str] = field(default_factory=dict)
+    """What `<role>` stands for in its keys, by our roles."""
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All of them; of rows with the same key the first counts."""
+        found: dict[str, Row] = {}
+        for rows in self.groups.values():
+            for row in rows:
+                found.setdefault(row.key, row)
+        return list(found.values())
+
+
+FILES = ("roll", "verl", "trl", "openrlhf")
+
+
+def read_keys(text: str) -> dict[str, System]:
+    """Return the systems of a `.keys` file; raise `ValueError` with the line that can't be read."""
+    found: dict[str, System] = {}
+    reader = _Reader(found)
+    for line in _logical(text):
+        reader.take(line)
+    return found
+
+
+def _logical(text: str) -> Iterator[str]:
+    """Lines with those that go on them; those inside `@each` once for each."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" ") and lines:
+            lines[-1] += " " + line.strip()
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    at = 0
+    while at < len(lines):
+        if not lines[at].startswith("@each "):
+            yield lines[at]
+            at += 1
+            continue
+        end = lines.index("@end", at)
+        for pair in lines[at].split()[1:]:
+            theirs, ours = pair.split("/")
+            yield from (line.replace("<at>", theirs).replace("<ours>", ours) for line in lines[at + 1 : end])
+        at = end + 1
+
+
+class _Reader:
+    def __init__(self, found: dict[str, System]) -> None:
+        self._found = found
+        self._short: dict[str, str] = {}
+        self._under = ""
+        self._rows: list[Row] = []
+
+    def take(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "@system":
+            name, _, title = rest.partition(" ")
+            self._system = self._found[name] = System(name=title)
+            self._under, self._rows = "", self._system.groups.setdefault("Keys", [])
+        elif word == "@let":
+            name, _, place = rest.partition(" ")
+            self._short[name] = place
+        elif word == "@role":
+            theirs, ours = rest.split()
+            self._system.roles[theirs] = ours
+        elif word == "@under":
+            self._under = f"{rest}." if rest else ""
+        elif line.startswith("["):
+            self._system.groups.pop("Keys", None) if not self._system.groups.get("Keys") else None
+            self._under, self._rows = "", self._system.groups.setdefault(line[1:-1], [])
+        else:
+            self._rows += self._read(line)
+
+    def _read(self, line: str) -> Iterator[Row]:
+        match = _REASON.fullmatch(line) or _ROW.fullmatch(line)
+        if match is None:
+            raise ValueError(f"not a row: {line}")
+        found = match.groupdict()
+        places = re.sub(r"\$(\w+)", lambda short: self._short[short[1]], found["to"] or "").split()
+        for word in found["keys"].split():
+            key = self._under + word
+            last = key.rpartition(".")[2]
+            to = tuple(place[:-1] + last if place.endswith("*") and not place.endswith("**") else place
+                       for place in places)  # fmt: skip
+            yield Row(
+                key=key, fate=_SIGNS[found["sign"]], to=to if places or match.re is _REASON else (key,),
+                how=found.get("how") or "", values_text=found.get("values") or "",
+                default_text=found.get("default") or "", note=found["note"] or "",
+            )  # fmt: skip
+
+
+@cache
+def systems() -> dict[str, System]:
+    """All of them, by the name that `roll migrate --from` takes or the job that is recognised."""
+    found: dict[str, System] = {}
+    for name in FILES:
+        found |= read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"))
+    return found
+
+
+_OUR_ROLES = re.compile(
+    r"^(actor_train|actor_infer|reference|critic|reward_model|reward_models\.<name>|teacher|teachers\.<name>|judge"
+    r"|validation|<role>)(?=\.)"
+)
+_MANAGERS = ("train_env_manager", "val_env_manager")
+
+
+def canonical(place: str) -> str:
+    """Return a place of ours with every role as `<role>` and both managers of environments as `<manager>`."""
+    place = _OUR_ROLES.sub("<role>", place.replace("[]", ""))
+    first, dot, rest = place.partition(".")
+    return f"<manager>{dot}{rest}" if first in _MANAGERS else place
+
+
+@cache
+def targets() -> frozenset[str]:
+    """Places of ours, canonical, that are the counterpart of some key of another system."""
+    return frozenset(canonical(place) for system in systems().values() for row in system.rows for place in row.to)
+
+
+@cache
+def by_leaf() -> Mapping[str, tuple[tuple[str, Row], ...]]:
+    """Systems and rows by the last word of the key."""
+    found: dict[str, list[tuple[str, Row]]] = {}
+    for name, system in systems().items():
+        for row in system.rows:
+            if row.key.strip("*. "):
+                found.setdefault(row.leaf, []).append((name, row))
+    return {leaf: tuple(rows) for leaf, rows in found.items()}
+
+
+@cache
+def by_section() -> Mapping[str, tuple[tuple[str, Row], ...]]:
+    """Systems and rows by the word of a section right above the key, for one that was typed without what is in it."""
+    found: dict[str, list[tuple[str, Row]]] = {}
+    for name, system in systems().items():
+        for row in system.rows:
+            words = [word for word in row.key.split(".") if word[0] not in "<*"]
+            if len(words) > 2:
+                found.setdefault(words[-2], []).append((name, row))
+    return {word: tuple(rows) for word, rows in found.items()}
+
+
+class Patterns:
+    """Finds the row of a dotted path: a literal segment before a role, a role before a name, a name before the rest."""
+
+    def __init__(self, rows: Iterable[Row], roles: Iterable[str] = ()) -> None:
+        self._roles = frozenset(roles)
+        self._tree: dict[str, dict] = {}  # type: ignore[type-arg]
+        for row in rows:
+            node = self._tree
+            for part in row.key.split("."):
+                node = node.setdefault(part, {})
+            node.setdefault("", row)  # type: ignore[arg-type]
+
+    def find(self, path: Sequence[str]) -> Row | None:
+        """Return the row, or None."""
+        return next(iter(self._find(self._tree, path)), None)
+
+    def is_section(self, path: Sequence[str]) -> bool:
+        """Return whether there are rows below this path."""
+        return any(node.keys() - {""} for node in self._nodes(self._tree, path))
+
+    def takes_whole(self, path: Sequence[str]) -> bool:
+        """Return whether a section at this path is one key: it has a row, and no key below it has one of its own."""
+        nodes = list(self._nodes(self._tree, path))
+        return any("" in node for node in nodes) and not any(node.keys() - {"", "**"} for node in nodes)
+
+    def _branches(self, node: dict, word: str) -> Iterator[dict]:  # type: ignore[type-arg]
+        # A node's own row is at "", which a broken key (`a..b`) may name.
+        for name, applies in ((word, bool(word)), ("<role>", word in self._roles), ("<manager>", word in _MANAGERS),
+                              ("<name>", True)):  # fmt: skip
+            if applies and name in node:
+                yield node[name]
+
+    def _find(self, node: dict, path: Sequence[str]) -> Iterator[Row]:  # type: ignore[type-arg]
+        if not path:
+            if "" in node:
+                yield node[""]
+            return
+        for branch in self._branches(node, path[0]):
+            yield from self._find(branch, path[1:])
+        if "**" in node:
+            rest = node["**"]
+            if "" in rest:
+                yield rest[""]
+            for skipped in range(1, len(path)):  # `**.word`
+                yield from self._find({key: below for key, below in rest.items() if key}, path[skipped:])
+
+    def _nodes(self, node: dict, path: Sequence[str]) -> Iterator[dict]:  # type: ignore[type-arg]
+        if not path:
+            yield node
+            return
+        for branch in self._branches(node, path[0]):
+            yield from self._nodes(branch, path[1:])
+
+
+@cache
+def patterns(system: str) -> Patterns:
+    """Return the rows of a system, to be found by path."""
+    return Patterns(systems()[system].rows, systems()[system].roles)
