@@ -8,9 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from roll.workbench.migrate.draft import leaves_of
-from roll.workbench.migrate.overrides import Unexpanded
-from roll.workbench.migrate.references import Filler
+from roll.workbench.migrate.overrides import Filler, leaves_of, merged, unexpanded_in
 
 _FILES = {"trl": "trl", "openrlhf": "openrlhf", "verl": "verl", "verl_sft": "verl", "verl_evaluation": "verl"}
 
@@ -44,14 +42,6 @@ def defaults(system: str, tree: Mapping[str, Any], job: str) -> dict[str, Any]:
         if "megatron" in job and system == "verl":
             whole = merged(whole, table(system)["verl_megatron"])
         filled = Filler(merged(whole, tree), {}).fill(whole)
-        found = {key: value for key, value in leaves_of(filled) if not isinstance(value, Unexpanded)}
+        found = {key: value for key, value in leaves_of(filled) if not unexpanded_in(value)}
     return found
 
-
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first nested dict with what the second says."""
-    result = dict(first)
-    for key, value in second.items():
-        before = result.get(key)
-        result[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return result

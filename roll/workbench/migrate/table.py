@@ -228,8 +228,11 @@ class Patterns:
 
     def __init__(self, rows: Iterable[Row], roles: Iterable[str] = ()) -> None:
         self._roles = frozenset(roles)
+        self.keys: list[str] = []
+        """Of the rows, without those that stand for several."""
         self._tree: dict[str, dict] = {}  # type: ignore[type-arg]
         for row in rows:
+            self.keys += [row.key] if "*" not in row.key else []
             node = self._tree
             for part in row.key.split("."):
                 node = node.setdefault(part, {})
