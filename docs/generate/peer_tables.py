@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.draft import leaves_of
+from roll.workbench.migrate.peers import leaves_of
 from roll.workbench.migrate.table import NOT_GIVEN, Row, is_earlier, patterns, systems
 
 TABLES = Path(__file__).parents[2] / "roll" / "workbench" / "migrate"

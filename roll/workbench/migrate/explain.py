@@ -12,8 +12,8 @@ from roll.configs.parsing.loader import PIPELINES
 from roll.configs.parsing.schema_places import homes_of
 from roll.utils.terminal import printable
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.key_types import UNKNOWN, default_at
-from roll.workbench.migrate.report import TITLES, shown
+from roll.workbench.migrate.draft import UNKNOWN, Draft
+from roll.workbench.migrate.report import TITLES, Report, shown
 from roll.workbench.migrate.table import NOT_GIVEN, Row, canonical, counterparts, is_earlier, patterns, systems
 from roll.workbench.migrate.translate import CONVERSIONS
 
@@ -98,7 +98,7 @@ def _answer(system: str, key: str, row: Row | None) -> Answer:
 def _default(place: str = "") -> Any:
     """What the first pipeline that has a key of ours takes where nobody writes it."""
     place = place.replace("<role>", "actor_train").replace("<manager>", "train_env_manager")
-    values = (default_at(cls, place, {}) for cls in PIPELINES.values())
+    values = (Draft(pipeline, {}, Report(source="", system="")).default(place) for pipeline in PIPELINES)
     return next((value for value in values if value is None or isinstance(value, (str, int, float))), UNKNOWN)
 
 

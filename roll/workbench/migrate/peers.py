@@ -35,13 +35,21 @@ def table(system: str) -> Mapping[str, Any]:
 def _unpacked(node: Any, root: Mapping[str, Any]) -> Any:
     if not isinstance(node, Mapping):
         return node
-    own = {key: value if key == "-" else _unpacked(value, root) for key, value in node.items() if key != "="}
     if "=" not in node:
-        return own
+        return {key: _unpacked(value, root) for key, value in node.items()}
     shared: Any = root
     for word in node["="].split("/"):
         shared = shared[word]
-    return merged(_unpacked(shared, root), own, packed=True)
+    return _changed(_unpacked(shared, root), node)
+
+
+def _changed(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = {key: value for key, value in section.items() if key not in changes.get("-", ())}
+    for key, value in changes.items():
+        if key not in ("=", "-"):
+            before = result[key] if isinstance(result.get(key), Mapping) else {}
+            result[key] = _changed(before, value) if isinstance(value, Mapping) else value
+    return result
 
 
 def release(system: str) -> str:
@@ -72,21 +80,20 @@ def defaults(system: str, tree: Mapping[str, Any], job: str) -> dict[str, Any]:
     `tree`: the file's keys, nested. `job`: what is started: a class of TRL's arguments, a script of OpenRLHF, one of
     verl's with `megatron` in it.
     """
-    if _FILES.get(system) == "verl":
+    if _FILES.get(system) != "verl":
+        names = (*TRL_CLASSES, job.replace("Config", "ScriptArguments"), job) if system == "trl" else (job,)
+        found = {key: _typed(entry)[1] for name in names for key, entry in table(system).get(name, {}).items()}
+    else:
         whole = table(system)["verl_megatron" if "megatron" in job and system == "verl" else system]
         filled = Filler(merged(whole, tree), {}).fill(whole)
-        return {key: value for key, value in leaves_of(filled) if not isinstance(value, Unexpanded)}
-    names = (*TRL_CLASSES, job.replace("Config", "ScriptArguments"), job) if system == "trl" else (job,)
-    return {key: _typed(entry)[1] for name in names for key, entry in table(system).get(name, {}).items()}
+        found = {key: value for key, value in leaves_of(filled) if not isinstance(value, Unexpanded)}
+    return found
 
 
-def merged(first: Mapping[str, Any], second: Mapping[str, Any], *, packed: bool = False) -> dict[str, Any]:
-    """Return the first nested dict with what the second says; `packed`: and without what its "-" lists."""
-    result = {key: value for key, value in first.items() if not packed or key not in second.get("-", ())}
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first nested dict with what the second says."""
+    result = dict(first)
     for key, value in second.items():
-        if packed and key == "-":
-            continue
         before = result.get(key)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(before, value, packed=packed) if both else value
+        result[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return result

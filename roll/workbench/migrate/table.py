@@ -3,7 +3,7 @@
 A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
 
     @system trl TRL                     what follows is of this system; its name as its project writes it
-    @release commit 1a2b3c4             what its rows were read in, where no table of `peers.py` says it
+    @release 1a2b3c4                    what its rows were read in, where no table of `peers.py` says it
     @earlier a.b *.c                    keys, by pattern, that only earlier releases than the one checked have
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
@@ -58,6 +58,8 @@ class Row:
     """Why, or what to know; a clause without a capital and a full stop."""
     values_text: str = ""
     default_text: str = ""
+    now: str = ""
+    """Of a name that they have given up, today's."""
 
     @cached_property
     def values(self) -> Mapping[Any, Any]:
@@ -189,7 +191,7 @@ def systems() -> dict[str, System]:
 
 def is_earlier(system: str, row: Row) -> bool:
     """Return whether only releases have a row's key that came before the one that was checked."""
-    return any(fnmatchcase(row.key, pattern) for pattern in systems()[system].earlier)
+    return bool(row.now) or any(fnmatchcase(row.key, pattern) for pattern in systems()[system].earlier)
 
 
 def counterparts(row: Row, words: Sequence[str], system: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from roll.configs.parsing.loader import PIPELINES
 from roll.configs.parsing.schema_places import hints_of, sections_of
 from roll.configs.schema.strategy_config import STRATEGIES
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.draft import leaves_of
+from roll.workbench.migrate.peers import leaves_of
 from roll.workbench.migrate.table import NOT_GIVEN, canonical, is_earlier, patterns, systems, targets
 from roll.workbench.migrate.translate import CONVERSIONS
 
@@ -125,11 +125,6 @@ def test_a_section_that_is_like_another_one_has_its_keys_too():
     assert "fsdp_config" in verl["verl"]["actor_rollout_ref"]["actor"]
     assert "fsdp_config" not in verl["verl_megatron"]["actor_rollout_ref"]["actor"]
     assert verl["verl_megatron"]["actor_rollout_ref"]["actor"]["clip_ratio"] == 0.2
-
-
-def test_a_table_that_is_merged_with_a_file_takes_any_key_of_it():
-    assert peers.merged({"a": {"b": 1}}, {"a": {"-": 5, "": 2}, "-": ["a"], "=": "x"}) == {
-        "a": {"b": 1, "-": 5, "": 2}, "-": ["a"], "=": "x"}  # fmt: skip
 
 
 def test_the_groups_of_a_system_name_a_key_once():
