@@ -3,6 +3,8 @@
 A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
 
     @system trl TRL                     what follows is of this system; its name as its project writes it
+    @release 1a2b3c4                    what its rows were read in, where no table of `peers.py` says it
+    @earlier a.b *.c                    keys, by pattern, that only earlier releases than the one checked have
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
     @each a.b/actor_train c/critic      until @end once for each: <at> is a.b, then c; <ours> likewise
@@ -22,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +58,8 @@ class Row:
     """Why, or what to know; a clause without a capital and a full stop."""
     values_text: str = ""
     default_text: str = ""
+    now: str = ""
+    """Of a name that they have given up, today's."""
 
     @cached_property
     def values(self) -> Mapping[Any, Any]:
@@ -82,6 +87,9 @@ class System:
     """Its keys by what they are about, in the order of docs/coming_from.md."""
     roles: dict[str, str] = field(default_factory=dict)
     """What `<role>` stands for in its keys, by our roles."""
+    release: str = ""
+    earlier: list[str] = field(default_factory=list)
+    """Patterns of keys that the release that was checked hasn't any more."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -93,16 +101,14 @@ class System:
         return list(found.values())
 
 
-FILES = ("roll", "verl", "trl", "openrlhf")
+FILES = ("roll", "verl", "trl", "openrlhf", "earlier")
 
 
-def read_keys(text: str) -> dict[str, System]:
-    """Return the systems of a `.keys` file; raise `ValueError` with the line that can't be read."""
-    found: dict[str, System] = {}
+def read_keys(text: str, found: dict[str, System]) -> None:
+    """Add the systems of a `.keys` file; raise `ValueError` with the line that can't be read."""
     reader = _Reader(found)
     for line in _logical(text):
         reader.take(line)
-    return found
 
 
 def _logical(text: str) -> Iterator[str]:
@@ -131,27 +137,30 @@ class _Reader:
         self._found = found
         self._short: dict[str, str] = {}
         self._under = ""
-        self._rows: list[Row] = []
+        self._group = "Keys"
 
     def take(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "@system":
             name, _, title = rest.partition(" ")
-            self._system = self._found[name] = System(name=title)
-            self._under, self._rows = "", self._system.groups.setdefault("Keys", [])
+            self._system = self._found.setdefault(name, System(name=title))
+            self._under, self._group = "", "Keys"
         elif word == "@let":
             name, _, place = rest.partition(" ")
             self._short[name] = place
         elif word == "@role":
             theirs, ours = rest.split()
             self._system.roles[theirs] = ours
+        elif word == "@release":
+            self._system.release = rest
+        elif word == "@earlier":
+            self._system.earlier += rest.split()
         elif word == "@under":
             self._under = f"{rest}." if rest else ""
         elif line.startswith("["):
-            self._system.groups.pop("Keys", None) if not self._system.groups.get("Keys") else None
-            self._under, self._rows = "", self._system.groups.setdefault(line[1:-1], [])
+            self._under, self._group = "", line[1:-1]
         else:
-            self._rows += self._read(line)
+            self._system.groups.setdefault(self._group, []).extend(self._read(line))
 
     def _read(self, line: str) -> Iterator[Row]:
         match = _REASON.fullmatch(line) or _ROW.fullmatch(line)
@@ -176,8 +185,21 @@ def systems() -> dict[str, System]:
     """All of them, by the name that `roll migrate --from` takes or the job that is recognised."""
     found: dict[str, System] = {}
     for name in FILES:
-        found |= read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"))
+        read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"), found)
     return found
+
+
+def is_earlier(system: str, row: Row) -> bool:
+    """Return whether only releases have a row's key that came before the one that was checked."""
+    return bool(row.now) or any(fnmatchcase(row.key, pattern) for pattern in systems()[system].earlier)
+
+
+def counterparts(row: Row, words: Sequence[str], system: str) -> tuple[str, ...]:
+    """Return the places of a row with the roles and names of a key filled in."""
+    roles = systems()[system].roles
+    names = {their: roles.get(word, word) if their == ROLE else word
+             for their, word in zip(row.key.split("."), words, strict=False) if their[0] == "<"}  # fmt: skip
+    return tuple(".".join(names.get(part, part) for part in place.split(".")) for place in row.to)
 
 
 _OUR_ROLES = re.compile(
