@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from roll.workbench.migrate.alibaba_roll import finish_roll
 from roll.workbench.migrate.conversions import is_engine
 from roll.workbench.migrate.draft import Draft
 from roll.workbench.migrate.finish_offline import finish_sft, finish_trl
-from roll.workbench.migrate.finish_roll import finish_roll
 from roll.workbench.migrate.finish_verl import finish_verl
 from roll.workbench.migrate.sizes import data_parallel, slots_of
 

@@ -4,6 +4,7 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
 
     @system trl TRL                     what follows is of this system; its name as its project writes it
     @let t actor_train.training_args    $t stands for it in what follows
+    @release 1.16.0                     what the rows were checked with
     @role student actor_train           <role> in a key is `student`, in ours actor_train
     @each a.b/actor_train c/critic      until @end once for each: <at> is a.b, then c; <ours> likewise
     @under trainer                      keys that follow stand below `trainer`
@@ -14,7 +15,8 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     their.key ?> ours # note            decided: there is a choice, and the note says which way and why
     -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
     ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
-    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
+    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for,
+                                        but for a value of `key=value`, which is their default
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class System:
     """Its keys by what they are about, in the order of docs/coming_from.md."""
     roles: dict[str, str] = field(default_factory=dict)
     """What `<role>` stands for in its keys, by our roles."""
+    release: str = ""
+    """What the rows were checked with, where no table of defaults says it."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -145,6 +149,8 @@ class _Reader:
         elif word == "@role":
             theirs, ours = rest.split()
             self._system.roles[theirs] = ours
+        elif word == "@release":
+            self._system.release = rest
         elif word == "@under":
             self._under = f"{rest}." if rest else ""
         elif line.startswith("["):
@@ -159,7 +165,8 @@ class _Reader:
             raise ValueError(f"not a row: {line}")
         found = match.groupdict()
         places = re.sub(r"\$(\w+)", lambda short: self._short[short[1]], found["to"] or "").split()
-        for word in found["keys"].split():
+        for text in found["keys"].split():
+            word, _, default = text.partition("=")
             key = self._under + word
             last = key.rpartition(".")[2]
             to = tuple(place[:-1] + last if place.endswith("*") and not place.endswith("**") else place
@@ -167,7 +174,7 @@ class _Reader:
             yield Row(
                 key=key, fate=_SIGNS[found["sign"]], to=to if places or match.re is _REASON else (key,),
                 how=found.get("how") or "", values_text=found.get("values") or "",
-                default_text=found.get("default") or "", note=found["note"] or "",
+                default_text=found.get("default") or default, note=found["note"] or "",
             )  # fmt: skip
 
 

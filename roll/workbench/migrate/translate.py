@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.workbench.migrate import (
-    conversions_roll,
-    conversions_tasks,
+    alibaba_roll,
+    alibaba_roll_tasks,
     conversions_trl,
     conversions_verl,
     conversions_verl_engine,
@@ -28,8 +28,8 @@ from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, patterns, sys
 from roll.workbench.migrate.verdict import settle
 
 MODULES = (
-    conversions_roll,
-    conversions_tasks,
+    alibaba_roll,
+    alibaba_roll_tasks,
     conversions_trl,
     conversions_verl,
     conversions_verl_engine,
@@ -137,9 +137,12 @@ def _step(
         use.fate, use.note = "dead", "an empty section says nothing"
         return None
     if row.fate in ("dead", "quiet", "absent"):
-        if row.fate == "absent" and theirs.get(use.key, NOT_GIVEN) == use.value:
+        default = theirs.get(use.key, row.default)
+        # `false` says something where they take true.
+        silent = _asks_nothing(use.value) and (default is NOT_GIVEN or _asks_nothing(default))
+        if row.fate == "absent" and default == use.value:
             use.fate, use.note = "dead", "their default"
-        elif row.fate == "absent" and (_asks_nothing(use.value) or _is_off(source.tree, words)):
+        elif row.fate == "absent" and (silent or _is_off(source.tree, words)):
             use.fate, use.note = "dead", "it asks for nothing"
         elif row.fate == "absent":
             draft.ask(use, next(iter(_places(row, words, system)), ""))
@@ -266,7 +269,7 @@ def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[
         if row is not None and row.fate in ("translated", "decided"):
             yield key, value, row
     for row in systems()[system].rows:
-        if row.default is not NOT_GIVEN:
+        if row.default is not NOT_GIVEN and row.fate in ("translated", "decided"):
             for key in _instances(row.key, draft, systems()[system].roles):
                 if key not in theirs:
                     yield key, row.default, row
