@@ -19,6 +19,7 @@ _OF_VARIANT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Numbers that a `pg_variant` has in ROLL's ActorPGWorker, whatever a file says."""
 
+
 @last
 def run_steps(step: Step) -> None:
     """Steps of the run; ROLL's fine-tuning and distillation pass over epochs."""
@@ -42,26 +43,16 @@ def epochs(step: Step) -> None:
             draft.put("max_steps", None)
 
 
-@conversion
-def grad_norm(step: Step) -> None:
-    """0 clips nothing, which is the default of ROLL's distillation alone."""
-    if step.use not in step.draft.report.filled or "student" in step.draft.theirs:
-        positive(step)
-
-
 @last
 def tracker_option(step: Step) -> None:
     """An option of the tracker that has it."""
     names = step.draft.get("track_with", ())
     names = [names] if isinstance(names, str) else list(names or ())
     takers = [name for name in names if name in TRACKERS and step.last in TRACKERS[name].options]
-    if step.value is None or not takers:
-        step.dead(
-            "null leaves the default" if takers else f"{', '.join(map(str, names)) or 'stdout'} has no such option"
-        )
-    else:
-        for name in takers:
-            step.put(step.value, f"tracker_kwargs.{name}.{step.last}")
+    for name in takers:
+        step.put(step.value, f"tracker_kwargs.{name}.{step.last}")
+    if not takers:
+        step.dead(f"{', '.join(map(str, names)) or 'stdout'} has no such option")
 
 
 @first
@@ -82,10 +73,8 @@ def roll_strategy(step: Step) -> None:
 def attention(step: Step) -> None:
     """An attention kernel, for backends that have a choice."""
     name = step.draft.strategies.get(step.role, "")
-    if is_engine(name):
-        step.dead(f"{name} has attention of its own")
-    elif name.startswith("megatron"):
-        step.decide(f"{name} has attention of its own, chosen by transformer_impl")
+    if is_engine(name) or name.startswith("megatron"):
+        (step.dead if is_engine(name) else step.decide)(f"{name} has attention of its own")
     else:
         step.put(mapped(step))
 
@@ -171,9 +160,7 @@ def agg_mode(step: Step) -> None:
     """How token losses become one number."""
     step.put(step.value)
     if step.value == "seq-mean-token-sum-norm":
-        step.decide(
-            "rows are averaged and divided by response_length; ROLL adds them up and divides by sequence_length"
-        )
+        step.decide("a mean over rows, divided by response_length; in ROLL a sum, divided by sequence_length")
 
 
 @last
@@ -209,9 +196,7 @@ def topr_weight(step: Step) -> None:
             step.put(value, place)
         for other in ("topr_positive_weight", "topr_negative_weight"):
             step.draft.put(other, step.draft.get(other, 0.0))
-        step.decide(
-            "policy_loss topr, as rl_loss_coef is 0; a sample is positive by its advantage, in ROLL by its score"
-        )
+        step.decide("policy_loss topr, as rl_loss_coef is 0; samples are positive by advantage, in ROLL by score")
 
 
 @conversion
@@ -311,6 +296,9 @@ def _policy(draft: Draft) -> None:
         told.append("reference: kept, but no KL term uses it, so it isn't started")
     if draft.get("policy_loss") == "topr" and not factor:
         draft.put("rl_loss_coef", 1.0)
+    if "student" in draft.theirs and not draft.has("max_grad_norm"):
+        draft.put("max_grad_norm", None)
+        told.append("max_grad_norm: null, as ROLL's distillation clips nothing unless it is told to")
     if draft.knows("actor_infer") and (heat := draft.get("actor_infer.generating_args.temperature", 1)) not in (0, 1):
         told.append(f"log-probs in updates: of logits / temperature ({heat}), as sampled; ROLL's are of the logits")
 

@@ -20,6 +20,7 @@ REWARD_CLASSES = {
 ENV_TYPES = {"sokoban": "sokoban-v1", "frozen_lake": "frozen_lake-v1", "countdown": "countdown-v1"}
 """Our environments by ROLL's."""
 
+
 def _domain(step: Step) -> str:
     return f"rewards.{step.use.key.split('.')[1]}"
 
@@ -198,10 +199,8 @@ def manager_sampling(step: Step) -> None:
     """Sampling of environments, which ROLL takes where actor_infer has none."""
     if step.draft.their("actor_infer.generating_args") is not None:
         step.dead("actor_infer.generating_args says it, in ROLL too")
-    elif step.use.key.startswith("train_env_manager."):
-        step.put(step.value, f"actor_infer.generating_args.{step.last}")
     else:
-        step.put(step.value)
+        step.put(step.value, step.place if "val_" in step.use.key else f"actor_infer.generating_args.{step.last}")
 
 
 @conversion
@@ -227,23 +226,13 @@ def env_norm(step: Step) -> None:
         step.put("mean_std" if deviation else "mean", f"{section}.method")
 
 
-@conversion
-def pairs_as_rows(step: Step) -> None:
-    """Rows of a pass; of preferences ROLL counts pairs."""
-    if step.draft.pipeline == "dpo" and isinstance(step.value, int):
-        step.put(2 * step.value)
-        step.decide(f"{step.value} pairs are {2 * step.value} sequences")
-    else:
-        step.put(step.value)
-
-
 @last
 def max_new_tokens(step: Step) -> None:
     """A bound of responses, which RLVR works out itself; the longest response bounds it."""
     limit = step.draft.get("response_length")
     if step.draft.pipeline != "agentic" and step.role in ("actor_infer", "validation"):
         step.dead("ROLL takes sequence_length less prompt_length")
-    elif isinstance(limit, int) and isinstance(step.value, int) and step.value > limit:
+    elif step.role != "judge" and isinstance(limit, int) and isinstance(step.value, int) and step.value > limit:
         step.put(limit)
         step.decide(f"at most response_length ({limit})")
     else:
@@ -253,16 +242,13 @@ def max_new_tokens(step: Step) -> None:
 @conversion
 def both_data(step: Step) -> None:
     """A column of training and validation rows; defaults are of ROLL's fine-tuning or of its distillation."""
-    word, rows = (
-        step.place.rpartition(".")[2],
-        "student" if step.last in ("question_key", "answer_key") else "sft_train",
-    )
+    rows = "student" if step.last in ("question_key", "answer_key") else "sft_train"
     if step.value is None:
         step.dead("null lets the column be found")
     elif step.use not in step.draft.report.filled or rows in step.draft.theirs:
-        step.put(step.value, f"actor_train.data_args.{word}")
+        step.put(step.value)
         if step.draft.their("validation.data_args.file_name"):
-            step.put(step.value, f"validation.data_args.{word}")
+            step.put(step.value, step.place.replace("actor_train", "validation"))
 
 
 @conversion
@@ -278,8 +264,8 @@ def distill_weight(step: Step) -> None:
 
 @last
 def skew(step: Step) -> None:
-    """The share of the other distribution in a skewed divergence."""
-    if str(step.draft.get("distill.divergence", "")).startswith("skewed"):
+    """The share of the other distribution, of skewed divergences."""
+    if str(step.draft.get("distill.divergence")).startswith("skewed"):
         step.put(step.value, "distill.divergence_args.skew")
     else:
         step.dead("no skewed divergence reads it")
@@ -307,104 +293,72 @@ def drop(draft: Draft, place: str, when: Any, why: str) -> None:
 
 def finish_tasks(draft: Draft) -> None:
     """Settle lengths, environments, rows."""
-    data, told = "actor_train.data_args", draft.report.decisions
-    if draft.pipeline == "agentic":
-        _environments(draft)
-        _turn_lengths(draft)
-    elif draft.pipeline in ("rlvr", "distill"):
-        _prompt_lengths(draft)
-        for place in (data, "validation.data_args"):
-            drop(draft, f"{place}.prompt", draft.get(f"{place}.messages"), "messages says it")
-            if draft.has(place):
-                draft.put(f"{place}.filter_overlong_prompts", True)
-        told.append("filter_overlong_prompts: true, as ROLL leaves out rows that are longer than prompt_length")
-        if draft.get(f"{data}.prompt"):
-            draft.put("global_template", "plain")
-            told.append("global_template: plain, as ROLL applies no template to a column `prompt`, only to `messages`")
-        _domains(draft)
-    else:
-        _row_lengths(draft)
-        drop(draft, f"{data}.messages", draft.get(f"{data}.prompt"), "ROLL reads the columns of prompt and response")
-        if "sft_train" in draft.theirs:
-            draft.put(f"{data}.shuffle", False)
-            told.append("shuffle: false, as ROLL's fine-tuning reads rows in their order")
-    place, longest = "actor_infer.strategy_args.strategy_config.max_model_len", 0
-    for part in ("prompt_length", "response_length"):
-        longest += size if isinstance(size := draft.get(part), int) else 0
+    finish = {"agentic": _games, "rlvr": _prompts, "distill": _prompts}.get(draft.pipeline, _rows)
+    finish(draft, *(draft.get(f"{key}_length") for key in ("sequence", "prompt", "response")))
+    place, sizes = "actor_infer.strategy_args.strategy_config.max_model_len", ("prompt_length", "response_length")
+    longest = sum(size for key in sizes if isinstance(size := draft.get(key), int))
     if isinstance(limit := draft.get(place), int) and limit < longest:
         draft.put(place, longest)
-        told.append(f"{place}: {longest}, the run's longest sequence; {limit} was given")
+        draft.report.decisions.append(f"{place}: {longest}, the run's longest sequence; {limit} was given")
 
 
-def _row_lengths(draft: Draft) -> None:
-    """Finished rows have one length."""
-    lengths = [draft.their("prompt_length", 1024), draft.their("response_length", 0)]
-    for key in ("prompt_length", "response_length"):
-        drop(draft, key, True, "rows are finished; sequence_length bounds them")
-    if not draft.has("sequence_length") and all(isinstance(length, int) for length in lengths) and lengths[1]:
-        draft.put("sequence_length", sum(lengths))
-        draft.report.decisions.append(f"sequence_length: {sum(lengths)}, prompt and response together")
-
-
-def _prompt_lengths(draft: Draft) -> None:
-    """A response has what a prompt leaves of a sequence."""
-    total, prompt, response = (draft.get(f"{key}_length") for key in ("sequence", "prompt", "response"))
+def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
+    """Prompts without their overlong ones; a response has what a prompt leaves of a sequence."""
+    data, told = "actor_train.data_args", draft.report.decisions
+    rewards: Any = draft.get("rewards") or {}
     prompt = 1024 if prompt is None else prompt
     if isinstance(total, int) and isinstance(prompt, int) and response != total - prompt > 0:
         draft.put("response_length", total - prompt)
-        draft.report.decisions.append(
-            f"response_length: {total - prompt}, sequence_length less prompt_length, as in ROLL"
-            + (f", whatever response_length ({response}) is" if response else "")
-        )
+        told.append(f"response_length: {total - prompt}, sequence_length less prompt_length, as ROLL takes it")
+    for place in (data, "validation.data_args"):
+        drop(draft, f"{place}.prompt", draft.get(f"{place}.messages"), "messages says it")
+        if draft.has(place):
+            draft.put(f"{place}.filter_overlong_prompts", True)
+    told.append("filter_overlong_prompts: true, as ROLL leaves out rows that are longer than prompt_length")
+    if draft.get(f"{data}.prompt"):
+        draft.put("global_template", "plain")
+        told.append("global_template: plain, as ROLL applies no template to a column `prompt`, only to `messages`")
+    if len(rewards) == 1 and not draft.get(place := f"rewards.{next(iter(rewards))}.tag_included"):
+        draft.put(place, "*")
+        told.append(f"{place}: '*', the only domain takes rows of any tag")
+    graded = any(path.endswith(".name") and value == "judge" for path, value in leaves_of(rewards))
+    drop(draft, "judge", not graded, "no domain is graded by a judge")
 
 
-def _turn_lengths(draft: Draft) -> None:
+def _rows(draft: Draft, total: Any, *_: Any) -> None:
+    """Finished rows have one length; ROLL counts pairs, and shuffles where it doesn't fine-tune."""
+    data, told = "actor_train.data_args", draft.report.decisions
+    place = "actor_train.training_args.per_device_train_batch_size"
+    if total is None and isinstance(size := draft.their("response_length"), int):
+        draft.put("sequence_length", draft.their("prompt_length", 1024) + size)
+        told.append("sequence_length: prompt and response together")
+    if draft.pipeline == "dpo" and isinstance(pairs := draft.get(place), int):
+        draft.put(place, 2 * pairs)
+        told.append(f"{place}: {2 * pairs} sequences, as ROLL counts pairs")
+    drop(draft, f"{data}.messages", draft.get(f"{data}.prompt"), "ROLL reads the columns of prompt and response")
+    if "sft_train" in draft.theirs:
+        draft.put(f"{data}.shuffle", False)
+        told.append("shuffle: false, as ROLL's fine-tuning reads rows in their order")
+
+
+def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     """An episode has one length there; here the longest response of a turn, and the rest before it."""
-    total, prompt, response = (draft.get(f"{key}_length") for key in ("sequence", "prompt", "response"))
-    if not isinstance(total, int):
-        return
     envs: Any = draft.get("custom_envs") or {}
     bounds = [draft.get("actor_infer.generating_args.max_new_tokens"), response,
               *(env.get("max_tokens_per_step") for env in envs.values() if isinstance(env, dict))]  # fmt: skip
-    longest = max([value for value in bounds if isinstance(value, int)], default=min(512, total))
-    if not isinstance(response, int):
-        response = max(1, min(longest, total - 1))
-        draft.put("response_length", response)
-    if not isinstance(prompt, int) or prompt + response > total:
-        draft.put("prompt_length", max(1, total - response))
-    draft.report.decisions.append(
-        f"response_length {response} and prompt_length {draft.get('prompt_length')}: the longest response of a turn, "
-        f"and what is left of sequence_length {total} for what is before it"
-    )
-
-
-def _environments(draft: Draft) -> None:
-    """Environments that are played."""
-    envs: Any = draft.get("custom_envs") or {}
-    for manager in ("train_env_manager", "val_env_manager"):
-        tags = draft.get(f"{manager}.tags") or []
-        for tag in tags if isinstance(tags, list) else [tags]:
-            if tag not in envs:
-                draft.report.missing.append(f"custom_envs.{tag}: {manager}.tags names it")
+    if isinstance(total, int):
+        longest = max([value for value in bounds if isinstance(value, int)], default=min(512, total))
+        if not isinstance(response, int):
+            response = max(1, min(longest, total - 1))
+            draft.put("response_length", response)
+        if not isinstance(prompt, int) or prompt + response > total:
+            draft.put("prompt_length", max(1, total - response))
+        draft.report.decisions.append(
+            f"response_length {response} and prompt_length {draft.get('prompt_length')}: the longest response of a "
+            f"turn, and what is left of sequence_length {total} for what is before it"
+        )
+    size = draft.get("val_batch_size", 1)
+    drop(draft, "val_batch_size", isinstance(size, int) and size < 1, "below 0 is one round of the environments")
     if draft.has("render_save_dir") and draft.has("val_env_manager") and not draft.get("log_val_generations"):
         draft.put("log_val_generations", 4)
         draft.report.decisions.append("log_val_generations: 4, the validation episodes that render_save_dir shows")
-    size = draft.get("val_batch_size")
-    drop(draft, "val_batch_size", isinstance(size, int) and size < 1, "below 0 is one round of the environments")
-
-
-def _domains(draft: Draft) -> None:
-    """Shares of domains that there are; a judge that grades some."""
-    rewards: Any = draft.get("rewards") or {}
-    shares: Any = draft.get("actor_train.data_args.domain_interleave_probs")
-    if isinstance(shares, dict) and (gone := sorted(shares.keys() - rewards.keys())):
-        draft.report.missing.append(f"rewards: {', '.join(gone)}, which domain_interleave_probs draws rows for")
-    if len(rewards) == 1 and not draft.get(f"rewards.{(name := next(iter(rewards)))}.tag_included"):
-        draft.put(f"rewards.{name}.tag_included", "*")
-        draft.report.decisions.append(f"rewards.{name}.tag_included: '*', the only domain takes rows of any tag")
-    if not rewards and draft.pipeline == "rlvr":
-        draft.report.missing.append("rewards: at least one domain, e.g. rewards: {math: {name: math_rule}}")
-    graded = any(str(path).endswith(".name") and value == "judge" for path, value in leaves_of({"r": rewards}))
-    drop(draft, "judge", not graded, "no domain is graded by a judge")
-    if graded and not draft.has("judge.model_args.model_name_or_path") and not draft.has("judge.endpoint"):
-        draft.report.missing.append("judge: a model or an endpoint that grades")
