@@ -7,10 +7,10 @@ from typing import Any
 from roll.catalog.losses import LOSSES
 from roll.configs.errors import NO_VALUE, ConfigError, Violation
 from roll.configs.parsing.loader import read_tree
+from roll.workbench.migrate.alibaba_roll import finish_roll
 from roll.workbench.migrate.conversions import is_engine
 from roll.workbench.migrate.draft import Draft, data_parallel, slots_of
 from roll.workbench.migrate.finish_offline import finish_sft, finish_trl
-from roll.workbench.migrate.finish_roll import finish_roll
 from roll.workbench.migrate.finish_verl import finish_verl
 from roll.workbench.migrate.report import masked
 

@@ -75,7 +75,7 @@ def pipeline_of(system: str, tree: Mapping[str, Any], job: str = "") -> str:
 def _roll(tree: Mapping[str, Any]) -> str:
     if "custom_envs" in tree or "train_env_manager" in tree:
         return "agentic"
-    if tree.get("is_pure_opd") or "student_train" in tree:
+    if tree.get("is_pure_opd") or tree.get("use_opd") or tree.get("opsd_mode") or "student_train" in tree:
         return "distill"
     if "student" in tree or "sft_train" in tree:
         return "sft"

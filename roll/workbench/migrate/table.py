@@ -16,7 +16,8 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     their.key ?> ours # note            decided: there is a choice, and the note says which way and why
     -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
     ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
-    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
+    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for,
+                                        but for a value of `key=value`, which is their default
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ class _Reader:
             raise ValueError(f"not a row: {line}")
         found = match.groupdict()
         places = re.sub(r"\$(\w+)", lambda short: self._short[short[1]], found["to"] or "").split()
-        for word in found["keys"].split():
+        for text in found["keys"].split():
+            word, _, default = text.partition("=")
             key = self._under + word
             last = key.rpartition(".")[2]
             to = tuple(place[:-1] + last if place.endswith("*") and not place.endswith("**") else place
@@ -176,7 +178,7 @@ class _Reader:
             yield Row(
                 key=key, fate=_SIGNS[found["sign"]], to=to if places or match.re is _REASON else (key,),
                 how=found.get("how") or "", values_text=found.get("values") or "",
-                default_text=found.get("default") or "", note=found["note"] or "",
+                default_text=found.get("default") or default, note=found["note"] or "",
             )  # fmt: skip
 
 

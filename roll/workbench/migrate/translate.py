@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.workbench.migrate import (
-    conversions_roll,
-    conversions_tasks,
+    alibaba_roll,
+    alibaba_roll_tasks,
     conversions_trl,
     conversions_verl,
     conversions_verl_engine,
@@ -28,8 +28,8 @@ from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_
 from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, patterns, systems
 
 MODULES = (
-    conversions_roll,
-    conversions_tasks,
+    alibaba_roll,
+    alibaba_roll_tasks,
     conversions_trl,
     conversions_verl,
     conversions_verl_engine,
@@ -274,7 +274,9 @@ def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[
         if row is not None and row.fate in ("translated", "decided"):
             yield key, value, row
     for row in systems()[system].rows:
-        for key in _instances(row.key, draft, systems()[system].roles) if row.default is not NOT_GIVEN else ():
+        if row.default is NOT_GIVEN or row.fate not in ("translated", "decided"):
+            continue
+        for key in _instances(row.key, draft, systems()[system].roles):
             if key not in theirs and key not in given and draft.their(key) is None:
                 yield key, row.default, row
 
