@@ -94,9 +94,13 @@ def _trl(tree: Mapping[str, Any]) -> str:
 
 
 def job_of(system: str, source: Source) -> str:
-    """Return the name of the job whose defaults a file has: for TRL the class of its arguments."""
+    """Return the name of the job whose defaults a file has: for TRL the class of its arguments,
+    for verl with `megatron` in it where that is the backend.
+    """
     if system != "trl":
-        return source.job
+        actor = at(source.tree, "actor_rollout_ref.actor", {})
+        backend = (at(actor, "strategy", "megatron" if "megatron" in actor else ""), source.tree.get("model_engine"))
+        return f"{source.job} megatron" if "megatron" in backend else source.job
     classes = {"distill": "DistillationConfig", "dpo": "DPOConfig", "sft": "SFTConfig", "reward_model": "RewardConfig"}
     return classes.get(_trl(source.tree), "GRPOConfig")
 

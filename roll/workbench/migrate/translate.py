@@ -6,35 +6,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.workbench.migrate import (
-    conversions_roll,
-    conversions_tasks,
-    conversions_trl,
-    conversions_verl,
-    conversions_verl_engine,
-    conversions_verl_training,
-    peers,
-)
-from roll.workbench.migrate.command_jobs import command_of
+from roll.workbench.migrate import conversions_roll, conversions_tasks, conversions_trl, peers, verl
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
-from roll.workbench.migrate.draft import Draft, Step, at
+from roll.workbench.migrate.draft import Draft, Step
 from roll.workbench.migrate.finish import finish
-from roll.workbench.migrate.finish_verl import backends
 from roll.workbench.migrate.key_types import UNKNOWN, is_section
 from roll.workbench.migrate.report import Report, Use
 from roll.workbench.migrate.sources import Source, read_source, unexpanded_in
 from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_of
-from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, patterns, systems
+from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patterns, systems
 from roll.workbench.migrate.verdict import settle
+from roll.workbench.migrate.verl_finish import backends, command_of
 
-MODULES = (
-    conversions_roll,
-    conversions_tasks,
-    conversions_trl,
-    conversions_verl,
-    conversions_verl_engine,
-    conversions_verl_training,
-)
+MODULES = (conversions_roll, conversions_tasks, conversions_trl, verl)
 """Modules that enter conversions when they are imported."""
 
 
@@ -55,10 +39,8 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     draft = Draft(report.pipeline, source.tree, report)
     draft.put("pipeline", report.pipeline)
     theirs = peers.defaults(name, source.tree, job_of(name, source))
+    draft.memo["theirs"] = theirs
     steps = _steps(draft, source, name, theirs)
-    if name == "verl" and _is_megatron(source):
-        draft.put("actor_train.strategy_args.strategy_name", "megatron_train")
-        report.decisions.append("megatron_*: the job takes verl's ppo_megatron_trainer")
     _fill_in(draft, name, theirs, first=True)
     early, others = ([step for step in steps if _comes_first(step.row) is first] for first in (True, False))
     _run(early)
@@ -116,7 +98,7 @@ def _step(
     """The step of a key that goes on; None where its fate is clear."""
     words = use.key.split(".")
     row = table.find(words)
-    if stopped := unexpanded_in(use.value):
+    if (stopped := unexpanded_in(use.value)) and (row is None or row.fate not in ("dead", "quiet")):
         use.fate = "unexpanded"
         places = () if row is None else _places(row, words, system)
         use.note = f"{', '.join(stopped.parts)}{f'; write {places[0]}' if places else ''}"
@@ -187,7 +169,7 @@ def _unlisted(draft: Draft, use: Use, source: Source, table: Patterns) -> Step |
 def _places(row: Row, words: list[str], system: str) -> tuple[str, ...]:
     """The row's counterparts with roles and names filled in."""
     roles = systems()[system].roles
-    stand_ins: dict[str, str] = {}
+    stand_ins: dict[str, str] = {"<name>": DOMAIN}
     for pattern, word in zip(row.key.split("."), words, strict=False):
         if pattern == "<role>":
             stand_ins[pattern] = roles.get(word, word)
@@ -210,14 +192,6 @@ def _carry_out(step: Step) -> None:
     except (TypeError, AttributeError, KeyError, IndexError) as error:
         # A value of a kind that nobody writes there: the file's author is told, not shown a traceback.
         step.absent(f"its value can't be read as this key's: {error}")
-
-
-def _is_megatron(source: Source) -> bool:
-    """Whether a job that doesn't name the backend of its actor is on Megatron."""
-    actor = at(source.tree, "actor_rollout_ref.actor", {})
-    if not isinstance(actor, Mapping) or "strategy" in actor:
-        return False
-    return source.job.endswith("megatron") or "megatron" in actor
 
 
 def _comes_first(row: Row) -> bool:
