@@ -7,8 +7,8 @@ from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS
 from roll.catalog.validation_metrics import better_of
 from roll.workbench.migrate.conversions import conversion, first, mapped
-from roll.workbench.migrate.conversions_verl import DOMAIN
 from roll.workbench.migrate.draft import Step
+from roll.workbench.migrate.table import DOMAIN
 
 
 @first

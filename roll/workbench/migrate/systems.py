@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.workbench.migrate.overrides import leaves_of
+from roll.workbench.migrate.overrides import at, leaves_of
 from roll.workbench.migrate.sources import Source
 from roll.workbench.migrate.table import patterns, systems
 
@@ -98,9 +98,13 @@ def _trl(tree: Mapping[str, Any]) -> str:
 
 
 def job_of(system: str, source: Source) -> str:
-    """Return the name of the job whose defaults a file has: for TRL the class of its arguments."""
+    """Return the name of the job whose defaults a file has: for TRL the class of its arguments,
+    for verl with `megatron` in it where that is the backend.
+    """
     if system != "trl":
-        return source.job
+        actor = at(source.tree, "actor_rollout_ref.actor", {})
+        backend = (at(actor, "strategy", "megatron" if "megatron" in actor else ""), source.tree.get("model_engine"))
+        return f"{source.job} megatron" if "megatron" in backend else source.job
     classes = {"distill": "DistillationConfig", "dpo": "DPOConfig", "sft": "SFTConfig", "reward_model": "RewardConfig"}
     return _CLASSES.get(source.job) or classes.get(_trl(source.tree), "GRPOConfig")
 

@@ -2,12 +2,12 @@
 
 A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
 
-    @system trl TRL                     what follows is of this system; its name as its project writes it
+    @system trl TRL                     what follows is of this system, again or anew; its name as its project writes it
     @release 1a2b3c4                    what its rows were read in, where no table of `peers.py` says it
     @earlier a.b *.c                    keys, by pattern, that only earlier releases than the one checked have
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
-    @each a.b/actor_train c/critic      until @end once for each: <at> is a.b, then c; <ours> likewise
+    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c; <ours> and <in> likewise
     @under trainer                      keys that follow stand below `trainer`
     [Sampling]                          heading on docs/coming_from.md
     their.key other -> ours $t.* :how {true: a} = 8 # note
@@ -103,6 +103,8 @@ class System:
 
 
 FILES = ("roll", "verl", "trl", "openrlhf", "earlier")
+DOMAIN = "all"
+"""The one domain of a file whose project has none: `<name>` in a place of ours that no `<name>` of theirs fills."""
 
 
 def read_keys(text: str, found: dict[str, System]) -> None:
@@ -128,8 +130,8 @@ def _logical(text: str) -> Iterator[str]:
             continue
         end = lines.index("@end", at)
         for pair in lines[at].split()[1:]:
-            theirs, ours = pair.split("/")
-            yield from (line.replace("<at>", theirs).replace("<ours>", ours) for line in lines[at + 1 : end])
+            words = dict(zip(("<at>", "<ours>", "<in>"), pair.split("/"), strict=False))
+            yield from (re.sub("<at>|<ours>|<in>", lambda word: words[word[0]], line) for line in lines[at + 1 : end])  # noqa: B023
         at = end + 1
 
 
@@ -145,6 +147,7 @@ class _Reader:
         if word == "@system":
             name, _, title = rest.partition(" ")
             self._system = self._found.setdefault(name, System(name=title))
+            self._system.name = title or self._system.name
             self._under, self._group = "", "Keys"
         elif word == "@let":
             name, _, place = rest.partition(" ")

@@ -7,34 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.workbench.migrate import (
-    alibaba_roll,
-    alibaba_roll_tasks,
-    conversions_trl,
-    conversions_verl,
-    conversions_verl_engine,
-    conversions_verl_training,
-    peers,
-)
-from roll.workbench.migrate.command_jobs import command_of
+from roll.workbench.migrate import alibaba_roll, alibaba_roll_tasks, conversions_trl, peers, verl
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, at, is_section
 from roll.workbench.migrate.finish import finish, settle
-from roll.workbench.migrate.finish_verl import backends
 from roll.workbench.migrate.overrides import unexpanded_in
 from roll.workbench.migrate.report import Report, Use
 from roll.workbench.migrate.sources import Source, read_source
 from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_of
-from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, patterns, systems
+from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patterns, systems
+from roll.workbench.migrate.verl_finish import backends, command_of
 
-MODULES = (
-    alibaba_roll,
-    alibaba_roll_tasks,
-    conversions_trl,
-    conversions_verl,
-    conversions_verl_engine,
-    conversions_verl_training,
-)
+MODULES = (alibaba_roll, alibaba_roll_tasks, conversions_trl, verl)
 """Modules that enter conversions when they are imported."""
 _UNREADABLE = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError)
 """What a conversion raises for a value of a kind that nobody writes there."""
@@ -58,10 +42,8 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     draft.put("pipeline", report.pipeline)
     draft.memo["processes"] = source.processes
     theirs = peers.defaults(name, source.tree, job_of(name, source))
+    draft.memo["theirs"] = theirs
     steps = list(_steps(draft, source, name, theirs))
-    if name == "verl" and _is_megatron(source):
-        draft.put("actor_train.strategy_args.strategy_name", "megatron_train")
-        report.decisions.append("megatron_*: the job takes verl's ppo_megatron_trainer")
     _fill_in(draft, name, theirs, first=True)
     _run([step for step in steps if _comes_first(step.row)])
     if name == "verl":
@@ -120,12 +102,12 @@ def _step(
     words = use.key.split(".")
     row = table.find(words)
     places = () if row is None else _places(row, words, system)
-    if stopped := unexpanded_in(use.value):
+    if (stopped := unexpanded_in(use.value)) and (row is None or row.fate not in ("dead", "quiet")):
         use.fate, use.value = "unexpanded", str(stopped)
         use.note = f"{', '.join(stopped.parts)}{f'; write {places[0]}' if places else ''}"
         if row is not None and row.fate in ("translated", "decided") and draft.knows(places[0]):
             draft.memo.setdefault("unexpanded", []).append((places[0], use))
-        elif row is None or row.fate not in ("dead", "quiet"):
+        else:
             draft.ask(use, places[0] if places else "")
     elif _is_own_name(use.key, row, source) and not draft.knows(use.key):
         use.fate, use.note = "translated", "a name of the file's own: its value stands where it is referred to"
@@ -203,7 +185,7 @@ def _nearest(table: Patterns, key: str) -> str:
 def _places(row: Row, words: list[str], system: str) -> tuple[str, ...]:
     """The row's counterparts with roles and names filled in."""
     roles = systems()[system].roles
-    stand_ins: dict[str, str] = {}
+    stand_ins: dict[str, str] = {"<name>": DOMAIN}
     for pattern, word in zip(row.key.split("."), words, strict=False):
         if pattern in ("<role>", "<name>", "<manager>"):
             stand_ins[pattern] = roles.get(word, word) if pattern == "<role>" else word
@@ -217,14 +199,6 @@ def _run(steps: list[Step]) -> None:
             CONVERSIONS.get(step.row.how, simple)(step)
         except _UNREADABLE as error:
             step.absent(f"its value can't be read as this key's: {error}")
-
-
-def _is_megatron(source: Source) -> bool:
-    """Whether a job that doesn't name the backend of its actor is on Megatron."""
-    actor = at(source.tree, "actor_rollout_ref.actor", {})
-    if not isinstance(actor, Mapping) or "strategy" in actor:
-        return False
-    return source.job.endswith("megatron") or "megatron" in actor
 
 
 def _comes_first(row: Row) -> bool:

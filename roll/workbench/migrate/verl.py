@@ -1,0 +1,875 @@
+"""Conversions of values of verl 0.9.1, and of names that older releases have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.catalog.estimators import ESTIMATORS
+from roll.catalog.losses import LOSSES
+from roll.catalog.trackers import TRACKERS
+from roll.configs.schema.strategy_config import STRATEGIES
+from roll.workbench.migrate.conversions import SCHEDULES, conversion, first, is_engine, last, mapped, with_lora
+from roll.workbench.migrate.draft import NOTHING, Draft, Step, at
+from roll.workbench.migrate.overrides import Unexpanded
+from roll.workbench.migrate.table import DOMAIN
+
+ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+_ENGINE = "actor_infer.strategy_args.strategy_config"
+_REWARD = f"rewards.{DOMAIN}"
+Found = dict[str, tuple[str, str, dict[str, Any]]]
+"""By their word: its fate, why, and values by our places."""
+
+
+def theirs(draft: Draft, key: str) -> Any:
+    """Return what verl takes for a key: the file's value, or the default."""
+    value = at(draft.theirs, key, NOTHING)
+    return draft.memo["theirs"].get(key) if value is NOTHING else value
+
+
+def has_critic(draft: Draft) -> bool:
+    """Return whether the job trains a critic."""
+    return bool(theirs(draft, "algorithm.adv_estimator") == "gae")
+
+
+def _sibling(step: Step, word: str) -> Any:
+    return theirs(step.draft, f"{step.use.key.rpartition('.')[0]}.{word}")
+
+
+def _settle(step: Step, found: Found, otherwise: str) -> None:
+    """Write what was found for the key's last word."""
+    fate, why, puts = found.get(step.last, ("dead", otherwise, {}))
+    for place, value in puts.items():
+        step.put(value, place)
+    if fate in ("dead", "absent"):
+        getattr(step, fate)(why)
+    else:
+        step.use.fate, step.use.note = fate, why  # type: ignore[assignment]
+
+
+def _only_if(step: Step, on: bool, why: str) -> bool:
+    """Count the key as dropped unless `on`."""
+    if not on:
+        step.dead(why)
+    return on
+
+
+# --- data, names, folders --------------------------------------------------------------------------------------------
+
+
+@conversion
+def of_rows(step: Step) -> None:
+    """A column, where it isn't the one that is found by itself."""
+    if _only_if(step, step.value not in ("prompt", "messages", "data_source", None), "it is found by itself"):
+        _where_rows_are(step, step.value)
+
+
+def _where_rows_are(step: Step, value: Any) -> None:
+    for place in step.places:
+        if not place.startswith("validation") or step.draft.their("data.val_files"):
+            step.put(value, place)
+    step.use.fate, step.use.note = "translated", ""
+
+
+@conversion
+def name(step: Step) -> None:
+    """A name without slashes."""
+    step.put(str(step.value).strip().replace("/", "_") if step.value is not None else None)
+
+
+@first
+def loggers(step: Step) -> None:
+    """Trackers by our names."""
+    given = step.value if isinstance(step.value, list) else [step.value]
+    found = [{"console": "stdout", "file": "jsonl"}.get(str(one), str(one)) for one in given if one is not None]
+    step.put([one for one in dict.fromkeys(found) if one in TRACKERS] or ["stdout"])
+    if gone := [one for one in found if one not in TRACKERS]:
+        step.decide(f"there is no tracker {', '.join(gone)} here")
+
+
+@last
+def project(step: Step) -> None:
+    """A project's name, for trackers that have projects."""
+    takers = [
+        one for one in step.draft.get("track_with", ()) or () if "project" in getattr(TRACKERS.get(one), "options", ())
+    ]
+    for taker in takers:
+        step.put(step.value, f"tracker_kwargs.{taker}.project")
+    _only_if(step, bool(takers), "no tracker of the file has projects")
+
+
+@conversion
+def resume(step: Step) -> None:
+    """Where a run resumes."""
+    mode = theirs(step.draft, "trainer.resume_mode")
+    path = step.draft.their("trainer.resume_from_path") or step.draft.their("trainer.resume_path")
+    if step.last == "resume_mode" and not (mode == "resume_path" and path):
+        step.put(False if mode == "disable" else "auto")
+    elif step.last == "resume_mode":
+        step.use.ours = ("resume_from_checkpoint",)
+    elif _only_if(step, mode == "resume_path" or (step.last == "resume_path" and bool(path)), f"resume_mode is {mode}"):
+        step.put(path)
+        step.decide("checkpoints of verl aren't read; start from its exported model as pretrain")
+
+
+@conversion
+def val_dir(step: Step) -> None:
+    """A folder for validation samples."""
+    if _only_if(step, step.value is not None, "null asks for none"):
+        if not step.draft.their("trainer.log_val_generations"):
+            step.put(64, "log_val_generations")
+        step.decide("validation samples go to the log and the trackers")
+
+
+@conversion
+def positive_or_default(step: Step) -> None:
+    """A number above 0; others leave the default."""
+    if _only_if(step, isinstance(step.value, (int, float)) and step.value > 0, "it leaves the default"):
+        step.put(step.value)
+
+
+@conversion
+def from_step(step: Step) -> None:
+    """The first step in which the actor trains, of steps that are counted from 1."""
+    step.put(max(0, step.value - 1) if isinstance(step.value, int) else step.value)
+
+
+@conversion
+def trainer_mode(step: Step) -> None:
+    """Whether generation runs ahead."""
+    if _only_if(step, step.value not in ("sync", None), "sync is the default"):
+        step.absent(f"{step.value} trains on samples of older weights: set async_generation_ratio and a correction")
+
+
+@conversion
+def contents(step: Step) -> None:
+    """What a checkpoint holds, or what of it is loaded; the actor's counts for all roles."""
+    wanted, state = step.value if isinstance(step.value, list) else [step.value], ["model", "optimizer", "extra"]
+    if step.value is None or sorted(map(str, wanted)) == sorted(state):
+        step.dead("model, optimizer and extra are the default")
+    elif _only_if(step, not step.use.key.startswith("critic."), "a checkpoint holds all roles; the actor's counts"):
+        loaded = [word for word in wanted if word in state or step.last != "load_contents"]
+        step.put(loaded)
+        if loaded != wanted:
+            step.decide("hf_model is saved, never loaded")
+
+
+@last
+def address(step: Step) -> None:
+    """A second place of checkpoints, which here is the only one."""
+    if _only_if(step, step.value is not None, "null asks for none"):
+        step.put(step.value)
+        step.decide("checkpoints go to this address alone; default_local_dir isn't written")
+
+
+@last
+def keep_one(step: Step) -> None:
+    """Whether the checkpoint before goes."""
+    if _only_if(step, bool(step.value), "false asks for nothing"):
+        step.put(1)
+
+
+@conversion
+def profiled(step: Step) -> None:
+    """What a profile is made with, where steps are profiled."""
+    if not step.draft.their("global_profiler.steps"):
+        step.dead("no step is profiled")
+    elif step.value is None or (step.last == "tool" and mapped(step) == step.value and step.value != "torch"):
+        step.quiet("tools are torch, memory and nsight")
+    else:
+        step.put(mapped(step))
+
+
+@conversion
+def timeline(step: Step) -> None:
+    """Ray's own timeline."""
+    if _only_if(step, step.value is not None, "null asks for none"):
+        step.put(True)
+        step.decide("the file is ray_timeline.json in profiler_output_dir")
+
+
+# --- algorithm -------------------------------------------------------------------------------------------------------
+
+
+@conversion
+def verl_estimator(step: Step) -> None:
+    """An estimator; grpo without division by the deviation is dr_grpo, and verl whitens the advantages of gae."""
+    value = mapped(step)
+    if value == "grpo" and theirs(step.draft, "algorithm.norm_adv_by_std_in_grpo") is False:
+        value = "dr_grpo"
+    if step.value == "grpo_passk":
+        step.absent("there the best response has what it is better than the second; pass_at_k here is another one")
+    elif value not in ESTIMATORS:
+        step.absent("an estimator of your own is a function here: path/to/file.py:name")
+    else:
+        step.put(value)
+        if value == "gae":
+            step.put(True, "whiten_advantages")
+        if value == "gpg":
+            step.decide("scaled by the rows in groups with signal; there by the rows whose score isn't 0")
+        if step.value == "tir_optimal_token_baseline":
+            step.decide("optimal_token_baseline tells no turns apart")
+
+
+@conversion
+def no_std(step: Step) -> None:
+    """Whether grpo divides by the deviation."""
+    if _only_if(step, str(theirs(step.draft, "algorithm.adv_estimator")).startswith("grpo"), "it is about grpo"):
+        step.use.ours = ("adv_estimator",)
+
+
+@conversion
+def kl_adaptive(step: Step) -> None:
+    """The adaptive controller of the KL in the reward, or a constant of it."""
+    on = _sibling(step, "type") == "adaptive" and theirs(step.draft, "algorithm.use_kl_in_reward")
+    if _only_if(step, bool(on), "the coefficient is fixed, or no KL is in the reward"):
+        step.put(_sibling(step, "target_kl") if step.last == "type" else step.value)
+        if step.last == "type":
+            step.decide("it looks at the mean of all tokens, there at the mean of the responses' means")
+
+
+@conversion
+def pf_ppo(step: Step) -> None:
+    """Policy filtration, which verl has with gae alone."""
+    method = theirs(step.draft, "algorithm.pf_ppo.reweight_method")
+    if not theirs(step.draft, "algorithm.use_pf_ppo") or not has_critic(step.draft):
+        step.dead("use_pf_ppo is off, or adv_estimator isn't gae")
+    elif step.last == "use_pf_ppo":
+        step.put(method, "pf_ppo.reweight_method")
+    elif _only_if(step, step.last != "weight_pow" or method == "pow", "only reweight_method: pow reads it"):
+        step.put(step.value)
+
+
+@conversion
+def filter_groups(step: Step) -> None:
+    """Dynamic sampling."""
+    if not _sibling(step, "enable"):
+        step.dead("groups aren't filtered")
+    elif step.last == "enable":
+        step.put("std_filter")
+        step.decide("groups of equal scores are dropped: std_filter")
+    elif _only_if(step, step.value not in ("acc", "score", "reward", "seq_reward", "seq_final_reward", None),
+                  "groups are filtered by their scores"):  # fmt: skip
+        step.absent("groups are filtered by their scores")
+
+
+_UNITS = {"token": "token", "seq_sum": "sequence", "seq_mean": "geometric"}
+
+
+def _rejection(options: Any, spec: Any, lower: Any) -> dict[str, Any]:
+    """Return what rejects, by our keys; raise `ValueError` where one section can't say it."""
+    names, specs = ([part.strip() for part in (value if isinstance(value, list) else str(value).split(","))]
+                    for value in (options, [*map(str, spec)] if isinstance(spec, list) else spec))  # fmt: skip
+    names = [word for word in dict.fromkeys(names) if word]
+    found: dict[str, Any] = {}
+    for option, bounds in zip(names, specs * len(names) if len(specs) == 1 else specs, strict=True):
+        unit, _, kind = option.rpartition("_")
+        low, _, high = bounds.rpartition("_")
+        if unit in _UNITS and kind == "k1":  # of -log ratio: their bounds are those of its reciprocal
+            new = {"level": _UNITS[unit], "ratio_low": round(1 / float(high), 9),
+                   "ratio_high": round(1 / float(low) if low else float(high), 9)}  # fmt: skip
+        elif option in ("token", "sequence", "geometric"):  # before 0.8
+            new = {"level": option, "ratio_low": round(float(lower or 1 / float(high)), 9), "ratio_high": float(high)}
+        elif unit in _UNITS and kind in ("k2", "k3"):
+            new = {"level": _UNITS[unit], "divergence": kind, "divergence_high": float(high)}
+        elif unit == "seq_max" and kind in ("k2", "k3"):
+            new = {"divergence": kind, "row_divergence_high": float(high)}
+        else:
+            raise ValueError(f"there is no filter {option}")
+        if any(found.get(key, value) != value for key, value in new.items()):
+            raise ValueError("one level, one kind of divergence and one bound of each kind are for all filters")
+        found |= new
+    if not found.get("ratio_low", 0) < 1 < found.get("ratio_high", 2):
+        raise ValueError("a ratio is bounded on both sides of 1")
+    return found
+
+
+def _corrected(draft: Draft) -> Found:
+    """What importance weights and rejection become, which are one section here."""
+    old, new = (at(draft.theirs, path, {}) for path in ("algorithm", CORRECTION))
+    given = {**old, **(new if isinstance(new, Mapping) else {})}
+    level, options, spec = given.get("rollout_is"), given.get("rollout_rs"), given.get("rollout_rs_threshold")
+    level = given.get("rollout_is_level", "token") if level is True else level
+    bypass, reinforces = _bypass(draft)
+    found: Found = {}
+    if bypass:
+        why = "old log-probs are those of a forward pass here: weights and filters are of the policy before the step, "
+        found["bypass_mode"] = found["bypass_old_logprob_for_rollout"] = (
+            ("decided", f"{why}which is the same where a step is one mini-batch", {}) if reinforces else
+            ("absent", f"{why}and so is the clip; there it is around the sampler", {}))  # fmt: skip
+        for word in ("loss_type", "use_policy_gradient", "use_pure_rollout_correction"):
+            found[word] = ("translated", "", {"policy_loss": "reinforce"} if reinforces else {})
+    section, icepop = "train_infer_correction", False
+    if level and not (bypass and not reinforces):
+        threshold = given.get("rollout_is_threshold", theirs(draft, f"{CORRECTION}.rollout_is_threshold"))
+        low, _, high = str(2.0 if threshold is None else threshold).rpartition("_")
+        puts = {f"{section}.importance_upper": float(high)}
+        if icepop := bool(low):
+            puts |= {f"{section}.rejection": "icepop", f"{section}.ratio_low": float(low),
+                     f"{section}.ratio_high": float(high)}  # fmt: skip
+        found["rollout_is"] = found["rollout_is_level"] = ("translated", "", {f"{section}.level": level, **puts})
+        found["rollout_is_threshold"] = ("translated", "icepop: weights outside are 0" if icepop else "", puts)
+        mean = f"{section}.importance_mean_one"
+        note = "over the mean of all tokens, there of all rows" if level == "sequence" else ""
+        found["rollout_is_batch_normalize"] = (
+            "decided" if note and given.get("rollout_is_batch_normalize") else "translated", note,
+            {mean: bool(given.get("rollout_is_batch_normalize"))})  # fmt: skip
+    if options:
+        try:
+            rejects = _rejection(options, spec, given.get("rollout_rs_threshold_lower"))
+            if icepop:
+                raise ValueError("icepop and a filter don't go together here")
+            if "rollout_is" in found and rejects.get("level", level) != level:
+                raise ValueError(f"weights are by {level}, and so would be the filter")
+        except (ValueError, TypeError) as error:
+            found["rollout_rs"], found["rollout_rs_threshold"] = (
+                ("absent", str(error), {}),
+                ("dead", "see rollout_rs", {}),
+            )
+        else:
+            weights = {} if "rollout_is" in found else {f"{section}.importance_upper": None}
+            puts = {f"{section}.{key}": value for key, value in rejects.items()}
+            found["rollout_rs"] = ("translated", "", {**weights, **puts})
+            found["rollout_rs_threshold"] = found["rollout_rs_threshold_lower"] = ("translated", "", puts)
+    return found
+
+
+def _bypass(draft: Draft) -> tuple[bool, bool]:
+    """Whether the sampler's log-probs are the old ones, and whether the loss then is that of REINFORCE."""
+    words = {word: theirs(draft, f"{CORRECTION}.{word}") for word in
+             ("bypass_mode", "bypass_old_logprob_for_rollout", "loss_type", "use_policy_gradient",
+              "use_pure_rollout_correction")}  # fmt: skip
+    reinforces = (
+        words["loss_type"] == "reinforce" or words["use_policy_gradient"] or words["use_pure_rollout_correction"]
+    )
+    return bool(words["bypass_mode"] or words["bypass_old_logprob_for_rollout"]), bool(reinforces)
+
+
+@last
+def correction(step: Step) -> None:
+    """Importance weights and rejection between sampler and trainer."""
+    memo = step.draft.memo
+    if "correction" not in memo:
+        memo["correction"] = _corrected(step.draft)
+    _settle(step, memo["correction"], "no correction is asked for")
+
+
+_CLIP = {"clip_ratio": "pg_clip", "clip_ratio_low": "pg_clip_low", "clip_ratio_high": "pg_clip_high"}
+_ARGS = "policy_loss_args"
+MODES: dict[str, tuple[str, dict[str, str]]] = {
+    "vanilla": ("ppo", {**_CLIP, "clip_ratio_c": "dual_clip_c"}),
+    "gspo": ("gspo", _CLIP),
+    "clip_cov": ("clip_cov", {**_CLIP, "clip_cov_ratio": f"{_ARGS}.cov_ratio", "clip_cov_lb": f"{_ARGS}.cov_low",
+                              "clip_cov_ub": f"{_ARGS}.cov_high"}),
+    "kl_cov": ("kl_cov", {"kl_cov_ratio": f"{_ARGS}.cov_ratio", "ppo_kl_coef": f"{_ARGS}.kl_coef"}),
+    "geo_mean": ("gmpo", {"clip_ratio_low": f"{_ARGS}.clip_low", "clip_ratio_high": f"{_ARGS}.clip_high"}),
+    "cispo": ("cispo", {"clip_ratio_low": "cispo_epsilon_low", "clip_ratio_high": "cispo_epsilon_high"}),
+    "sapo": ("sapo", {"tau_pos": "sapo_tau_positive", "tau_neg": "sapo_tau_negative"}),
+    "dppo_tv": ("dppo", {"clip_ratio_low": f"{_ARGS}.threshold", "clip_ratio_high": f"{_ARGS}.threshold"}),
+    "dppo_kl": ("dppo", {"clip_ratio_low": f"{_ARGS}.threshold", "clip_ratio_high": f"{_ARGS}.threshold"}),
+    "dro": ("kimi15", {"dro_beta": "kimi15_tau"}),
+    "gpg": ("reinforce", {}),
+}  # fmt: skip
+"""Losses of verl: ours, and where its keys go."""
+_PICKED = "tokens are picked in the whole mini-batch, there in each pass"
+_LOSS_NOTES = {
+    "clip_cov": _PICKED, "kl_cov": _PICKED,
+    "dppo_tv": "its ratio isn't cut off at clip_ratio_c", "dppo_kl": "its ratio isn't cut off at clip_ratio_c",
+    "geo_mean": "the mean of all responses; verl adds up the means of passes, so its gradient grows with their number",
+}  # fmt: skip
+
+
+def _mode(draft: Draft) -> str:
+    bypass, reinforces = _bypass(draft)
+    mode = str(theirs(draft, f"{ACTOR}.policy_loss.loss_mode") or "vanilla").replace("-", "_")
+    return mode if not bypass else "gpg" if reinforces else "vanilla"
+
+
+@conversion
+def loss_mode(step: Step) -> None:
+    """A policy loss."""
+    mode = _mode(step.draft)
+    if _bypass(step.draft)[0]:
+        step.dead("bypass_mode has its own loss")
+    elif mode not in MODES:
+        step.absent("a loss of your own is a function here: path/to/file.py:name")
+    else:
+        step.put(MODES[mode][0])
+        if mode == "dro":
+            step.put("token", "kimi15_level")
+        if mode.startswith("dppo"):
+            step.put(mode.removeprefix("dppo_"), f"{_ARGS}.divergence")
+        if mode in _LOSS_NOTES:
+            step.decide(_LOSS_NOTES[mode])
+
+
+@conversion
+def loss_option(step: Step) -> None:
+    """A number of the loss, which each has under a name of its own."""
+    mode = _mode(step.draft)
+    ours, places = MODES.get(mode, ("", {}))
+    both = [theirs(step.draft, f"{ACTOR}.clip_ratio_{side}") for side in ("low", "high")]
+    both = [theirs(step.draft, f"{ACTOR}.clip_ratio") if bound is None else bound for bound in both]
+    if step.last == "clip_ratio" and "clip_ratio_low" in places:
+        counts = [f"clip_ratio_{side}" for side in ("low", "high")
+                  if theirs(step.draft, f"{ACTOR}.clip_ratio_{side}") is None]  # fmt: skip
+        for word in counts:
+            step.put(step.value, places[word])
+        _only_if(step, bool(counts), "clip_ratio_low and clip_ratio_high count, which are 0.2 where a file has neither")
+    elif step.last not in places:
+        step.dead(f"loss_mode {mode} doesn't read it")
+    elif step.value is None:
+        step.dead("clip_ratio says it")
+    elif mode.startswith("dppo") and both[0] != both[1]:
+        step.absent("one threshold is for both signs of the advantage")
+    elif step.use not in step.draft.report.filled or step.value != _default(step.draft, ours, places[step.last]):
+        step.put(step.value, places[step.last])
+    if step.last == "clip_ratio_c" and mode == "vanilla":
+        step.put(True, "dual_clip_loss")
+
+
+def _default(draft: Draft, loss: str, place: str) -> Any:
+    section, _, option = place.rpartition(".")
+    if section:
+        return LOSSES[loss].options[option].default
+    return draft.default("pg_clip" if place.startswith("pg_clip") else place)
+
+
+@conversion
+def loss_agg(step: Step) -> None:
+    """How the loss is aggregated; two losses of verl don't ask."""
+    mode, own = _mode(step.draft), "seq-mean-token-mean"
+    if mode in ("sapo", "geo_mean"):
+        step.put(own)
+        if step.value != own:
+            step.decide(f"{mode} is aggregated by {own} whatever is said; there a KL and an entropy term aren't")
+    else:
+        step.put(step.value)
+        if step.value == "seq-mean-token-sum-norm" and theirs(step.draft, f"{ACTOR}.loss_scale_factor") is None:
+            step.decide("over response_length; verl 0.9.1 divides by the longest response of a pass")
+
+
+@last
+def loss_scale(step: Step) -> None:
+    """What seq-mean-token-sum-norm divides by."""
+    norm = theirs(step.draft, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
+    if _only_if(
+        step,
+        norm and step.value not in (None, theirs(step.draft, "data.max_response_length")),
+        "response_length, or unread",
+    ):
+        step.absent("seq-mean-token-sum-norm divides by response_length; scale learning_rate, or write a loss")
+
+
+@conversion
+def kl_loss(step: Step) -> None:
+    """The KL in the loss, which verl doesn't weigh by the ratio to the sampler."""
+    step.put(step.value)
+    if step.last == "use_kl_loss" and step.value:
+        step.put(False, "kl_loss_ratio")
+    elif step.last == "kl_loss_type" and step.value in ("kl", "k1") and theirs(step.draft, f"{ACTOR}.use_kl_loss"):
+        step.decide("its gradient is that of mse; there it is that of k1, which is 0 on average")
+
+
+@last
+def as_the_actor(step: Step) -> None:
+    """What actor and critic have in common here."""
+    now = step.draft.get(step.place, step.draft.default(step.place))
+    if step.last == "loss_scale_factor":
+        now = theirs(step.draft, f"{ACTOR}.loss_scale_factor")
+    if not has_critic(step.draft):
+        step.dead("there is no critic")
+    elif _only_if(step, step.value not in (None, now), "it is that of the actor"):
+        step.absent(f"it is {now} for the actor, and one for both")
+
+
+@conversion
+def clip_grad(step: Step) -> None:
+    """The bound of the gradient's norm; the actor's rules."""
+    if not step.use.key.startswith("critic."):
+        step.put(step.value)
+        step.use.fate, step.use.note = "translated", ""
+    elif not has_critic(step.draft):
+        step.dead("there is no critic")
+    elif _only_if(step, step.value not in (None, theirs(step.draft, f"{ACTOR}.optim.clip_grad")), "that of the actor"):
+        step.absent("one bound is for all roles, the actor's")
+
+
+@conversion
+def grad_clip(step: Step) -> None:
+    """A bound that 0.9.1 doesn't read."""
+    bound = _sibling(step, "optim.clip_grad")
+    if step.value in (None, bound):
+        step.dead("optim.clip_grad says it")
+    elif _only_if(step, has_critic(step.draft) or not step.use.key.startswith("critic."), "there is no critic"):
+        step.decide(f"0.9.1 doesn't read it: the bound is optim.clip_grad, {bound}. For a job of 0.7 or before set "
+                    f"max_grad_norm: {step.value}")  # fmt: skip
+
+
+@conversion
+def distillation(step: Step) -> None:
+    """A teacher on what the student samples."""
+    section = "distillation.distillation_loss"
+    mode, gradient, rewards = (theirs(step.draft, f"{section}.{word}") for word in
+                               ("loss_mode", "use_policy_gradient", "use_task_rewards"))  # fmt: skip
+    use = "loss" if mode == "forward_kl_topk" and not gradient else "advantage" if mode in ("k1", "kl") else ""
+    found: Found = {
+        "enabled": ("decided", "the teacher's likeliest tokens and all others together, verl leaves the others out"
+                    if use == "loss" else "a part of the advantage, there a loss with a clip of its own",
+                    {"distill.use_as": use}) if use and (use == "loss" or gradient) else
+                   ("absent", f"loss_mode {mode} with use_policy_gradient {gradient} is neither of both", {}),
+        "distillation_loss_coef": ("translated", "", {"distill.coef": step.value if rewards else 1.0}),
+        "use_task_rewards": ("translated", "", {"distill.reward_coef": 1.0 if rewards else 0.0}),
+        "model_path": ("translated", "", {step.place: step.value}),
+    }  # fmt: skip
+    if use == "loss":
+        found["loss_mode"] = ("translated", "", {"distill.divergence": "forward_kl"})
+        found["topk"] = ("translated", "", {"distill.top_k": step.value})
+    if _only_if(step, bool(theirs(step.draft, "distillation.enabled")), "distillation is off"):
+        _settle(step, found, "distill.use_as says it")
+
+
+# --- rewards ---------------------------------------------------------------------------------------------------------
+
+
+def _function(draft: Draft) -> str:
+    """The section that names a reward function; the one at the top counts."""
+    sections = ("custom_reward_function", "reward.custom_reward_function")
+    return next((section for section in sections if draft.their(f"{section}.path")), "")
+
+
+@first
+def custom_function(step: Step) -> None:
+    """A function of the user's own."""
+    section = _function(step.draft)
+    path = step.draft.their(f"{section}.path") if section else None
+    if not path or not step.use.key.startswith(section) or isinstance(path, Unexpanded):
+        step.dead("no function" if not path else f"{section}.path says it")
+    else:
+        path = str(path).removeprefix("pkg://")
+        path = path if path.endswith(".py") or ":" in path else path.replace("/", ".")
+        step.put(f"{path}:{step.draft.their(f'{section}.name', 'compute_score')}", f"{_REWARD}.name")
+
+
+@conversion
+def custom_kwargs(step: Step) -> None:
+    """An argument of that function."""
+    section = _function(step.draft)
+    if _only_if(step, bool(section) and step.use.key.startswith(section), "no function takes it"):
+        step.put(step.value, f"{_REWARD}.reward_kwargs.{step.use.key.partition('.reward_kwargs.')[2]}")
+
+
+def _manager(draft: Draft) -> Any:
+    return draft.their("reward_model.reward_manager") or theirs(draft, "reward.reward_manager.name")
+
+
+@conversion
+def overlong(step: Step) -> None:
+    """The soft penalty near the length limit."""
+    on = _sibling(step, "overlong_buffer_cfg.enable" if step.last == "max_resp_len" else "enable")
+    if not on or ("reward_kwargs" in step.use.key and _manager(step.draft) != "dapo"):
+        step.dead("the penalty is off" if not on else "only the reward manager dapo reads it")
+    elif step.last == "enable":
+        step.put(1.0, "overlong_shaping.penalty") if not step.draft.has("overlong_shaping") else None
+        step.use.ours = ("overlong_shaping",)
+    elif step.last != "max_resp_len":
+        step.put(step.value)
+    elif _only_if(step, step.value != theirs(step.draft, "data.max_response_length"), "it is response_length"):
+        step.absent("the penalty ends at response_length")
+
+
+@conversion
+def reward_manager(step: Step) -> None:
+    """Who calls the reward function."""
+    known = ("naive", "dapo", "prime", "batch", "limited", "rate_limited", "gdpo", "remote", "register", None)
+    if _only_if(step, step.value not in known, "functions are called by the run, one by one or in lists"):
+        step.absent("a manager of your own becomes a reward function")
+
+
+@last
+def each_domain(step: Step) -> None:
+    """A key of every domain that a function scores."""
+    if _only_if(
+        step, step.value is not None and step.draft.get(f"{_REWARD}.name") != "reward_model", "the default does"
+    ):
+        step.put(step.value)
+
+
+@last
+def reward_model(step: Step) -> None:
+    """Whether a model scores."""
+    if _only_if(step, bool(step.value), "false asks for none"):
+        if _function(step.draft):
+            step.absent("the function is told where the model is served; a judge, or weights of both, do it here")
+        else:
+            step.put("reward_model")
+
+
+# --- fine-tuning -----------------------------------------------------------------------------------------------------
+
+
+@conversion
+def sft_column(step: Step) -> None:
+    """A column, or one inside a column, of releases before 0.9."""
+    of = "prompt" if step.last.startswith("prompt") else "response"
+    column = step.draft.their(f"data.{of}_key", "question" if of == "prompt" else "answer")
+    keys = step.draft.their(f"data.{of}_dict_keys")
+    inside = [str(key) for key in (keys if isinstance(keys, list) else []) if str(key) != str(column)]
+    if _only_if(step, not step.draft.their("data.multiturn.enable") and step.value not in (None, []), "rows say it"):
+        _where_rows_are(step, f"{column}.{inside[0]}" if inside else str(column))
+
+
+@conversion
+def sft_messages(step: Step) -> None:
+    """Rows that are conversations, which all of 0.9.1 are."""
+    data = step.draft.theirs.get("data", {})
+    pairs = not step.draft.their("data.multiturn.enable") and {"prompt_key", "response_key"} & set(data)
+    if _only_if(step, not pairs, "rows are prompts with responses"):
+        step.put("all", "train_on")
+        key = step.draft.their("data.multiturn.messages_key") or theirs(step.draft, "data.messages_key")
+        for place in ("actor_train.data_args.messages", "validation.data_args.messages"):
+            if place.startswith("actor_train") or step.draft.their("data.val_files"):
+                step.put(key, place)
+
+
+@conversion
+def thinking(step: Step) -> None:
+    """Whether templates think, in rows that don't say it."""
+    if _only_if(step, step.value not in (None, "none", "None"), "none leaves it to the template"):
+        step.put(step.value, "chat_template_kwargs.enable_thinking")
+
+
+# --- the engine that generates ---------------------------------------------------------------------------------------
+
+
+@first
+def engine(step: Step) -> None:
+    """An inference engine."""
+    step.put(mapped(step))
+
+
+@conversion
+def engine_option(step: Step) -> None:
+    """An option of vLLM, and its name with SGLang."""
+    engine, word, value = step.draft.strategies.get("actor_infer", ""), step.last, step.value
+    sglang = {"pipeline_model_parallel_size": "pp_size", "gpu_memory_utilization": "mem_fraction_static"}
+    options: Any = STRATEGIES.get(engine)
+    if word == "free_cache_engine" and engine == "vllm":
+        # Theirs keep a copy of the weights in host memory, which here the next sync would overwrite.
+        step.put(None if value else 0)
+        step.use.fate, step.use.note = "translated", ""
+    elif value is None or not is_engine(engine) or (word.endswith("parallel_size") and value == 1 and word[0] != "t"):
+        step.dead("the default, or not of this engine")
+    elif word == "tensor_model_parallel_size":
+        for place in step.places:
+            step.put(value, place)
+    elif engine == "sglang":
+        if _only_if(step, word in sglang, "it is vLLM's, and the engine is sglang"):
+            step.put(value, f"{_ENGINE}.{sglang[word]}")
+    elif reason := options.reserved.get(word) or options.gone.get(word):
+        step.dead(reason)
+    else:
+        step.put(True if word == "expert_parallel_size" else value)
+
+
+@conversion
+def load_format(step: Step) -> None:
+    """How an engine reads its weights."""
+    if _only_if(step, is_engine(step.draft.strategies.get("actor_infer", "")) and step.value is not None, "no engine"):
+        step.put("dummy" if str(step.value).startswith("dummy") else "auto")
+        step.use.fate, step.use.note = "translated", ""
+        if step.value not in ("dummy", "auto"):
+            step.decide(f"{step.value} is {step.draft.get(f'{_ENGINE}.load_format')}")
+
+
+@conversion
+def engine_kwargs(step: Step) -> None:
+    """An argument of the engine itself."""
+    of, dot, word = step.use.key.partition("engine_kwargs.")[2].partition(".")
+    engine, word = step.draft.strategies.get("actor_infer", ""), word or of
+    options: Any = STRATEGIES.get(engine)
+    if step.value in (None, {}) or (dot and of != engine) or not is_engine(engine):
+        step.dead(f"null leaves the engine's choice, or the engine is {engine or 'another'}")
+    elif reason := options.reserved.get(word.split(".")[0]) or options.gone.get(word.split(".")[0]):
+        step.dead(reason)
+    else:
+        step.put(step.value, f"{_ENGINE}.{word}")
+
+
+@conversion
+def fire(step: Step) -> None:
+    """A hot first token."""
+    if _only_if(step, bool(step.value), "false asks for nothing"):
+        step.put(30.0)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+@conversion
+def mini_batch(step: Step) -> None:
+    """Prompts of a mini-batch, or rows of one of fine-tuning: settled at the end, when the ranks are known."""
+    step.draft.memo[f"mini:{step.role}"] = (step.value, step.use)
+    step.use.ours = (step.place,)
+
+
+@conversion
+def of_all_devices(step: Step) -> None:
+    """Responses of a pass over all devices: settled at the end."""
+    if _only_if(step, step.value is not None, "null leaves it to the number per device"):
+        step.draft.memo[f"micro:{step.place}"] = (step.value, step.use)
+        step.use.ours = (step.place,)
+
+
+@last
+def token_budget(step: Step) -> None:
+    """Tokens of a pass of one device; the ranks of a sequence add up."""
+    way, draft = step.place.rpartition("_")[2], step.draft
+    on = step.value is not None and draft.get(f"{step.role}.use_dynamic_batching_in_{way}")
+    if _only_if(step, bool(on), "dynamic batching is off"):
+        sizes = (
+            f"{step.role}.model_args.ulysses_size",
+            f"{step.role}.strategy_args.strategy_config.context_parallel_size",
+        )
+        ranks = max(size for place in sizes if isinstance(size := draft.get(place, 1), int))
+        step.put(step.value * ranks if isinstance(step.value, int) else step.value)
+        if ranks > 1:
+            step.note(f"times the {ranks} ranks that share a sequence")
+
+
+@last
+def warmup_ratio(step: Step) -> None:
+    """A share of all steps, where no number is given."""
+    steps = step.draft.get(f"{step.role}.training_args.warmup_steps")
+    if _only_if(step, bool(step.value) and not steps, "0 is the default, or lr_warmup_steps says it"):
+        step.put(step.value)
+
+
+@conversion
+def verl_schedule(step: Step) -> None:
+    """A learning rate schedule; the deprecated warmup_style counts where it is given."""
+    value = str(step.value)
+    known = SCHEDULES.get(value) or SCHEDULES.get(value.lower()) or SCHEDULES.get(value.replace("_", "-"))
+    if step.value is None or (step.last == "lr_scheduler_type" and _sibling(step, "warmup_style")):
+        step.dead("another key says it")
+    elif known is None:
+        step.absent("there is no such schedule")
+    else:
+        step.put(known)
+
+
+@conversion
+def wsd_style(step: Step) -> None:
+    """How wsd falls, for a schedule that is wsd."""
+    if _only_if(step, str(_sibling(step, "lr_decay_style")).lower() == "wsd", "only lr_decay_style: WSD reads it"):
+        step.put(step.value)
+
+
+@last
+def min_lr(step: Step) -> None:
+    """The lowest rate as a share of the peak."""
+    peak = step.draft.get(f"{step.role}.training_args.learning_rate", 1e-6)
+    if not step.value:
+        step.dead("0 is the default")
+    elif isinstance(peak, (int, float)) and peak and isinstance(step.value, (int, float)):
+        step.put(step.value / peak)
+        step.use.fate, step.use.note = "translated", f"a share of the peak {peak:g}"
+    else:
+        step.absent("there is no learning rate to take a share of")
+
+
+@conversion
+def betas(step: Step) -> None:
+    """Both of Adam's constants."""
+    if isinstance(step.value, list) and len(step.value) == 2:
+        for place, value in zip(step.places, step.value, strict=True):
+            step.put(value, place)
+    else:
+        step.absent("two numbers were expected")
+
+
+@conversion
+def half_cosine(step: Step) -> None:
+    """Cycles of the cosine."""
+    if _only_if(step, step.value not in (None, 0.5), "half a cosine is what cosine does"):
+        step.put(step.value)
+
+
+@conversion
+def incr_style(step: Step) -> None:
+    """How the weight decay grows."""
+    if _only_if(step, step.value not in (None, "constant"), "constant is without it"):
+        step.put(step.value)
+
+
+@conversion
+def tokenizer(step: Step) -> None:
+    """A tokenizer of its own, for roles that have one."""
+    own = step.value is not None and step.role not in ("actor_infer", "reference", "critic")
+    if _only_if(step, own, "it is the model's, or that of actor_train"):
+        step.put(step.value)
+
+
+@last
+def verl_targets(step: Step) -> None:
+    """Layers with adapters; all of them are fewer here in mixtures of experts."""
+    note = step.row.note
+    with_lora(step)
+    if step.use.fate == "decided" and step.value != "all-linear":
+        step.use.fate, step.use.note = "translated", ""
+    elif step.use.fate == "decided":
+        step.decide(note)
+
+
+@conversion
+def compile_(step: Step) -> None:
+    """torch.compile is of the log-probs there, of the layers here."""
+    if _only_if(step, bool(step.value), "false asks for nothing"):
+        step.dead("left off: there it compiles the log-probs alone, model_args.torch_compile here the layers")
+
+
+@conversion
+def master_dtype(step: Step) -> None:
+    """The type that weights are trained in."""
+    trains = step.role in ("actor_train", "critic") and str(step.value) not in ("fp32", "float32", "None")
+    if _only_if(step, trains, "weights that are trained are fp32"):
+        step.decide("weights that are trained stay fp32; dtype is that of the forward pass")
+
+
+@first
+def engine_strategy(step: Step) -> None:
+    """The backend of fine-tuning; those of other jobs stand in the role's own section."""
+    if _only_if(step, step.use.key in ("engine.strategy", "model_engine"), "the role's own strategy says it"):
+        step.put(mapped(step))
+
+
+@conversion
+def of_training(step: Step) -> None:
+    """A key of recomputation."""
+    if _only_if(step, step.value is not None and step.role in ("actor_train", "critic"), "null, or it doesn't train"):
+        step.put(step.value)
+
+
+@last
+def recompute_modules(step: Step) -> None:
+    """What is recomputed selectively."""
+    granularity = step.draft.get(f"{step.role}.strategy_args.strategy_config.recompute_granularity")
+    if _only_if(step, granularity == "selective", "only recompute_granularity: selective reads it"):
+        step.put(step.value)
+
+
+@last
+def sequence_parallel(step: Step) -> None:
+    """Splitting along the sequence, which tensor parallelism makes possible."""
+    size = step.draft.get(f"{step.role}.strategy_args.strategy_config.tensor_model_parallel_size", 1)
+    if _only_if(step, not step.value or size != 1, "tensor_model_parallel_size is 1"):
+        step.put(step.value)
+
+
+@conversion
+def each_role(step: Step) -> None:
+    """A key of every role that has the policy's model."""
+    has_reference = theirs(step.draft, f"{ACTOR}.use_kl_loss") or theirs(step.draft, "algorithm.use_kl_in_reward")
+    for place in step.places:
+        if step.draft.knows(place) and (not place.startswith("reference.") or has_reference):
+            step.put(step.value, place)

@@ -1,0 +1,288 @@
+"""What is settled at the end of a job of verl: devices, batches, roles, rewards; and jobs that are commands here."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from roll.workbench.migrate.conversions import is_engine
+from roll.workbench.migrate.draft import Draft, leaves_of
+from roll.workbench.migrate.report import Report, Use
+from roll.workbench.migrate.sizes import data_parallel
+from roll.workbench.migrate.sources import Source, unexpanded_in
+from roll.workbench.migrate.table import DOMAIN, patterns
+from roll.workbench.migrate.verl import has_critic, theirs
+
+_ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher")
+
+
+def finish_verl(draft: Draft) -> None:
+    """Roles on all devices, batches in responses, one domain."""
+    _folder(draft)
+    _roles(draft)
+    _devices(draft)
+    backends(draft, at_last=True)
+    _types(draft)
+    _mini_batches(draft)
+    _rewards(draft)
+    _lengths(draft)
+
+
+def finish_sft(draft: Draft) -> None:
+    """Devices, the batch, columns."""
+    _folder(draft)
+    _devices(draft)
+    _types(draft)
+    _mini_batches(draft)
+    if not draft.has("actor_train.data_args.messages") and "messages_key" not in draft.theirs.get("data", {}):
+        for key, default in (("prompt", "question"), ("response", "answer")):
+            for role in ("actor_train", "validation"):
+                if not draft.has(f"{role}.data_args.{key}") and (role == "actor_train" or draft.has(role)):
+                    draft.put(f"{role}.data_args.{key}", default)
+                    draft.report.decisions.append(f"{role}.data_args.{key}: {default}, the default of old releases")
+    _needed(draft, "actor_train.data_args.file_name", "the training rows (data.train_files)")
+
+
+def _needed(draft: Draft, place: str, what: str) -> None:
+    if not draft.has(place) and not draft.has(f"{place.rpartition('.')[0]}.dataset"):
+        draft.report.missing.append(f"{place}: {what}")
+
+
+def _folder(draft: Draft) -> None:
+    if not draft.has("output_dir"):
+        name = draft.get("exp_name", draft.pipeline)
+        name = "${exp_name}" if name == "???" else name
+        draft.put("output_dir", f"output/{name}")
+        draft.report.decisions.append(f"output_dir: output/{name}; checkpoints stay where checkpoint_config says")
+
+
+def _drop(draft: Draft, keys: tuple[str, ...], why: str) -> None:
+    for key in keys:
+        if draft.has(key):
+            draft.abandon(key, why)
+
+
+def _roles(draft: Draft) -> None:
+    """Only roles that the run has: a reference and constants for the KL terms that are on."""
+    in_loss, in_reward = draft.get("use_kl_loss"), draft.get("add_token_level_kl")
+    if not in_loss:
+        _drop(draft, ("kl_loss_coef", "kl_loss_type"), "use_kl_loss is off")
+    if not in_reward:
+        _drop(draft, ("init_kl_coef", "kl_penalty", "target_kl"), "use_kl_in_reward is off")
+    if not in_loss and not in_reward:
+        _drop(draft, ("reference",), "no KL term is on")
+    elif not draft.has("reference"):
+        draft.put("reference", {})
+    if in_loss and in_reward:
+        draft.put("allow_both_kl", True)
+        draft.report.decisions.append("allow_both_kl: true, as KL is in the reward and in the loss")
+    estimator = draft.get("adv_estimator")
+    if not has_critic(draft):
+        _drop(draft, ("critic", "critic_warmup", "value_clip"), f"adv_estimator {estimator} has no critic")
+    elif not draft.has("critic"):
+        draft.put("critic", {})
+    if draft.get(f"rewards.{DOMAIN}.name") != "reward_model":
+        _drop(draft, ("reward_model",), "reward_model.enable is false")
+    if not theirs(draft, "distillation.enabled"):
+        _drop(draft, ("teacher", "distill"), "distillation is off")
+    if estimator not in ("gae", "reinforce_plus_plus", "optimal_token_baseline"):
+        _drop(draft, ("gamma", "lambd"), f"adv_estimator {estimator} doesn't discount")
+
+
+def backends(draft: Draft, *, at_last: bool = False) -> None:
+    """Backends of roles that the job has and names none for: that of the actor.
+
+    `at_last`: only those of roles that stayed.
+    """
+    family = str(draft.get("actor_train.strategy_args.strategy_name", "fsdp2_train")).rpartition("_")[0]
+    for role, section, name in (("reference", "actor_rollout_ref.ref", f"{family}_infer"),
+                                ("critic", "critic", f"{family}_train"),
+                                ("reward_model", "reward_model.enable", "fsdp2_infer")):  # fmt: skip
+        place = f"{role}.strategy_args.strategy_name"
+        if (draft.has(role) or (not at_last and draft.their(section, False) is not False)) and not draft.has(place):
+            use = Use(key=f"{section.removesuffix('.enable')}.strategy", value=name, fate="translated", ours=(place,))
+            draft.put(place, name, use)
+            draft.report.filled.append(use)
+
+
+def _types(draft: Draft) -> None:
+    """Types that verl has by default, and keys that a backend has no use for."""
+    for role in _ROLES:
+        if role != "actor_infer" and draft.has(role) and not draft.has(f"{role}.model_args.dtype"):
+            use = Use(
+                key="verl computes in bfloat16", value="bf16", fate="translated", ours=(f"{role}.model_args.dtype",)
+            )
+            draft.put(use.ours[0], "bf16", use)
+            draft.report.filled.append(use)
+    for role, name in draft.strategies.items():
+        size = f"{role}.model_args.ulysses_size"
+        if name.startswith("megatron") and draft.get(size, 1) != 1:
+            draft.abandon(size, "megatron_* splits sequences by context_parallel_size")
+        if name.startswith("megatron") or is_engine(name):
+            for key in ("use_liger", "use_fused_kernels", "activation_offload", "torch_compile", "lora_rank"):
+                if draft.has(f"{role}.model_args.{key}") and not draft.get(f"{role}.model_args.{key}"):
+                    draft.abandon(f"{role}.model_args.{key}", f"{name} has no such choice")
+        if name.startswith("fsdp2") and _devices_of(draft) < 2:
+            _drop(draft, (f"{role}.strategy_args.strategy_config.offload_policy",), "one rank isn't sharded")
+
+
+def _devices_of(draft: Draft) -> int:
+    nodes, each = draft.get("num_nodes", 1), draft.get("num_gpus_per_node", 1)
+    return nodes * each if isinstance(nodes, int) and isinstance(each, int) and 0 < nodes * each <= 8192 else 0
+
+
+def _devices(draft: Draft) -> None:
+    """All roles share all devices; passes of all devices are divided by them."""
+    count = _devices_of(draft)
+    if not count and draft.pipeline != "sft":
+        return
+    count = count or 1
+    for role in _ROLES:
+        if role == "actor_train" or (role == "actor_infer" and draft.pipeline != "sft") or draft.has(role):
+            draft.put(f"{role}.device_mapping", f"0-{count - 1}" if count > 1 else [0])
+    draft.report.decisions.append(
+        f"device_mapping: all roles share the {count} devices (nnodes x n_gpus_per_node), as in verl's hybrid engine"
+    )
+    for place in [key.removeprefix("micro:") for key in draft.memo if key.startswith("micro:")]:
+        value, use = draft.memo[f"micro:{place}"]
+        if isinstance(value, int) and (not draft.has(place) or draft.made_by.get(place) in draft.report.filled):
+            draft.put(place, max(1, value // count), use)
+            use.note = f"of all devices: {value} / {count} = {max(1, value // count)}"
+        else:
+            use.fate, use.ours, use.note = "dead", (), "the number per device says it"
+
+
+def _mini_batches(draft: Draft) -> None:
+    """A mini-batch in prompts there, in passes of responses here; and what is counted in steps."""
+    offline = draft.pipeline == "sft"
+    n = 1 if offline else draft.get("num_return_sequences_in_group", 1)
+    actor_size, actor_use = draft.memo["mini:actor_train"]
+    prompts = actor_size if offline else draft.get("rollout_batch_size", 1024)
+    for role in ("actor_train", "critic"):
+        if not draft.has(role):
+            continue
+        size, use = draft.memo.get(f"mini:{role}", (actor_size, actor_use))
+        size = actor_size if size is None else size
+        if not isinstance(size, int) or not isinstance(n, int) or not isinstance(prompts, int):
+            continue
+        ranks, args = data_parallel(draft, role), f"{role}.training_args"
+        wide_place = f"{args}.per_device_train_batch_size"
+        per_device = draft.get(wide_place, 1)
+        per_device = per_device if isinstance(per_device, int) else 1
+        responses = min(size, prompts) * n
+        wide = min(per_device, max(1, responses // ranks))
+        while wide > 1 and responses % (wide * ranks):
+            wide -= 1
+        deep = max(1, responses // (wide * ranks))
+        used = draft.made_by.get(wide_place)
+        draft.put(wide_place, wide, used)
+        draft.put(f"{args}.gradient_accumulation_steps", deep, use)
+        rows = f"{responses} rows" if offline else f"{min(size, prompts)} prompts x {n} = {responses} responses"
+        use.note = f"{rows}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
+        use.fate = "translated" if wide * deep * ranks == responses and wide == per_device else "decided"
+        if wide != per_device and used is not None:
+            used.fate, used.note = "decided", f"{wide}, so that passes fill the mini-batch"
+        if not offline:
+            _in_optimizer_steps(draft, args, -(-prompts // min(size, prompts)) * int(draft.get("ppo_epochs", 1)))
+
+
+def _in_optimizer_steps(draft: Draft, args: str, number: int) -> None:
+    """Schedules count optimizer steps here, verl's the steps of the run."""
+    if number < 2:
+        return
+    for key in ("warmup_steps", "lr_decay_steps", "num_decay_steps"):
+        if isinstance(value := draft.get(f"{args}.{key}"), int):
+            use = draft.made_by.get(f"{args}.{key}")
+            draft.put(f"{args}.{key}", value * number, use)
+            if use is not None:
+                use.note = f"{value} steps of {number} mini-batches: optimizer steps are counted here"
+    shape = draft.get(f"{args}.lr_scheduler_type", "constant")
+    draft.report.decisions.append(
+        f"{args}: {number} optimizer steps of a step have mini-batches drawn by the run's seed, in verl they follow "
+        "the data" + ("" if shape == "constant" else f"; {shape} moves with each of them, in verl with each step")
+    )
+
+
+def _rewards(draft: Draft) -> None:
+    """One domain takes rows of every data source."""
+    place = f"rewards.{DOMAIN}.name"
+    if not draft.has(place):
+        name = "gsm8k" if "gsm8k" in str(draft.get("actor_train.data_args.file_name", "")).lower() else "math_rule"
+        draft.put(place, name)
+        draft.report.decisions.append(
+            f"{place}: {name}; verl chooses by the column data_source, here a domain has its tags: see docs/rewards.md"
+        )
+    draft.put(f"rewards.{DOMAIN}.tag_included", "*")
+    if draft.get(place) == "reward_model":
+        _needed(draft, "reward_model.model_args.model_name_or_path", "the model that scores")
+    if draft.has("teacher"):
+        _needed(draft, "teacher.model_args.model_name_or_path", "the model that teaches")
+    if draft.has("critic") and not draft.has("pretrain"):
+        _needed(draft, "critic.model_args.model_name_or_path", "the critic's model")
+    _needed(draft, "actor_train.data_args.file_name", "the training prompts (data.train_files)")
+
+
+def _lengths(draft: Draft) -> None:
+    """Engines hold what the run needs."""
+    config = "actor_infer.strategy_args.strategy_config"
+    prompt, response = draft.get("prompt_length", 512), draft.get("response_length", 512)
+    if not isinstance(prompt, int) or not isinstance(response, int):
+        return
+    requests = draft.get("max_running_requests", 128)
+    whole = draft.get(f"{config}.enable_chunked_prefill") is False
+    for key, least in (("max_model_len", prompt + response),
+                       ("max_num_batched_tokens", prompt + response if whole else requests)):  # fmt: skip
+        if isinstance(value := draft.get(f"{config}.{key}"), int) and isinstance(least, int) and value < least:
+            draft.put(f"{config}.{key}", least)
+            draft.report.decisions.append(f"{config}.{key}: {least}; {value} was given")
+    if draft.has("overlong_shaping"):
+        buffer: Any = draft.get("overlong_shaping.buffer", min(4096, response))
+        draft.put("overlong_shaping.buffer", min(buffer, response) if isinstance(buffer, int) else buffer)
+    place = "validation.generating_args"
+    number = draft.get(f"{place}.num_return_sequences", 1)
+    if isinstance(number, int) and number > 1 and draft.get(f"{place}.temperature") == 0:
+        draft.put(f"{place}.num_return_sequences", 1)
+        draft.report.decisions.append(
+            f"{place}.num_return_sequences: 1; {number} greedy responses would all be the same"
+        )
+
+
+_COMMANDS = {"verl_generation": "generate", "verl_evaluation": "score"}
+
+
+def command_of(system: str, source: Source, report: Report) -> None:
+    """Put the command that does the job into the report, and what became of every key."""
+    table = patterns(system)
+    positional, options, overrides, reward = [], [], [], {}
+    for path, value in leaves_of(source.tree):
+        row = table.find(path.split("."))
+        use = Use(key=path, value=value, fate="dead" if row is None else row.fate, note="" if row is None else row.note)
+        report.uses.append(use)
+        if stopped := unexpanded_in(value):
+            use.fate, use.note, use.value = "unexpanded", ", ".join(stopped.parts), str(stopped)
+        elif row is None or row.fate in ("dead", "absent") or value in (None, {}):
+            use.fate = "dead" if value in (None, {}) else use.fate
+            use.note = use.note or "it asks for nothing"
+        elif row.how == "prompt_column":
+            known = value in ("prompt", "messages")
+            use.fate = "dead" if known else "decided"
+            use.note = "the column is found by itself" if known else f"rename the column {value} to prompt"
+        else:
+            to, value = row.to[0], row.values.get(value, value)
+            use.ours = (to,)
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if to == "--reward":
+                reward[path.rpartition(".")[2]] = text
+            elif to.isupper():
+                positional.append(text)
+            else:
+                options += [to, text] if to.startswith("-") else []
+                overrides += [] if to.startswith("-") else [f"{to}={text}"]
+    if reward.get("path"):
+        options += ["--reward", f"{reward['path']}:{reward.get('name', 'compute_score')}"]
+    words = ["roll", "eval", _COMMANDS[system], *(positional or ["FILE"]), *options, *overrides]
+    report.command = " ".join(shlex.quote(word) for word in words)
+    if system == "verl_generation" and "--model" not in options:
+        report.missing.append("--model: the model that answers")
+    if not positional:
+        report.missing.append("FILE: the data file")
