@@ -10,8 +10,8 @@ from roll.configs.parsing.loader import read_tree
 from roll.workbench.migrate.alibaba_roll import finish_roll
 from roll.workbench.migrate.conversions import is_engine
 from roll.workbench.migrate.draft import Draft, data_parallel, slots_of
-from roll.workbench.migrate.finish_offline import finish_trl
 from roll.workbench.migrate.report import masked
+from roll.workbench.migrate.trl import finish_trl
 from roll.workbench.migrate.verl_finish import finish_sft, finish_verl
 
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher", "judge")

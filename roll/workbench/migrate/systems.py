@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roll.workbench.migrate import trl
 from roll.workbench.migrate.overrides import at, leaves_of
 from roll.workbench.migrate.sources import Source
 from roll.workbench.migrate.table import patterns, systems
@@ -13,11 +14,6 @@ CHOICES = ("roll", "verl", "trl", "openrlhf")
 """Values of --from."""
 _JOBS = {"main_generation": "verl_generation", "main_eval": "verl_evaluation", "fsdp_sft_trainer": "verl_sft",
          "sft_trainer": "verl_sft"}  # fmt: skip
-_PIPELINES = {"grpo": "rlvr", "rloo": "rlvr", "dpo": "dpo", "kto": "dpo", "sft": "sft", "reward": "reward_model",
-              "gkd": "distill", "distillation": "distill"}  # fmt: skip
-"""Pipelines by the command of TRL, or the name of its script."""
-_CLASSES = {"grpo": "GRPOConfig", "rloo": "RLOOConfig", "dpo": "DPOConfig", "kto": "KTOConfig", "sft": "SFTConfig",
-            "reward": "RewardConfig", "distillation": "DistillationConfig"}  # fmt: skip
 
 
 def system_of(source: Source, given: str | None) -> str:
@@ -63,12 +59,10 @@ def _known(name: str, path: list[str]) -> bool:
 
 def pipeline_of(system: str, tree: Mapping[str, Any], job: str = "") -> str:
     """Return the pipeline that a file becomes."""
-    if system == "trl" and job in _PIPELINES:
-        return _PIPELINES[job]
     if system == "roll":
         return _roll(tree)
     if system == "trl":
-        return _trl(tree)
+        return trl.TRAINERS[trl.trainers_of(tree, job)[0]]
     return "sft" if system == "verl_sft" else "rlvr"
 
 
@@ -85,28 +79,15 @@ def _roll(tree: Mapping[str, Any]) -> str:
     return known if isinstance(known, str) and known in ("rlvr", "agentic", "distill", "sft", "dpo") else "rlvr"
 
 
-def _trl(tree: Mapping[str, Any]) -> str:
-    if "lmbda" in tree or "teacher_model_name_or_path" in tree:
-        return "distill"
-    if tree.keys() & {"num_generations", "max_completion_length", "reward_funcs", "num_iterations", "use_vllm"}:
-        return "rlvr"
-    if "center_rewards_coefficient" in tree:
-        return "reward_model"
-    preference = {"label_smoothing", "precompute_ref_log_probs", "reference_free", "rpo_alpha", "desirable_weight",
-                  "simpo_gamma", "truncation_mode", "beta"}  # fmt: skip
-    return "dpo" if tree.keys() & preference else "sft"
-
-
 def job_of(system: str, source: Source) -> str:
     """Return the name of the job whose defaults a file has: for TRL the class of its arguments,
     for verl with `megatron` in it where that is the backend.
     """
-    if system != "trl":
-        actor = at(source.tree, "actor_rollout_ref.actor", {})
-        backend = (at(actor, "strategy", "megatron" if "megatron" in actor else ""), source.tree.get("model_engine"))
-        return f"{source.job} megatron" if "megatron" in backend else source.job
-    classes = {"distill": "DistillationConfig", "dpo": "DPOConfig", "sft": "SFTConfig", "reward_model": "RewardConfig"}
-    return _CLASSES.get(source.job) or classes.get(_trl(source.tree), "GRPOConfig")
+    if system == "trl":
+        return trl.trainers_of(source.tree, source.job)[0]
+    actor = at(source.tree, "actor_rollout_ref.actor", {})
+    backend = (at(actor, "strategy", "megatron" if "megatron" in actor else ""), source.tree.get("model_engine"))
+    return f"{source.job} megatron" if "megatron" in backend else source.job
 
 
 def name_of(system: str) -> str:

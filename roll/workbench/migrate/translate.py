@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.workbench.migrate import alibaba_roll, alibaba_roll_tasks, conversions_trl, peers, verl
+from roll.workbench.migrate import alibaba_roll, alibaba_roll_tasks, peers, trl, trl_policies, verl
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, at, is_section
 from roll.workbench.migrate.finish import finish, settle
@@ -18,7 +18,7 @@ from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_
 from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patterns, systems
 from roll.workbench.migrate.verl_finish import backends, command_of
 
-MODULES = (alibaba_roll, alibaba_roll_tasks, conversions_trl, verl)
+MODULES = (alibaba_roll, alibaba_roll_tasks, trl, trl_policies, verl)
 """Modules that enter conversions when they are imported."""
 _UNREADABLE = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError)
 """What a conversion raises for a value of a kind that nobody writes there."""
@@ -40,7 +40,7 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     report.pipeline = pipeline_of(name, source.tree, source.job)
     draft = Draft(report.pipeline, source.tree, report)
     draft.put("pipeline", report.pipeline)
-    draft.memo["processes"] = source.processes
+    draft.memo |= {"processes": source.processes, "job": source.job}
     theirs = peers.defaults(name, source.tree, job_of(name, source))
     draft.memo["theirs"] = theirs
     steps = list(_steps(draft, source, name, theirs))
