@@ -146,6 +146,8 @@ def megatron_only(step: Step) -> None:
 def roll_estimator(step: Step) -> None:
     """An estimator; agentic's grpo compares rewards by reward_normalization."""
     value, gamma = step.value, step.draft.their("gamma", 1)
+    if step.draft.pipeline == "distill" and not step.draft.their("use_opd"):
+        value = "reinforce"  # ROLL sets it, as no reward counts
     if value == "agentic_reinforce" and gamma != 1:
         step.absent("it discounts from turn to turn; with gamma 1 it is reinforce")
     elif value == "agentic_reinforce" or (value == "grpo" and step.draft.pipeline == "agentic"):

@@ -255,6 +255,8 @@ def both_data(step: Step) -> None:
 def distill_weight(step: Step) -> None:
     """The teacher's weight, and the rows' own."""
     share: Any = step.value
+    if step.use in step.draft.report.filled and "student" not in step.draft.theirs:
+        return  # a default of distillation from rows
     if isinstance(share, (int, float)) and share > 0:
         step.put(float(share), "distill.coef")
         step.put(round(1.0 - float(share), 10), "distill.sft_coef")

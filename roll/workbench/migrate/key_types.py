@@ -52,10 +52,11 @@ def _walk(cls: type, path: str, strategies: Mapping[str, str]) -> tuple[Any, Fie
     for word in path.split("."):
         if hint is Any:
             return Any, None
-        if get_origin(hint) is dict:
-            hint, spec = get_args(hint)[1], None
+        section = _section(hint)
+        mapping = next((member for member in _members(hint) if get_origin(member) is dict), None)
+        if mapping is not None and (section is None or word not in _fields(section)):
+            hint, spec = get_args(mapping)[1], None
         else:
-            section = _section(hint)
             if section is StrategyConfig:
                 section = STRATEGIES.get(strategies.get(".".join(role[:-2]), ""), StrategyConfig)
             if section is None:
@@ -68,10 +69,14 @@ def _walk(cls: type, path: str, strategies: Mapping[str, str]) -> tuple[Any, Fie
     return hint, spec
 
 
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one."""
+    return get_args(hint) if get_origin(hint) in (Union, type(int | str)) else (hint,)
+
+
 def _section(hint: Any) -> type | None:
     """The dataclass, or the mapping, that a type allows."""
-    members = get_args(hint) if get_origin(hint) in (Union, type(int | str)) else (hint,)
-    return next((member for member in members if is_dataclass(member) and isinstance(member, type)), None)
+    return next((member for member in _members(hint) if is_dataclass(member) and isinstance(member, type)), None)
 
 
 def takes_null(hint: Any) -> bool:
@@ -86,7 +91,7 @@ def is_section(hint: Any) -> bool:
 
 def coerced(hint: Any, value: Any) -> Any:
     """Return the value as the type says, where it is another notation of the same: `"1e-6"`, `"True"`, `8.0`."""
-    members = get_args(hint) if get_origin(hint) in (Union, type(int | str)) else (hint,)
+    members = _members(hint)
     if isinstance(value, str) and str not in members:
         word = value.strip()
         if bool in members and word.lower() in ("true", "false"):
