@@ -201,6 +201,14 @@ def test_arguments_of_an_environment_of_ones_own_stay(tmp_path: Path):
     assert ours["custom_envs"]["Lake"]["env_config"] == options
 
 
+def test_sampling_that_differs_is_said(tmp_path: Path):
+    report, ours = migrated(tmp_path, RLVR, **{"actor_infer.generating_args": {"num_beams": 1}})
+    # GeneratingArguments: temperature 0.95, top_p 0.7, top_k 50; log-probs are of the logits themselves
+    assert ours["actor_infer"]["generating_args"] == {"num_beams": 1, "temperature": 0.95}
+    assert any(line.startswith("top_p 0.7, top_k 50: ") for line in report.decisions)
+    assert any("logits / temperature (0.95)" in line for line in report.decisions)
+
+
 def test_environments_are_compared_and_sampled_as_in_roll(tmp_path: Path):
     _, ours = migrated(tmp_path, GAME, **{
         "reward_normalization.grouping": "traj_group_id", "reward_normalization.norm_mean_type": "batch",
