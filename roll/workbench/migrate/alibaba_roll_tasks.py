@@ -307,7 +307,7 @@ def finish_tasks(draft: Draft) -> None:
 def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     """Prompts without their overlong ones; a response has what a prompt leaves of a sequence."""
     data, told = "actor_train.data_args", draft.report.decisions
-    rewards: Any = draft.get("rewards") or {}
+    rewards: Any = section if isinstance(section := draft.get("rewards"), dict) else {}
     prompt = 1024 if prompt is None else prompt
     if isinstance(total, int) and isinstance(prompt, int) and response != total - prompt > 0:
         draft.put("response_length", total - prompt)
@@ -345,7 +345,7 @@ def _rows(draft: Draft, total: Any, *_: Any) -> None:
 
 def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     """An episode has one length there; here the longest response of a turn, and the rest before it."""
-    envs: Any = draft.get("custom_envs") or {}
+    envs: Any = section if isinstance(section := draft.get("custom_envs"), dict) else {}
     bounds = [draft.get("actor_infer.generating_args.max_new_tokens"), response,
               *(env.get("max_tokens_per_step") for env in envs.values() if isinstance(env, dict))]  # fmt: skip
     if isinstance(total, int):

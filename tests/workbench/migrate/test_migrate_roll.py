@@ -201,6 +201,17 @@ def test_arguments_of_an_environment_of_ones_own_stay(tmp_path: Path):
     assert ours["custom_envs"]["Lake"]["env_config"] == options
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [{"rewards": [1, 2]}, {"rewards": {"maths": "x"}}, {"actor_infer.strategy_args.strategy_config": "abc"},
+     {"rl_loss_coef": "x", "use_topr_neg_loss_coef": 1.0},
+     {"actor_train.training_args.per_device_train_batch_size": []}],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_named(keys: dict[str, Any], tmp_path: Path):
+    report, _ = migrated(tmp_path, RLVR, **keys)
+    assert report.missing
+
+
 def test_sampling_that_differs_is_said(tmp_path: Path):
     report, ours = migrated(tmp_path, RLVR, **{"actor_infer.generating_args": {"num_beams": 1}})
     # GeneratingArguments: temperature 0.95, top_p 0.7, top_k 50; log-probs are of the logits themselves
