@@ -10,6 +10,7 @@ import yaml
 
 from roll.workbench.migrate.draft import at
 from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.table import systems
 from roll.workbench.migrate.translate import migrate
 
 BACKEND = {"strategy_args": {"strategy_name": "fsdp2_train"}, "device_mapping": "list(range(0,2))"}
@@ -255,3 +256,7 @@ def test_a_shared_model_that_grades_is_the_judge(tmp_path: Path):
     )
     assert ours["judge"]["model_args"]["model_name_or_path"] == "some/Judge"
     assert ours["rewards"]["maths"]["name"] == "judge" and "reward_model" not in ours
+
+
+def test_the_rows_name_the_commit_that_they_were_checked_with():
+    assert systems()["roll"].release == "0a6a47e5"
