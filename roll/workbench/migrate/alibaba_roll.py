@@ -146,6 +146,8 @@ def megatron_only(step: Step) -> None:
 def roll_estimator(step: Step) -> None:
     """An estimator; agentic's grpo compares rewards by reward_normalization."""
     value, gamma = step.value, step.draft.their("gamma", 1)
+    if step.draft.pipeline == "distill" and not step.draft.their("use_opd"):
+        value = "reinforce"  # ROLL sets it, as no reward counts
     if value == "agentic_reinforce" and gamma != 1:
         step.absent("it discounts from turn to turn; with gamma 1 it is reinforce")
     elif value == "agentic_reinforce" or (value == "grpo" and step.draft.pipeline == "agentic"):
@@ -299,6 +301,11 @@ def _policy(draft: Draft) -> None:
     if "student" in draft.theirs and not draft.has("max_grad_norm"):
         draft.put("max_grad_norm", None)
         told.append("max_grad_norm: null, as ROLL's distillation clips nothing unless it is told to")
+    cut = [f"{key} {value}" for key, value in (("top_p", 0.7), ("top_k", 50)) if draft.pipeline not in ("sft", "dpo")
+           and all(draft.their(f"{role}.generating_args.{key}") is None for role in ("actor_infer", "student_infer"))
+           and not draft.has(f"actor_infer.generating_args.{key}")]  # fmt: skip
+    if cut:
+        told.append(f"{', '.join(cut)}: what ROLL samples with is off, as log-probs are those of the full distribution")
     if draft.knows("actor_infer") and (heat := draft.get("actor_infer.generating_args.temperature", 1)) not in (0, 1):
         told.append(f"log-probs in updates: of logits / temperature ({heat}), as sampled; ROLL's are of the logits")
 

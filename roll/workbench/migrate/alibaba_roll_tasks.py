@@ -255,6 +255,8 @@ def both_data(step: Step) -> None:
 def distill_weight(step: Step) -> None:
     """The teacher's weight, and the rows' own."""
     share: Any = step.value
+    if step.use in step.draft.report.filled and "student" not in step.draft.theirs:
+        return  # a default of distillation from rows
     if isinstance(share, (int, float)) and share > 0:
         step.put(float(share), "distill.coef")
         step.put(round(1.0 - float(share), 10), "distill.sft_coef")
@@ -305,7 +307,7 @@ def finish_tasks(draft: Draft) -> None:
 def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     """Prompts without their overlong ones; a response has what a prompt leaves of a sequence."""
     data, told = "actor_train.data_args", draft.report.decisions
-    rewards: Any = draft.get("rewards") or {}
+    rewards: Any = section if isinstance(section := draft.get("rewards"), dict) else {}
     prompt = 1024 if prompt is None else prompt
     if isinstance(total, int) and isinstance(prompt, int) and response != total - prompt > 0:
         draft.put("response_length", total - prompt)
@@ -343,7 +345,7 @@ def _rows(draft: Draft, total: Any, *_: Any) -> None:
 
 def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     """An episode has one length there; here the longest response of a turn, and the rest before it."""
-    envs: Any = draft.get("custom_envs") or {}
+    envs: Any = section if isinstance(section := draft.get("custom_envs"), dict) else {}
     bounds = [draft.get("actor_infer.generating_args.max_new_tokens"), response,
               *(env.get("max_tokens_per_step") for env in envs.values() if isinstance(env, dict))]  # fmt: skip
     if isinstance(total, int):

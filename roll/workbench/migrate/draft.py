@@ -230,10 +230,11 @@ def _walk(cls: type, path: str, strategies: Mapping[str, str]) -> tuple[Any, Fie
     for word in path.split("."):
         if hint is Any:
             return Any, None
-        if get_origin(hint) is dict:
-            hint, spec = get_args(hint)[1], None
+        section = section_of(hint)
+        mapping = next((member for member in members_of(hint) if get_origin(member) is dict), None)
+        if mapping is not None and (section is None or word not in _fields(section)):
+            hint, spec = get_args(mapping)[1], None
         else:
-            section = section_of(hint)
             if section is StrategyConfig:
                 section = STRATEGIES.get(strategies.get(".".join(role[:-2]), ""), StrategyConfig)
             if section is None:

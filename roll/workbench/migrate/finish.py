@@ -58,6 +58,7 @@ def _engines(draft: Draft) -> None:
                 draft.abandon(f"{role}.num_gpus_per_worker", f"{name or 'hf_infer'} uses one device per rank")
             continue
         options = draft.get(f"{role}.strategy_args.strategy_config", {})
+        options = options if isinstance(options, dict) else {}
         stages = options.get("pp_size" if name == "sglang" else "pipeline_parallel_size", 1)
         tensor, place = options.get("tensor_parallel_size", 1), f"{role}.num_gpus_per_worker"
         if not isinstance(stages, int) or not isinstance(tensor, int):

@@ -16,8 +16,9 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     their.key ?> ours # note            decided: there is a choice, and the note says which way and why
     -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
     ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
-    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for,
-                                        but for a value of `key=value`, which is their default
+    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
+
+In a list of keys `key=value` says their default of one; a key that isn't here asks for nothing at that value.
 """
 
 from __future__ import annotations

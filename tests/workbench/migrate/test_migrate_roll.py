@@ -10,6 +10,7 @@ import yaml
 
 from roll.workbench.migrate.draft import at
 from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.table import systems
 from roll.workbench.migrate.translate import migrate
 
 BACKEND = {"strategy_args": {"strategy_name": "fsdp2_train"}, "device_mapping": "list(range(0,2))"}
@@ -167,7 +168,7 @@ def test_a_policy_trains_as_in_roll(keys: dict[str, Any], expected: dict[str, An
         (DISTILL, {"distill_on_prompt": True}, "actor_train.data_args.prompt"),
         (DISTILL, {"kd_temperature": 2.0}, "distill.divergence"),
         (GAME, {"train_env_manager.llm_proxy.proxy_type": "openai"}, "actor_infer.model_args.model_name_or_path"),
-        (GAME, {"custom_envs.Lake.env_config.fog": 3}, "exp_name"),
+        (GAME, {"custom_envs.Lake.env_config.fog": 3}, "custom_envs.Lake.env_config.fog"),
         (GAME, {"custom_envs.Lake.action_lookup": {"go": "Left"},
                 "custom_envs.Lake.env_config.action_lookup": {1: "Jump"}}, "custom_envs.Lake.action_lookup"),
         (GAME, {"adv_estimator": "agentic_reinforce", "gamma": 0.9}, "adv_estimator"),
@@ -194,14 +195,42 @@ def test_a_default_that_is_written_out_asks_for_nothing(tmp_path: Path):
     assert not report.of("absent")
 
 
+def test_arguments_of_an_environment_of_ones_own_stay(tmp_path: Path):
+    options = {"path": "a:B", "debug": False, "inner": {"size": 1}}
+    _, ours = migrated(tmp_path, GAME, **{"custom_envs.Lake.env_type": "envs/own.py:Own",
+                                          "custom_envs.Lake.env_config": options})  # fmt: skip
+    assert ours["custom_envs"]["Lake"]["env_config"] == options
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"rewards": [1, 2]}, {"rewards": {"maths": "x"}}, {"actor_infer.strategy_args.strategy_config": "abc"},
+     {"rl_loss_coef": "x", "use_topr_neg_loss_coef": 1.0},
+     {"actor_train.training_args.per_device_train_batch_size": []}],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_named(keys: dict[str, Any], tmp_path: Path):
+    report, _ = migrated(tmp_path, RLVR, **keys)
+    assert report.missing
+
+
+def test_sampling_that_differs_is_said(tmp_path: Path):
+    report, ours = migrated(tmp_path, RLVR, **{"actor_infer.generating_args": {"num_beams": 1}})
+    # GeneratingArguments: temperature 0.95, top_p 0.7, top_k 50; log-probs are of the logits themselves
+    assert ours["actor_infer"]["generating_args"] == {"num_beams": 1, "temperature": 0.95}
+    assert any(line.startswith("top_p 0.7, top_k 50: ") for line in report.decisions)
+    assert any("logits / temperature (0.95)" in line for line in report.decisions)
+
+
 def test_environments_are_compared_and_sampled_as_in_roll(tmp_path: Path):
     _, ours = migrated(tmp_path, GAME, **{
         "reward_normalization.grouping": "traj_group_id", "reward_normalization.norm_mean_type": "batch",
         "train_env_manager.group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter",
         "custom_envs.Lake.env_config.action_lookup": {0: "Left", 1: "Down", 2: "Right", 3: "Up"},
         "train_env_manager.generating_args.temperature": 0.3, "max_len_mask": True,
+        "custom_envs.Lake.env_config.size": 6, "custom_envs.Lake.env_config.is_slippery": True,
     })  # fmt: skip
     assert ours["reward_normalization"] == {"grouping": "batch", "method": "mean"}
+    assert ours["custom_envs"]["Lake"]["env_config"] == {"size": 6, "slippery": True}
     assert ours["actor_infer"]["generating_args"].get("temperature", 1.0) == 1.0
     assert "action_lookup" not in ours["custom_envs"]["Lake"] and "max_len_mask" not in ours
 
@@ -215,6 +244,7 @@ def test_on_policy_distillation_is_a_pipeline(switch: str, rewards: float | None
     }
     report, ours = migrated(tmp_path, RLVR, teacher=teacher, **{switch: True})
     assert (ours["pipeline"], at(ours, "distill.coef"), at(ours, "distill.reward_coef")) == ("distill", 0.5, rewards)
+    assert ours.get("adv_estimator", "reinforce") == ("reinforce" if rewards is None else "gae")  # what ROLL sets
     assert ({use.key for use in report.of("absent")} == {"opsd_mode"}) is (switch == "opsd_mode")
 
 
@@ -226,3 +256,7 @@ def test_a_shared_model_that_grades_is_the_judge(tmp_path: Path):
     )
     assert ours["judge"]["model_args"]["model_name_or_path"] == "some/Judge"
     assert ours["rewards"]["maths"]["name"] == "judge" and "reward_model" not in ours
+
+
+def test_the_rows_name_the_commit_that_they_were_checked_with():
+    assert systems()["roll"].release == "0a6a47e5"
