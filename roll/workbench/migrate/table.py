@@ -2,12 +2,12 @@
 
 A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
 
-    @system trl TRL                     what follows is of this system; its name as its project writes it
+    @system trl TRL                     what follows is of this system, again or anew; its name as its project writes it
     @release 1a2b3c4                    what its rows were read in, where no table of `peers.py` says it
-    @earlier a.b *.c                    keys, by pattern, that only earlier releases than the one checked have
+    @earlier a.b *.c                    keys, by pattern, that only versions before the release checked have
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
-    @each a.b/actor_train c/critic      until @end once for each: <at> is a.b, then c; <ours> likewise
+    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c; <ours> and <in> likewise
     @under trainer                      keys that follow stand below `trainer`
     [Sampling]                          heading on docs/coming_from.md
     their.key other -> ours $t.* :how {true: a} = 8 # note
@@ -16,14 +16,16 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     their.key ?> ours # note            decided: there is a choice, and the note says which way and why
     -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
     ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
-    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
+    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for,
+                                        but for a value of `key=value`, which is their default
+    @was old/new section.key            names they had before for rows above; without / the new one's dots were _
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
@@ -35,6 +37,8 @@ Fate = Literal["translated", "decided", "dead", "quiet", "absent"]
 NOT_GIVEN: Any = object()
 """In place of a default that no row has."""
 ROLE = "<role>"
+CONDITIONS = ("if", "else", "also", "given", "trained")
+"""Words in {} that are no values of theirs: what they mean says the conversion (`flag_if` of openrlhf.py)."""
 _SIGNS: dict[str, Fate] = {"->": "translated", "?>": "decided", "--": "dead", "~~": "quiet", "!!": "absent"}
 _ROW = re.compile(
     r"(?P<keys>.+?) (?P<sign>->|\?>)(?P<to>(?: (?![:{=#] ?)\S+)*)(?: :(?P<how>\w+))?(?: (?P<values>\{.*?\}))?"
@@ -64,6 +68,15 @@ class Row:
     @cached_property
     def values(self) -> Mapping[Any, Any]:
         """Their values by ours; others stay."""
+        return {key: value for key, value in self._inside.items() if key not in CONDITIONS}
+
+    @cached_property
+    def rule(self) -> Mapping[str, Any]:
+        """When the value counts, in words of `CONDITIONS`."""
+        return {key: value for key, value in self._inside.items() if key in CONDITIONS}
+
+    @cached_property
+    def _inside(self) -> Mapping[Any, Any]:
         return yaml.safe_load(self.values_text) if self.values_text else {}
 
     @cached_property
@@ -102,6 +115,8 @@ class System:
 
 
 FILES = ("roll", "verl", "trl", "openrlhf", "earlier")
+DOMAIN = "all"
+"""The one domain of a file whose project has none: `<name>` in a place of ours that no `<name>` of theirs fills."""
 
 
 def read_keys(text: str, found: dict[str, System]) -> None:
@@ -127,8 +142,8 @@ def _logical(text: str) -> Iterator[str]:
             continue
         end = lines.index("@end", at)
         for pair in lines[at].split()[1:]:
-            theirs, ours = pair.split("/")
-            yield from (line.replace("<at>", theirs).replace("<ours>", ours) for line in lines[at + 1 : end])
+            words = dict(zip(("<at>", "<ours>", "<in>"), pair.split("/"), strict=False))
+            yield from (re.sub("<at>|<ours>|<in>", lambda word: words[word[0]], line) for line in lines[at + 1 : end])  # noqa: B023
         at = end + 1
 
 
@@ -144,6 +159,7 @@ class _Reader:
         if word == "@system":
             name, _, title = rest.partition(" ")
             self._system = self._found.setdefault(name, System(name=title))
+            self._system.name = title or self._system.name
             self._under, self._group = "", "Keys"
         elif word == "@let":
             name, _, place = rest.partition(" ")
@@ -157,6 +173,11 @@ class _Reader:
             self._system.earlier += rest.split()
         elif word == "@under":
             self._under = f"{rest}." if rest else ""
+        elif word == "@was":
+            above = {row.key: row for rows in self._system.groups.values() for row in rows}
+            for old, _, new in (pair.rpartition("/") for pair in rest.split()):
+                row = replace(above[new], key=old or new.replace(".", "_"), now=new)
+                self._system.groups.setdefault(self._group, []).append(row)
         elif line.startswith("["):
             self._under, self._group = "", line[1:-1]
         else:
@@ -168,7 +189,8 @@ class _Reader:
             raise ValueError(f"not a row: {line}")
         found = match.groupdict()
         places = re.sub(r"\$(\w+)", lambda short: self._short[short[1]], found["to"] or "").split()
-        for word in found["keys"].split():
+        for text in found["keys"].split():
+            word, _, default = text.partition("=")
             key = self._under + word
             last = key.rpartition(".")[2]
             to = tuple(place[:-1] + last if place.endswith("*") and not place.endswith("**") else place
@@ -176,7 +198,7 @@ class _Reader:
             yield Row(
                 key=key, fate=_SIGNS[found["sign"]], to=to if places or match.re is _REASON else (key,),
                 how=found.get("how") or "", values_text=found.get("values") or "",
-                default_text=found.get("default") or "", note=found["note"] or "",
+                default_text=found.get("default") or default, note=found["note"] or "",
             )  # fmt: skip
 
 
@@ -190,7 +212,7 @@ def systems() -> dict[str, System]:
 
 
 def is_earlier(system: str, row: Row) -> bool:
-    """Return whether only releases have a row's key that came before the one that was checked."""
+    """Return whether only versions before the release that was checked have a row's key."""
     return bool(row.now) or any(fnmatchcase(row.key, pattern) for pattern in systems()[system].earlier)
 
 
@@ -250,8 +272,11 @@ class Patterns:
 
     def __init__(self, rows: Iterable[Row], roles: Iterable[str] = ()) -> None:
         self._roles = frozenset(roles)
+        self.keys: list[str] = []
+        """Of the rows, without those that stand for several."""
         self._tree: dict[str, dict] = {}  # type: ignore[type-arg]
         for row in rows:
+            self.keys += [row.key] if "*" not in row.key else []
             node = self._tree
             for part in row.key.split("."):
                 node = node.setdefault(part, {})
