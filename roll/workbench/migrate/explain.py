@@ -19,6 +19,7 @@ from roll.workbench.migrate.translate import CONVERSIONS
 
 _LISTED = 4  # keys of one project with the same words that the text explains one by one
 _HERE = ("translated", "decided")
+_CLASSES: tuple[type, ...] = tuple(PIPELINES.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def explain(text: str, project: str | None = None) -> list[Answer]:
         if found := ours + [answer for name in names for answer in _theirs(name, words)]:
             return found
     known = {word for name in names for key in _keys(name) for word in (key, key.rpartition(".")[2])}
-    known |= {word for cls in PIPELINES.values() for word in homes_of(cls)}
+    known |= {word for cls in _CLASSES for word in homes_of(cls)}
     near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
     whose = systems()[project].name if project else "ROLL, verl, TRL or OpenRLHF, nor of ours"
     raise ValueError(f"{shown(key)!r} is no key of {whose}{near and f'; {near}'}")
@@ -102,7 +103,7 @@ def _default(place: str = "") -> Any:
 
 def _ours(path: str) -> Iterator[Answer]:
     last = path.rpartition(".")[2]
-    places = dict.fromkeys(place for cls in PIPELINES.values() for place in homes_of(cls).get(last, ())
+    places = dict.fromkeys(place for cls in _CLASSES for place in homes_of(cls).get(last, ())
                            if f".{place}".endswith(f".{path}"))  # fmt: skip
     for place in [path] if path in places else places:
         theirs = {_title(name): [row.key for row in system.rows if row.fate in _HERE
