@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS
@@ -39,7 +40,7 @@ def page() -> str:
 
 def _table(name: str) -> Iterator[str]:
     groups = {title: [row for row in rows if row.key != "**"] for title, rows in systems()[name].groups.items()}
-    if same := [row.key for rows in groups.values() for row in rows if _is_same(row)]:
+    if same := dict.fromkeys(row.key for rows in groups.values() for row in rows if _is_same(row)):
         yield "Called the same here: " + ", ".join(f"`{key}`" for key in same) + ".\n"
     yield f"| {systems()[name].name} | fate | here |"
     yield "|---|---|---|"
@@ -47,9 +48,9 @@ def _table(name: str) -> Iterator[str]:
         changed = [row for row in rows if not _is_same(row)]
         if len(groups) > 1 and changed:
             yield f"| **{title}** | | |"
-        yield from (
-            f"| `{row.key}`{' *' * is_earlier(name, row)} | {_FATES[row.fate]} | {_ours(row)} |" for row in changed
-        )
+        for (fate, ours), alike in groupby(changed, key=lambda row: (_FATES[row.fate], _ours(row))):
+            keys = ", ".join(f"`{row.key}`{' *' * is_earlier(name, row)}" for row in alike)
+            yield f"| {keys} | {fate} | {ours} |"
 
 
 def _is_same(row: Row) -> bool:

@@ -19,6 +19,7 @@ from roll.workbench.migrate.translate import CONVERSIONS
 
 _LISTED = 4  # keys of one project with the same words that the text explains one by one
 _HERE = ("translated", "decided")
+_CLASSES: tuple[type, ...] = tuple(PIPELINES.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +28,12 @@ class Answer:
 
     key: str
     fate: str = "ours"
-    project: str = ""
-    """Whose key it is, with the release that this was checked with."""
-    earlier: bool = False  # only releases before that one have it
+    project: str = ""  # whose key it is, with the release that this was checked with
+    earlier: str = ""  # where only versions before that release have it: that, or its name now
     ours: tuple[str, ...] = ()
     value: str = ""  # what becomes of it, in words
     note: str = ""
-    their_default: dict[str, Any] = field(default_factory=dict)
-    """By the jobs that have the key: a class of TRL's arguments, a script of OpenRLHF, a configuration of verl."""
+    their_default: dict[str, Any] = field(default_factory=dict)  # by TRL's classes, OpenRLHF's scripts, verl's jobs
     our_default: Any = UNKNOWN
     theirs: dict[str, list[str]] = field(default_factory=dict)  # keys by project
 
@@ -49,11 +48,11 @@ def explain(text: str, project: str | None = None) -> list[Answer]:
     for words in dict.fromkeys((tuple(key.split(".")), tuple(key.replace("-", "_").split(".")))):
         if not all(words) or not key.strip("*."):
             break
-        ours = [] if project else list(_ours(words))
+        ours = [] if project else list(_ours(".".join(words)))
         if found := ours + [answer for name in names for answer in _theirs(name, words)]:
             return found
     known = {word for name in names for key in _keys(name) for word in (key, key.rpartition(".")[2])}
-    known |= {word for cls in PIPELINES.values() for word in homes_of(cls)}
+    known |= {word for cls in _CLASSES for word in homes_of(cls)}
     near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
     whose = systems()[project].name if project else "ROLL, verl, TRL or OpenRLHF, nor of ours"
     raise ValueError(f"{shown(key)!r} is no key of {whose}{near and f'; {near}'}")
@@ -64,19 +63,18 @@ def _title(system: str) -> str:
 
 
 def _keys(system: str) -> list[str]:
-    """The keys of a system's rows, and those of the release."""
     rows = [row.key for row in systems()[system].rows if row.key.strip("*.")]
     return list(dict.fromkeys([*rows, *(key for job in peers.jobs(system).values() for key in job)]))
 
 
 def _theirs(system: str, words: Sequence[str]) -> Iterator[Answer]:
     """The key at this very place, else all that end with these words, else those of the section that they name."""
-    path, keys, row = ".".join(words), _keys(system), patterns(system).find(words)
-    if path in keys or (row is not None and row.key.strip("*.")):
-        yield _answer(system, path, row)
-        return
-    for key in [key for key in keys if key.endswith(f".{path}")] or [key for key in keys if f".{path}." in f".{key}"]:
-        yield _answer(system, key, patterns(system).find(key.split(".")))
+    path, keys, rows = ".".join(words), _keys(system), patterns(system)
+    row = rows.find(words)
+    if row.key.strip("*.") if row else path in keys and not rows.is_section(words):
+        return iter([_answer(system, path, row)])
+    near = [key for key in keys if key.endswith(f".{path}")] or [key for key in keys if f".{path}." in f".{key}"]
+    return (_answer(system, key, rows.find(key.split("."))) for key in near)
 
 
 def _answer(system: str, key: str, row: Row | None) -> Answer:
@@ -89,7 +87,8 @@ def _answer(system: str, key: str, row: Row | None) -> Answer:
     values = [f"{shown(theirs)} is {shown(ours)}" for theirs, ours in row.values.items()]
     places = counterparts(row, key.split("."), system)
     return Answer(
-        key=key, fate=row.fate, project=_title(system), earlier=is_earlier(system, row), ours=places, note=row.note,
+        key=key, fate=row.fate, project=_title(system), ours=places, note=row.note,
+        earlier=f"now {row.now}" if row.now else "of earlier versions" * is_earlier(system, row),
         value=", ".join(values) or how.partition("\n")[0].rstrip("."), their_default=theirs,
         our_default=_default(*places[:1]) if row.fate in _HERE else UNKNOWN,
     )  # fmt: skip
@@ -102,9 +101,9 @@ def _default(place: str = "") -> Any:
     return next((value for value in values if value is None or isinstance(value, (str, int, float))), UNKNOWN)
 
 
-def _ours(words: Sequence[str]) -> Iterator[Answer]:
-    path = ".".join(words)
-    places = dict.fromkeys(place for cls in PIPELINES.values() for place in homes_of(cls).get(words[-1], ())
+def _ours(path: str) -> Iterator[Answer]:
+    last = path.rpartition(".")[2]
+    places = dict.fromkeys(place for cls in _CLASSES for place in homes_of(cls).get(last, ())
                            if f".{place}".endswith(f".{path}"))  # fmt: skip
     for place in [path] if path in places else places:
         theirs = {_title(name): [row.key for row in system.rows if row.fate in _HERE
@@ -133,11 +132,10 @@ def _lines(answer: Answer) -> Iterator[str]:
         return
     places = " and ".join(answer.ours)
     arrow = f" -> {places}" if answer.fate in _HERE and places else ""
-    yield f"{answer.project}: {answer.key}{arrow}{' (a name of earlier releases)' if answer.earlier else ''}"
+    yield f"{answer.project}: {answer.key}{arrow}{f' ({answer.earlier})' if answer.earlier else ''}"
     fate = "" if answer.fate == "translated" else TITLES[answer.fate]
-    if fate or answer.note:
-        see = f" (see {places})" if places and not arrow else ""
-        yield f"  {fate}{': ' if fate and answer.note else ''}{answer.note}{see}"
+    if reason := ": ".join(filter(None, (fate, answer.note))):
+        yield f"  {reason}{f' (see {places})' if places and not arrow else ''}"
     if answer.value and not (answer.note and " is " in answer.value):
         yield f"  value: {answer.value}"
     jobs: dict[str, list[str]] = {}

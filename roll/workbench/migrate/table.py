@@ -4,10 +4,10 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
 
     @system trl TRL                     what follows is of this system, again or anew; its name as its project writes it
     @release 1a2b3c4                    what its rows were read in, where no table of `peers.py` says it
-    @earlier a.b *.c                    keys, by pattern, that only earlier releases than the one checked have
+    @earlier a.b *.c                    keys, by pattern, that only versions before the release checked have
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
-    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c; <ours> and <in> likewise
+    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c, of system verl; <ours> likewise
     @under trainer                      keys that follow stand below `trainer`
     [Sampling]                          heading on docs/coming_from.md
     their.key other -> ours $t.* :how {true: a} = 8 # note
@@ -16,16 +16,16 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     their.key ?> ours # note            decided: there is a choice, and the note says which way and why
     -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
     ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
-    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
-
-In a list of keys `key=value` says their default of one; a key that isn't here asks for nothing at that value.
+    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for,
+                                        but for a value of `key=value`, which is their default
+    @was old/new section.key            names they had before for rows above; without / the new one's dots were _
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
@@ -37,6 +37,8 @@ Fate = Literal["translated", "decided", "dead", "quiet", "absent"]
 NOT_GIVEN: Any = object()
 """In place of a default that no row has."""
 ROLE = "<role>"
+CONDITIONS = ("if", "else", "also", "given", "trained")
+"""Words in {} that are no values of theirs: what they mean says the conversion (`flag_if` of openrlhf.py)."""
 _SIGNS: dict[str, Fate] = {"->": "translated", "?>": "decided", "--": "dead", "~~": "quiet", "!!": "absent"}
 _ROW = re.compile(
     r"(?P<keys>.+?) (?P<sign>->|\?>)(?P<to>(?: (?![:{=#] ?)\S+)*)(?: :(?P<how>\w+))?(?: (?P<values>\{.*?\}))?"
@@ -66,6 +68,15 @@ class Row:
     @cached_property
     def values(self) -> Mapping[Any, Any]:
         """Their values by ours; others stay."""
+        return {key: value for key, value in self._inside.items() if key not in CONDITIONS}
+
+    @cached_property
+    def rule(self) -> Mapping[str, Any]:
+        """When the value counts, in words of `CONDITIONS`."""
+        return {key: value for key, value in self._inside.items() if key in CONDITIONS}
+
+    @cached_property
+    def _inside(self) -> Mapping[Any, Any]:
         return yaml.safe_load(self.values_text) if self.values_text else {}
 
     @cached_property
@@ -131,8 +142,9 @@ def _logical(text: str) -> Iterator[str]:
             continue
         end = lines.index("@end", at)
         for pair in lines[at].split()[1:]:
-            words = dict(zip(("<at>", "<ours>", "<in>"), pair.split("/"), strict=False))
-            yield from (re.sub("<at>|<ours>|<in>", lambda word: words[word[0]], line) for line in lines[at + 1 : end])  # noqa: B023
+            theirs, ours, *system = pair.split("/")
+            yield from (f"@system {name}" for name in system)
+            yield from (line.replace("<at>", theirs).replace("<ours>", ours) for line in lines[at + 1 : end])
         at = end + 1
 
 
@@ -149,7 +161,7 @@ class _Reader:
             name, _, title = rest.partition(" ")
             self._system = self._found.setdefault(name, System(name=title))
             self._system.name = title or self._system.name
-            self._under, self._group = "", "Keys"
+            self._under, self._group = "", "Keys" if title else self._group
         elif word == "@let":
             name, _, place = rest.partition(" ")
             self._short[name] = place
@@ -162,6 +174,11 @@ class _Reader:
             self._system.earlier += rest.split()
         elif word == "@under":
             self._under = f"{rest}." if rest else ""
+        elif word == "@was":
+            above = {row.key: row for rows in self._system.groups.values() for row in rows}
+            for old, _, new in (pair.rpartition("/") for pair in rest.split()):
+                row = replace(above[new], key=old or new.replace(".", "_"), now=new)
+                self._system.groups.setdefault(self._group, []).append(row)
         elif line.startswith("["):
             self._under, self._group = "", line[1:-1]
         else:
@@ -196,7 +213,7 @@ def systems() -> dict[str, System]:
 
 
 def is_earlier(system: str, row: Row) -> bool:
-    """Return whether only releases have a row's key that came before the one that was checked."""
+    """Return whether only versions before the release that was checked have a row's key."""
     return bool(row.now) or any(fnmatchcase(row.key, pattern) for pattern in systems()[system].earlier)
 
 
