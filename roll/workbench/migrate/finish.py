@@ -195,7 +195,7 @@ def settle(draft: Draft, *, look: bool) -> None:
         if not sum(_take_out(draft, violation) for violation in idle):
             break
     missing += [_line(found) for found in reading.violations
-                if not any(line.startswith(found.path) for line in missing)]  # fmt: skip
+                if not any(line.startswith(found.path.partition("[")[0]) for line in missing)]  # fmt: skip
     if look and reading.config is not None and reading.sound and not reading.violations:
         from roll.configs.checks.prerequisites import prerequisite_violations
 

@@ -58,6 +58,7 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     draft.put("pipeline", report.pipeline)
     draft.memo["processes"] = source.processes
     theirs = peers.defaults(name, source.tree, job_of(name, source))
+    draft.memo["theirs"] = theirs
     steps = list(_steps(draft, source, name, theirs))
     if name == "verl" and _is_megatron(source):
         draft.put("actor_train.strategy_args.strategy_name", "megatron_train")
@@ -120,12 +121,12 @@ def _step(
     words = use.key.split(".")
     row = table.find(words)
     places = () if row is None else _places(row, words, system)
-    if stopped := unexpanded_in(use.value):
+    if (stopped := unexpanded_in(use.value)) and (row is None or row.fate not in ("dead", "quiet")):
         use.fate, use.value = "unexpanded", str(stopped)
         use.note = f"{', '.join(stopped.parts)}{f'; write {places[0]}' if places else ''}"
         if row is not None and row.fate in ("translated", "decided") and draft.knows(places[0]):
             draft.memo.setdefault("unexpanded", []).append((places[0], use))
-        elif row is None or row.fate not in ("dead", "quiet"):
+        else:
             draft.ask(use, places[0] if places else "")
     elif _is_own_name(use.key, row, source) and not draft.knows(use.key):
         use.fate, use.note = "translated", "a name of the file's own: its value stands where it is referred to"
