@@ -39,6 +39,7 @@ def fates(tmp_path: Path, text: str, name: str = "run.sh") -> dict[str, tuple[st
         ("python trl/scripts/sft.py {}", "trl", "sft"),
         ("uv run python -m trl.scripts.reward {}", "trl", "reward"),
         ("torchrun --nproc_per_node=2 my_training.py --dataset_name x {}", "trl", "my_training"),
+        ("python -m torch.distributed.run --nproc_per_node 2 x/grpo.py {}", "trl", "grpo"),
         ("deepspeed --module openrlhf.cli.train_sft {}", "openrlhf", "train_sft"),
         ("ray job submit --working-dir . -- python3 -m openrlhf.cli.train_ppo_ray {}", "openrlhf", "train_ppo_ray"),
         ("bash -c 'trl kto {}'", "trl", "kto"),
