@@ -204,7 +204,7 @@ class PolicyOptimisation:
     policy_loss_args: dict[str, Any] = args_of("policy_loss", LOSSES)
     """Options of the loss, see below; `policy_loss: {name: ..., option: ...}` is short for both keys. One of your own
     gets them as keyword arguments."""
-    decoupled_ppo_cap: float | None = number(5.0, gt=0, acts_if=(_BOUNDS_WEIGHTS,))
+    decoupled_ppo_cap: float | None = acting(5.0, _BOUNDS_WEIGHTS, idle=(None,), bounds={"gt": 0})
     """`decoupled_ppo`: largest weight p_old / p_sampled of a token; also the bound of `kl_loss_ratio`. null: no
     bound."""
     cispo_epsilon_low: float = number(1.0, gt=0, acts_if=(of_losses("cispo_epsilon_low"),))

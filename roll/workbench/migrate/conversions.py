@@ -69,20 +69,42 @@ def is_engine(name: str) -> bool:
     return name in ("vllm", "sglang")
 
 
-@conversion
-def not_(step: Step) -> None:
-    """The other way round."""
-    step.put(not _truth(step.value))
-
-
 def _truth(value: Any) -> bool:
     return value.strip().lower() in ("true", "1", "yes") if isinstance(value, str) else bool(value)
 
 
-@conversion
-def truth(step: Step) -> None:
-    """A switch; a number of ranks counts as on."""
-    step.put(_truth(step.value))
+def _positive(value: Any) -> Any:
+    return None if isinstance(value, (int, float)) and value <= 0 else value
+
+
+_VALUES: dict[str, Callable[[Any], Any]] = {
+    "not": lambda value: not _truth(value),
+    "truth": _truth,
+    "positive": _positive,
+    "steps": _positive,
+    "period": lambda value: 0 if not isinstance(value, (int, float)) or value <= 0 else int(value),
+    "or_zero": lambda value: 0.0 if value is None else value,
+    "stops": lambda value: [text for text in value if text] if isinstance(value, list) else value or [],
+}
+"""Conversions of a value by itself: the other way round; a switch, where a number of ranks counts as on; null in place
+of 0 and -1 (as a number of steps that leaves it to the epochs); steps between two events, where -1 and null are never;
+null is 0; texts that end a response."""
+CONVERSIONS.update({name: lambda step, of=of: step.put(of(step.value)) for name, of in _VALUES.items()})  # type: ignore[misc]
+_NEUTRAL = {"zero_is_none": 0, "one_is_none": 1, "false_is_none": False, "none_is_none": None}
+"""Conversions of keys without a counterpart, by what asks for nothing besides null."""
+
+
+def _unless(neutral: Any) -> Conversion:
+    def convert(step: Step) -> None:
+        if step.value is None or step.value == neutral:
+            step.dead(f"{'null' if neutral is None else str(neutral).lower()} asks for nothing")
+        else:
+            step.absent(step.row.note)
+
+    return convert
+
+
+CONVERSIONS.update({name: _unless(neutral) for name, neutral in _NEUTRAL.items()})
 
 
 @conversion
@@ -92,59 +114,26 @@ def nothing(step: Step) -> None:
 
 
 @conversion
-def positive(step: Step) -> None:
-    """Null in place of 0 and -1."""
-    value = step.value
-    step.put(None if value is None or (isinstance(value, (int, float)) and value <= 0) else value)
-
-
-@conversion
-def steps(step: Step) -> None:
-    """A number of steps; null, 0 and -1 leave it to the epochs."""
-    positive(step)
-
-
-@conversion
-def period(step: Step) -> None:
-    """Steps between two events; -1 and null are never."""
-    value = step.value
-    step.put(0 if not isinstance(value, (int, float)) or value <= 0 else int(value))
-
-
-@conversion
 def or_default(step: Step) -> None:
     """Null leaves the default."""
-    if step.value is None:
-        step.note("null leaves the default")
-    else:
-        step.put(step.value)
-
-
-@conversion
-def or_zero(step: Step) -> None:
-    """Null is 0."""
-    step.put(0.0 if step.value is None else step.value)
+    step.note("null leaves the default") if step.value is None else step.put(step.value)
 
 
 @conversion
 def if_true(step: Step) -> None:
     """Written where it is on."""
-    if _truth(step.value):
-        step.put(True)
-    else:
-        step.note("off is the default here too")
+    step.put(True) if _truth(step.value) else step.note("off is the default here too")
 
 
 @conversion
 def list_(step: Step) -> None:
     """A text with commas is a list."""
     value = step.value
+    step.use.fate = "translated"
     if isinstance(value, str):
-        parts = [part.strip() for part in value.split(",") if part.strip()]
-        step.put(parts)
+        step.put([part.strip() for part in value.split(",") if part.strip()])
         step.decide("text where a list is meant: split at its commas")
     else:
-        step.use.fate = "translated"
         step.put(value)
 
 
@@ -162,13 +151,6 @@ def files(step: Step) -> None:
 
 
 @conversion
-def stops(step: Step) -> None:
-    """Texts that end a response."""
-    value = step.value
-    step.put([text for text in value if text] if isinstance(value, list) else value or [])
-
-
-@conversion
 def dtype(step: Step) -> None:
     """A type by its short name."""
     value = mapped(step)
@@ -178,9 +160,8 @@ def dtype(step: Step) -> None:
 @conversion
 def both(step: Step) -> None:
     """At every place that there is."""
-    for place in step.places:
-        if step.draft.knows(place):
-            step.put(mapped(step), place)
+    for place in filter(step.draft.knows, step.places):
+        step.put(mapped(step), place)
     if not step.use.ours and step.value is not None:
         step.dead(f"pipeline {step.draft.pipeline} has no {step.place}")
 
@@ -188,8 +169,7 @@ def both(step: Step) -> None:
 @last
 def if_free(step: Step) -> None:
     """Where no other key says it."""
-    now = step.draft.get(step.place, NOTHING)
-    value = mapped(step)
+    now, value = step.draft.get(step.place, NOTHING), mapped(step)
     if value is None:
         step.note("null leaves it to " + step.place)
     elif now is NOTHING:
@@ -199,37 +179,6 @@ def if_free(step: Step) -> None:
         step.use.ours, step.use.fate = (step.place,), "translated"
     else:
         step.decide(f"{step.place} is {now}, which another key says")
-
-
-@conversion
-def zero_is_none(step: Step) -> None:
-    """0 asks for nothing."""
-    _neutral(step, 0, "0 asks for nothing")
-
-
-@conversion
-def one_is_none(step: Step) -> None:
-    """1 asks for nothing."""
-    _neutral(step, 1, "1 asks for nothing")
-
-
-@conversion
-def false_is_none(step: Step) -> None:
-    """False asks for nothing."""
-    _neutral(step, False, "false asks for nothing")
-
-
-@conversion
-def none_is_none(step: Step) -> None:
-    """Null asks for nothing."""
-    _neutral(step, None, "null asks for nothing")
-
-
-def _neutral(step: Step, neutral: Any, why: str) -> None:
-    if step.value is None or step.value == neutral:
-        step.dead(why)
-    else:
-        step.absent(step.row.note)
 
 
 @conversion
@@ -243,8 +192,7 @@ def schedule(step: Step) -> None:
         if value == "polynomial" and step.draft.their("lr_scheduler_kwargs.lr_end") is None:
             step.note("it ends at min_lr_ratio, 0 unless set; transformers' own at a learning rate of 1e-7")
     else:
-        step.put("constant")
-        step.decide(f"there is no {value} here; constant was taken")
+        step.absent(f"there is no schedule {value} here")
 
 
 @conversion

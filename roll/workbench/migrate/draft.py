@@ -51,7 +51,7 @@ class Draft:
 
     def hint(self, path: str) -> Any:
         """Return the type of a place of ours in this pipeline, or `UNKNOWN`; `Any` in a mapping that takes any key."""
-        return _walk(PIPELINES[self.pipeline], path, self.strategies)[0]
+        return _walk(PIPELINES[self.pipeline], path, self)[0]
 
     def knows(self, path: str) -> bool:
         """Return whether this pipeline has such a key."""
@@ -59,7 +59,7 @@ class Draft:
 
     def default(self, path: str) -> Any:
         """Return what a place of ours is where nobody writes it, or `UNKNOWN`."""
-        spec = _walk(PIPELINES[self.pipeline], path, self.strategies)[1]
+        spec = _walk(PIPELINES[self.pipeline], path, self)[1]
         if spec is None or (spec.default is MISSING and spec.default_factory is MISSING):
             return UNKNOWN
         return spec.default if spec.default_factory is MISSING else spec.default_factory()
@@ -222,7 +222,7 @@ def _fields(cls: type) -> dict[str, Field[Any]]:
     return {spec.name: spec for spec in fields(cls)}
 
 
-def _walk(cls: type, path: str, strategies: Mapping[str, str]) -> tuple[Any, Field[Any] | None]:
+def _walk(cls: type, path: str, draft: Draft) -> tuple[Any, Field[Any] | None]:
     """The type of a key of the configuration `cls`, and its field where it is one of a section."""
     hint: Any = cls
     spec: Field[Any] | None = None
@@ -236,7 +236,7 @@ def _walk(cls: type, path: str, strategies: Mapping[str, str]) -> tuple[Any, Fie
             hint, spec = get_args(mapping)[1], None
         else:
             if section is StrategyConfig:
-                section = STRATEGIES.get(strategies.get(".".join(role[:-2]), ""), StrategyConfig)
+                section = STRATEGIES.get(draft.strategies.get(".".join(role[:-2]), ""), StrategyConfig)
             if section is None:
                 return UNKNOWN, None
             if word not in _fields(section):

@@ -14,6 +14,8 @@ from roll.workbench.migrate.report import masked
 from roll.workbench.migrate.trl import finish_trl
 from roll.workbench.migrate.verl_finish import finish_sft, finish_verl
 
+_MOST_SHARED = 100_000
+"""Responses of a rank up to which batches are fitted."""
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher", "judge")
 
 
@@ -132,16 +134,13 @@ def _batches(draft: Draft) -> None:
             draft.get(f"{args}.{key}", 1) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")
         )
         ranks = data_parallel(draft, role)
-        if not isinstance(per_device, int) or not isinstance(passes, int) or rows % (per_device * passes * ranks) == 0:
+        if not isinstance(per_device, int) or not isinstance(passes, int) or min(per_device, passes) < 1:
             continue
-        fitting = [
-            (wide, deep)
-            for wide in (per_device, *range(per_device - 1, 0, -1))
-            for deep in range(min(passes, max(1, rows // (wide * ranks))), 0, -1)
-            if rows % (wide * deep * ranks) == 0
-        ]
-        if not fitting:
+        share = rows // ranks
+        if rows % (per_device * passes * ranks) == 0 or rows % ranks or share > _MOST_SHARED:
             continue
+        fitting = [(wide, next(deep for deep in range(min(passes, share // wide), 0, -1) if share // wide % deep == 0))
+                   for wide in range(min(per_device, share), 0, -1) if share % wide == 0]  # fmt: skip
         wide, deep = max(fitting, key=lambda sizes: (sizes[0] * sizes[1], sizes[0]))
         for key, value, now in (("per_device_train_batch_size", wide, per_device),
                                 ("gradient_accumulation_steps", deep, passes)):  # fmt: skip
@@ -196,7 +195,7 @@ def settle(draft: Draft, *, look: bool) -> None:
         if not sum(_take_out(draft, violation) for violation in idle):
             break
     missing += [_line(found) for found in reading.violations
-                if not any(line.startswith(found.path) for line in missing)]  # fmt: skip
+                if not any(line.startswith(found.path.partition("[")[0]) for line in missing)]  # fmt: skip
     if look and reading.config is not None and reading.sound and not reading.violations:
         from roll.configs.checks.prerequisites import prerequisite_violations
 

@@ -164,6 +164,8 @@ def parsed(text: str) -> Any:
         return text
     if text in ("null", "None", ""):
         return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     if _PLAIN.fullmatch(text) and text.lower() not in (*_WORDS, "nan", "inf") and text[0] not in "-+.0123456789":
         return text  # without the second that Hydra's parser takes to be imported
     if _NUMBER.fullmatch(text) and "_" not in text:

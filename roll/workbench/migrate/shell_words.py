@@ -22,6 +22,9 @@ _DEEPEST = 40
 _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
 _PLAIN_IN_QUOTES = re.compile(r"[^\"\\$`]+")
 _DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
+_ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+"""What stands behind a backslash in $'...'."""
 _OPTIONS = 32
 """Words such as `declare -a` that may stand before an assignment."""
 _BREAKS = "\n;&|()"
@@ -79,8 +82,8 @@ class _Reader:
             raise TooMuch(f"its expansions stand in each other more than {_DEEPEST} levels deep")
         self._text, self._at, self._script, self._depth = text, 0, script, depth
         self._counted, self._lines = 0, 1
-        self._ends: list[str] = []
-        """Ends of here-documents that begin on the next line."""
+        self._ends: list[tuple[str, str]] = []
+        """Ends of here-documents that begin on the next line, with the quotes around them."""
         self._target = ""
         """File that the command's output goes to."""
         self._branches = 0
@@ -132,7 +135,7 @@ class _Reader:
 
     def _redirect(self) -> None:
         if match := _DOCUMENT.match(self._text, self._at):
-            self._ends.append(match.group(2))
+            self._ends.append((match.group(2), match.group(1)))
             self._at = match.end()
             return
         match = re.compile(r"[<>]+&?[ \t]*").match(self._text, self._at)
@@ -142,11 +145,15 @@ class _Reader:
         self._target = target[0].text if target and ">" in match.group() else self._target
 
     def _documents(self) -> None:
-        for end in self._ends:
+        for end, quote in self._ends:
             start = self._at
             match = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self._text, start)
             self._at = match.end() if match else len(self._text)
-            self._script.documents.append((self._target, self._text[start : match.start() if match else self._at]))
+            body = self._text[start : match.start() if match else self._at]
+            self._script.documents.append((self._target, body))
+            for command in self._script.commands[-2:]:
+                if command[0].text == "read":  # into a variable
+                    self._script.variables[command[-1].text] = [Word(body) if quote else self._whole(body)]
         self._ends, self._target = [], ""
 
     def _assign(self, match: re.Match[str]) -> None:
@@ -198,9 +205,12 @@ class _Reader:
             sign, after = self._text[self._at], self._text[self._at + 1 : self._at + 2]
             if self._continued():
                 self._at += 2
-            elif sign == '"' or (sign == "$" and after and after in "'\"" and not inside):
-                inside, quoted = (inside, quoted) if sign == "$" else (not inside, True)
+            elif sign == '"':
+                inside, quoted = not inside, True
                 self._at += 1
+            elif not inside and (sign == "'" or (sign == "$" and after == "'")):
+                self._single(words[-1])
+                quoted = True
             elif sign in "$`":
                 self._join(words, *self._expansion(), split=split and not inside)
             elif sign == "\\":
@@ -208,9 +218,6 @@ class _Reader:
                 self._at += 2
             elif inside:
                 self._run(words[-1], _PLAIN_IN_QUOTES)
-            elif sign == "'":
-                self._add(words[-1], self._until("'"))
-                quoted = True
             elif whole or not (sign.isspace() or sign in _BREAKS or sign in "<>"):
                 self._run(words[-1], _PLAIN)
             elif sign in "<>" and "=" in words[-1].text and split:
@@ -222,6 +229,15 @@ class _Reader:
         if self._text[self._at : self._at + 1] in ("<", ">") and words[0].text.isdecimal() and not quoted:
             return []  # the 2 of 2>&1
         return [word for word in words if word.text or word.unexpanded or quoted]
+
+    def _single(self, word: Word) -> None:
+        """Text in '...', or in $'...' with its escapes."""
+        if match := _ESCAPED.match(self._text, self._at):
+            self._add(word, re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1]))
+            self._at = match.end()
+        else:
+            self._at += self._text[self._at] == "$"
+            self._add(word, self._until("'"))
 
     def _until(self, sign: str) -> str:
         end = self._text.find(sign, self._at + 1)

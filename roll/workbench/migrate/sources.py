@@ -29,6 +29,7 @@ _STARTS = re.compile(r"-m\s+\S*(verl|openrlhf|trl)\b|\btrl\s+(" + "|".join(_TRL)
 _IN_A_LIST = re.compile(r"[+~]*[\w-]+\.[\w.-]+=|[+~]+[\w.-]+(=|$)")
 """An override among other words: it has a dot in its key, or a sign in front of it."""
 _LISTED = re.compile(r"-\s+['\"]?(\+?\+?[A-Za-z_][\w.@/-]*=|~\w)")
+_LAUNCH_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
 _LAUNCHERS = {"nproc_per_node": "each", "nnodes": "machines", "num_processes": "all", "num_machines": "machines",
               "num_gpus": "all"}  # fmt: skip
 """Options of torchrun, accelerate and deepspeed that say how many processes there are."""
@@ -155,7 +156,7 @@ def _job(command: Sequence[Word]) -> _Job | None:
         module = at > 0 and texts[at - 1] in ("-m", "--module")
         if text.rpartition("/")[2] == "trl" and at + 1 < len(texts) and texts[at + 1] in _TRL and not module:
             return _Job("trl", texts[at + 1], command[at].line, before, words[1:])
-        if "=" in text or not (module or text.endswith(".py")):
+        if "=" in text or not (module or text.endswith(".py")) or text.startswith(_LAUNCH_MODULES):
             continue
         if _ROLL.search(text):
             raise ValueError(f"line {command[at].line}: it starts ROLL with {' '.join(texts[at + 1 :])[:200]}: give "

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from migrated_mutations import mutated, problems
 
-from roll.workbench.migrate import peers
+from roll.workbench.migrate import finish, peers
+from roll.workbench.migrate.draft import Draft
 from roll.workbench.migrate.overrides import leaves_of, scalar
+from roll.workbench.migrate.report import Report
 from roll.workbench.migrate.sources import read_source
 from roll.workbench.migrate.translate import migrate
 
@@ -37,6 +39,7 @@ def fates(tmp_path: Path, text: str, name: str = "run.sh") -> dict[str, tuple[st
         ("python trl/scripts/sft.py {}", "trl", "sft"),
         ("uv run python -m trl.scripts.reward {}", "trl", "reward"),
         ("torchrun --nproc_per_node=2 my_training.py --dataset_name x {}", "trl", "my_training"),
+        ("python -m torch.distributed.run --nproc_per_node 2 x/grpo.py {}", "trl", "grpo"),
         ("deepspeed --module openrlhf.cli.train_sft {}", "openrlhf", "train_sft"),
         ("ray job submit --working-dir . -- python3 -m openrlhf.cli.train_ppo_ray {}", "openrlhf", "train_ppo_ray"),
         ("bash -c 'trl kto {}'", "trl", "kto"),
@@ -176,3 +179,19 @@ def test_every_key_of_a_file_is_in_exactly_one_list_and_nothing_in_it_obeys_a_te
 
 def test_every_key_of_mutated_files_is_in_the_report(tmp_path: Path):
     assert not [problem for seed in range(24) for problem in problems(*mutated(seed, tmp_path))]
+
+
+@pytest.mark.parametrize(
+    ("per_device", "passes", "expected"),
+    # 4 prompts x 8 = 32 responses of one rank: 5 x 7 = 35 is too many, 5 doesn't divide 32: 4 x 7 neither, 4 x 4 does.
+    [(5, 7, (4, 4)), (10**12, 1, (32, 1)), (8, 4, (8, 4)), (0, 3, (0, 3))],
+)
+def test_passes_fill_the_responses_of_a_step_whatever_was_written(per_device, passes, expected):
+    draft = Draft("rlvr", {}, Report(source="a", system="b"))
+    draft.put("rollout_batch_size", 4)
+    args = "actor_train.training_args"
+    draft.put(f"{args}.per_device_train_batch_size", per_device)
+    draft.put(f"{args}.gradient_accumulation_steps", passes)
+    finish._batches(draft)
+    sizes = draft.get(f"{args}.per_device_train_batch_size"), draft.get(f"{args}.gradient_accumulation_steps")
+    assert sizes == expected
