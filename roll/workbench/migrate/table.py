@@ -2,7 +2,7 @@
 
 A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
 
-    @system trl TRL                     what follows is of this system, again or anew; its name as its project writes it
+    @system trl TRL                     what follows is of this system; with its project's name for it where it begins
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
     @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c; <ours> and <in> likewise
@@ -104,6 +104,8 @@ def read_keys(text: str) -> dict[str, System]:
     reader = _Reader(found)
     for line in _logical(text):
         reader.take(line)
+    for system in found.values():
+        system.groups = {title: rows for title, rows in system.groups.items() if rows}
     return found
 
 
@@ -132,16 +134,17 @@ class _Reader:
     def __init__(self, found: dict[str, System]) -> None:
         self._found = found
         self._short: dict[str, str] = {}
-        self._under = ""
+        self._under, self._heading = "", "Keys"
         self._rows: list[Row] = []
 
     def take(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "@system":
             name, _, title = rest.partition(" ")
+            self._heading = "Keys" if title else self._heading
             self._system = self._found.setdefault(name, System(name=title))
             self._system.name = title or self._system.name
-            self._under, self._rows = "", self._system.groups.setdefault("Keys", [])
+            self._under, self._rows = "", self._system.groups.setdefault(self._heading, [])
         elif word == "@let":
             name, _, place = rest.partition(" ")
             self._short[name] = place
@@ -151,8 +154,8 @@ class _Reader:
         elif word == "@under":
             self._under = f"{rest}." if rest else ""
         elif line.startswith("["):
-            self._system.groups.pop("Keys", None) if not self._system.groups.get("Keys") else None
-            self._under, self._rows = "", self._system.groups.setdefault(line[1:-1], [])
+            self._heading = line[1:-1]
+            self._under, self._rows = "", self._system.groups.setdefault(self._heading, [])
         else:
             self._rows += self._read(line)
 
