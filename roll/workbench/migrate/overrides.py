@@ -40,7 +40,7 @@ class Overrides:
     conflicts: list[tuple[str, Any]] = field(default_factory=list)
     """Keys below a key that has a value itself."""
     choices: list[tuple[str, Any]] = field(default_factory=list)
-    """Hydra's choices of a file of defaults for a section that other overrides are below, `optim=fsdp optim.lr=1e-5`."""
+    """Hydra's choices of a file of defaults for a section that has overrides, `optim=fsdp optim.lr=1e-5`."""
 
 
 def read_overrides(words: Iterable[Word]) -> Overrides:

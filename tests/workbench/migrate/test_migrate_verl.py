@@ -399,6 +399,31 @@ def test_fine_tuning_learns_every_message_of_the_assistant(tmp_path: Path):
     assert report.missing
 
 
+def test_what_verl_saves_in_the_end_is_saved(tmp_path: Path):
+    # verl's fine-tuning saves its last step whatever save_freq says, and keeps all of its checkpoints.
+    _, tree = job(tmp_path, "", SFT)
+    assert (tree["save_steps"], tree["checkpoint_config"]["max_to_keep"]) == (10**9, None)
+    report, _ = job(tmp_path, "trainer.save_freq=after_each_epoch", SFT)
+    assert asked(report) == {"save_freq"} and report.missing
+    _, tree = job(tmp_path, "")
+    assert (tree.get("save_steps"), tree["checkpoint_config"]["max_to_keep"]) == (None, None)
+
+
+def test_a_choice_of_hydra_leaves_the_keys_of_its_section(tmp_path: Path):
+    words = "optim=fsdp optim.lr=2e-5 engine.fsdp_size=4 engine=fsdp model=hf_model optim.betas=[0.9,0.95]"
+    report, tree = job(tmp_path, words, SFT)
+    args = tree["actor_train"]["training_args"]
+    assert (args["learning_rate"], args["adam_beta2"]) == (2e-5, 0.95)
+    assert not report.missing and {"optim", "engine", "model"} <= {use.key for use in report.of("dead")}
+
+
+@pytest.mark.parametrize("value", ["$(wc -l a)", "abc", "0", "[1,2]"])
+def test_a_mini_batch_that_is_no_number_is_asked_for(value: str, tmp_path: Path):
+    report, tree = job(tmp_path, f"{A}.ppo_mini_batch_size={value}")
+    assert tree["actor_train"]["training_args"]["gradient_accumulation_steps"] == "???"
+    assert report.missing and fates(report)[f"{A}.ppo_mini_batch_size"] in ("absent", "unexpanded")
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [
