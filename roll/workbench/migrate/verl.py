@@ -84,6 +84,7 @@ _SIMPLE: dict[str, tuple[Callable[[Step], Any], str]] = {
     "engine": (mapped, ""),
     "engine_strategy": (lambda step: _if(step.use.key in ("engine.strategy", "model_engine"), mapped(step)),
                         "the role's own strategy says it"),
+    "name": (lambda step: str(step.value).strip().replace("/", "_") if step.value is not None else None, ""),
     "from_step": (lambda step: max(0, step.value - 1), ""),
     "positive_or_default": (lambda step: _if(_number(step), step.value), "it leaves the default"),
     "keep_one": (lambda step: _if(step.value, 1), "false asks for nothing"),
@@ -139,12 +140,6 @@ def _where_rows_are(step: Step, value: Any) -> None:
         if not place.startswith("validation") or step.draft.their("data.val_files"):
             step.put(value, place)
     step.use.fate, step.use.note = "translated", ""
-
-
-@conversion
-def name(step: Step) -> None:
-    """A name without slashes."""
-    step.put(str(step.value).strip().replace("/", "_") if step.value is not None else None)
 
 
 @first
@@ -337,30 +332,27 @@ def _corrected(draft: Draft) -> Found:
             rejects = _rejection(options, spec, given.get("rollout_rs_threshold_lower"))
             if icepop:
                 raise ValueError("icepop and a filter don't go together here")
-            if "rollout_is" in found and rejects.get("level", level) != level:
-                raise ValueError(f"weights are by {level}, and so would be the filter")
         except (ValueError, TypeError) as error:
-            found["rollout_rs"], found["rollout_rs_threshold"] = (
-                ("absent", str(error), {}),
-                ("dead", "see rollout_rs", {}),
-            )
-        else:
-            weights = {} if "rollout_is" in found else {f"{section}.importance_upper": None}
-            puts = {f"{section}.{key}": value for key, value in rejects.items()}
-            found["rollout_rs"] = ("translated", "", {**weights, **puts})
-            found["rollout_rs_threshold"] = found["rollout_rs_threshold_lower"] = ("translated", "", puts)
+            found["rollout_rs"] = ("absent", str(error), {})
+            found["rollout_rs_threshold"] = ("dead", "see rollout_rs", {})
+            return found
+        weights = {} if "rollout_is" in found else {f"{section}.importance_upper": None}
+        puts = {f"{section}.{key}": value for key, value in rejects.items()}
+        found["rollout_rs"] = ("translated", "", {**weights, **puts})
+        if not weights and rejects.get("level", level) != level:
+            why = f"weights are by {level}, the filter is by {rejects['level']}, and one level is for both"
+            found["rollout_rs"] = ("absent", why, {})
+            del puts[f"{section}.level"]
+        found["rollout_rs_threshold"] = found["rollout_rs_threshold_lower"] = ("translated", "", puts)
     return found
 
 
 def _bypass(draft: Draft) -> tuple[bool, bool]:
     """Whether the sampler's log-probs are the old ones, and whether the loss then is that of REINFORCE."""
-    words = {word: theirs(draft, f"{CORRECTION}.{word}") for word in
-             ("bypass_mode", "bypass_old_logprob_for_rollout", "loss_type", "use_policy_gradient",
-              "use_pure_rollout_correction")}  # fmt: skip
-    reinforces = (
-        words["loss_type"] == "reinforce" or words["use_policy_gradient"] or words["use_pure_rollout_correction"]
-    )
-    return bool(words["bypass_mode"] or words["bypass_old_logprob_for_rollout"]), bool(reinforces)
+    on = {word for word in ("bypass_mode", "bypass_old_logprob_for_rollout", "use_policy_gradient",
+          "use_pure_rollout_correction") if theirs(draft, f"{CORRECTION}.{word}")}  # fmt: skip
+    reinforces = theirs(draft, f"{CORRECTION}.loss_type") == "reinforce" or any("use_" in word for word in on)
+    return any("bypass" in word for word in on), reinforces
 
 
 @last
@@ -409,8 +401,8 @@ def loss_mode(step: Step) -> None:
     mode = _mode(step.draft)
     if _bypass(step.draft)[0]:
         step.dead("bypass_mode has its own loss")
-    elif mode not in MODES:
-        step.absent("a loss of your own is a function here: path/to/file.py:name")
+    elif mode not in MODES or (mode == "dro" and not theirs(step.draft, f"{ACTOR}.policy_loss.dro_beta")):
+        step.absent("a loss of your own is a function here: path/to/file.py:name; dro needs dro_beta")
     else:
         step.put(MODES[mode][0])
         if mode == "dro":
@@ -470,12 +462,9 @@ def loss_agg(step: Step) -> None:
 @last
 def loss_scale(step: Step) -> None:
     """What seq-mean-token-sum-norm divides by."""
-    norm = theirs(step.draft, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
-    if _only_if(
-        step,
-        norm and step.value not in (None, theirs(step.draft, "data.max_response_length")),
-        "response_length, or unread",
-    ):
+    read = theirs(step.draft, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and step.value is not None
+    other = read and step.value != theirs(step.draft, "data.max_response_length")
+    if _only_if(step, other, "it is response_length, or nothing reads it"):
         step.absent("seq-mean-token-sum-norm divides by response_length; scale learning_rate, or write a loss")
 
 
@@ -501,16 +490,14 @@ def as_the_actor(step: Step) -> None:
         step.absent(f"it is {now} for the actor, and one for both")
 
 
-@conversion
+@last
 def clip_grad(step: Step) -> None:
     """The bound of the gradient's norm; the actor's rules."""
-    if not step.use.key.startswith("critic."):
+    if step.use.key.startswith("critic."):
+        as_the_actor(step)
+    else:
         step.put(step.value)
         step.use.fate, step.use.note = "translated", ""
-    elif not has_critic(step.draft):
-        step.dead("there is no critic")
-    elif _only_if(step, step.value not in (None, theirs(step.draft, f"{ACTOR}.optim.clip_grad")), "that of the actor"):
-        step.absent("one bound is for all roles, the actor's")
 
 
 @conversion
@@ -606,7 +593,7 @@ def reward_manager(step: Step) -> None:
         step.absent("a manager of your own becomes a reward function")
 
 
-@last
+@first
 def reward_model(step: Step) -> None:
     """Whether a model scores."""
     if _only_if(step, bool(step.value), "false asks for none"):

@@ -99,6 +99,8 @@ def test_a_loss_of_verl_keeps_its_own_numbers(words: str, tmp_path: Path):
     ("words", "keys"),
     [
         (f"{A}.policy_loss.loss_mode=mine", {"loss_mode"}),
+        (f"{A}.policy_loss.loss_mode=dro", {"loss_mode"}),
+        (f"{A}.use_rollout_log_probs=True", {"use_rollout_log_probs"}),
         (f"{A}.policy_loss.loss_mode=dppo_tv {A}.clip_ratio_low=0.1", {"clip_ratio_low"}),
         (f"{A}.loss_agg_mode=seq-mean-token-sum-norm {A}.loss_scale_factor=1024", {"loss_scale_factor"}),
         (f"{A}.qat.enable=true", {"enable"}),
@@ -200,6 +202,8 @@ def test_a_correction_that_isnt_here_is_asked_for(words: str, keys: set[str], tm
     assert asked(report) == keys
     assert report.missing
     assert at(tree, f"{T}.ratio_high") is None
+    if "seq_mean" in words:
+        assert values(tree, f"{T}.level", f"{T}.divergence_high", f"{T}.importance_upper") == ["???", 0.01, 2.0]
 
 
 def test_reinforce_around_the_sampler_is_reinforce_with_weights(tmp_path: Path):
