@@ -5,7 +5,7 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     @system trl TRL                     what follows is of this system; with its project's name for it where it begins
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
-    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c; <ours> and <in> likewise
+    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c, of system verl; <ours> likewise
     @under trainer                      keys that follow stand below `trainer`
     [Sampling]                          heading on docs/coming_from.md
     their.key other -> ours $t.* :how {true: a} = 8 # note
@@ -125,8 +125,9 @@ def _logical(text: str) -> Iterator[str]:
             continue
         end = lines.index("@end", at)
         for pair in lines[at].split()[1:]:
-            words = dict(zip(("<at>", "<ours>", "<in>"), pair.split("/"), strict=False))
-            yield from (re.sub("<at>|<ours>|<in>", lambda word: words[word[0]], line) for line in lines[at + 1 : end])  # noqa: B023
+            theirs, ours, *system = pair.split("/")
+            yield from (f"@system {name}" for name in system)
+            yield from (line.replace("<at>", theirs).replace("<ours>", ours) for line in lines[at + 1 : end])
         at = end + 1
 
 

@@ -516,20 +516,19 @@ def distillation(step: Step) -> None:
     """A teacher on what the student samples."""
     mode, gradient, rewards = (theirs(step.draft, f"distillation.distillation_loss.{word}") for word in
                                ("loss_mode", "use_policy_gradient", "use_task_rewards"))  # fmt: skip
-    use = {("forward_kl_topk", False): "loss", ("k1", True): "advantage", ("kl", True): "advantage"}.get(
-        (mode, gradient)
-    )
+    uses = {("forward_kl_topk", False): "loss", ("k1", True): "advantage", ("kl", True): "advantage"}
+    use = uses.get((mode, gradient), "")
     notes = {"loss": "the teacher's likeliest tokens and all others together, verl leaves the others out",
              "advantage": "a part of the advantage, there a loss with a clip of its own"}  # fmt: skip
     written: dict[str, Any] = {"model_path": step.value, "use_task_rewards": 1.0 if rewards else 0.0,
                                "distillation_loss_coef": step.value if rewards else 1.0}  # fmt: skip
     if not theirs(step.draft, "distillation.enabled"):
         step.dead("distillation is off")
-    elif step.last == "enabled" and use is None:
+    elif step.last == "enabled" and not use:
         step.absent(f"loss_mode {mode} with use_policy_gradient {gradient} is neither of distill.use_as")
     elif step.last == "enabled":
         step.put(use)
-        step.decide(notes[use or ""])
+        step.decide(notes[use])
     elif step.last == "loss_mode" and use == "loss":
         step.put("forward_kl", "distill.divergence")
     elif _only_if(step, step.last in written or (step.last == "topk" and use == "loss"), "distill.use_as says it"):
@@ -649,7 +648,7 @@ def engine_option(step: Step) -> None:
         # Theirs keep a copy of the weights in host memory, which here the next sync would overwrite.
         step.put(None if value else 0)
         step.use.fate, step.use.note = "translated", ""
-    elif value is None or not _generates(step) or (value == 1 and word in ("expert_parallel_size", *sglang)):
+    elif value is None or not _generates(step) or (value == 1 and word[:6] in ("expert", "pipeli")):
         step.dead("the default, or not of this engine")
     elif word == "tensor_model_parallel_size":
         for place in step.places:
@@ -694,11 +693,8 @@ def token_budget(step: Step) -> None:
     way, draft = step.place.rpartition("_")[2], step.draft
     on = step.value is not None and draft.get(f"{step.role}.use_dynamic_batching_in_{way}")
     if _only_if(step, bool(on), "dynamic batching is off"):
-        sizes = (
-            f"{step.role}.model_args.ulysses_size",
-            f"{step.role}.strategy_args.strategy_config.context_parallel_size",
-        )
-        ranks = max(size for place in sizes if isinstance(size := draft.get(place, 1), int))
+        sizes = draft.get(f"{step.role}.model_args.ulysses_size", 1), _backend(step, "context_parallel_size")
+        ranks = max(size for size in (1, *sizes) if isinstance(size, int))
         step.put(step.value * ranks if isinstance(step.value, int) else step.value)
         if ranks > 1:
             step.note(f"times the {ranks} ranks that share a sequence")
@@ -720,7 +716,7 @@ def verl_schedule(step: Step) -> None:
 @last
 def min_lr(step: Step) -> None:
     """The lowest rate as a share of the peak."""
-    peak = step.draft.get(f"{step.role}.training_args.learning_rate", 1e-6)
+    peak = step.draft.get(f"{step.role}.training_args.learning_rate") or _sibling(step, "lr")
     if not step.value:
         step.dead("0 is the default")
     elif isinstance(peak, (int, float)) and peak and isinstance(step.value, (int, float)):
