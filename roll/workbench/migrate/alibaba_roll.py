@@ -8,7 +8,7 @@ from roll.catalog.trackers import TRACKERS
 from roll.configs.parsing.roll_names import SCORING
 from roll.configs.rules.megatron_fields import refused_fields
 from roll.workbench.migrate.alibaba_roll_tasks import drop, finish_tasks
-from roll.workbench.migrate.conversions import conversion, first, is_engine, last, list_, mapped, positive
+from roll.workbench.migrate.conversions import CONVERSIONS, conversion, first, is_engine, last, list_, mapped
 from roll.workbench.migrate.draft import Draft, Step
 
 _RLVR_ONLY = ("difficulty_loss_weight", "length_loss_weight", "max_len_mask", "difficulty_mask", "error_max_len_clip",
@@ -26,7 +26,7 @@ def run_steps(step: Step) -> None:
     if step.draft.pipeline == "sft" and ("student" in step.draft.theirs or step.use in step.draft.report.filled):
         step.dead("ROLL's distillation passes over num_train_epochs, whatever max_steps is")
     else:
-        positive(step)
+        CONVERSIONS["positive"](step)
 
 
 @last

@@ -82,7 +82,7 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
     "truth": _truth,
     "positive": _positive,
     "steps": _positive,
-    "period": lambda value: 0 if not isinstance(value, (int, float)) or value <= 0 else int(value),
+    "period": lambda value: max(0, int(value or 0)),
     "or_zero": lambda value: 0.0 if value is None else value,
     "stops": lambda value: [text for text in value if text] if isinstance(value, list) else value or [],
 }

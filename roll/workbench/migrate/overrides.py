@@ -46,6 +46,8 @@ class Overrides:
     """Keys below a key that has a value itself."""
     unread: list[Word] = field(default_factory=list)
     """Words that are neither."""
+    choices: list[tuple[str, Any]] = field(default_factory=list)
+    """Hydra's choices of a file of defaults for a section that has overrides, `optim=fsdp optim.lr=1e-5`."""
 
 
 def at(tree: Any, path: str, default: Any = None) -> Any:
@@ -87,11 +89,15 @@ def unexpanded_in(value: Any) -> Unexpanded | None:
 def read_overrides(words: Sequence[Word]) -> Overrides:
     """Return what `key=value`, `+key=value` and `~key` among the words say; the last of a key counts."""
     found = Overrides()
-    for word in words:
-        match = _OVERRIDE.fullmatch(word.text)
-        sign, key, value = match.groups() if match else ("", "", None)
+    pairs = [(word, match.groups() if (match := _OVERRIDE.fullmatch(word.text)) else ("", "", None)) for word in words]
+    sections = {key.partition(".")[0] for _, (_, key, _) in pairs if "." in key}
+    for word, (sign, key, value) in pairs:
         if sign == "~":
             found.deleted.append(key)
+        elif key in sections and value is not None and re.fullmatch(r"\w+", value):
+            found.choices.append((key, value))
+            if key == "engine":
+                _set(found, "engine.strategy", value)
         elif value is not None:
             _set(found, key, Unexpanded(value, word.unexpanded) if word.unexpanded else parsed(value))
         else:

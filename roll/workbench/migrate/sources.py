@@ -56,6 +56,8 @@ class Source:
     """Keys of included files, before the file's own."""
     deleted: list[str] = field(default_factory=list)
     conflicts: list[tuple[str, Any]] = field(default_factory=list)
+    choices: list[tuple[str, Any]] = field(default_factory=list)
+    """Hydra's, of files of defaults."""
     notes: list[str] = field(default_factory=list)
     presets: list[str] = field(default_factory=list)
     """Defaults that presets of this package stand for."""
@@ -258,7 +260,7 @@ def _source(overrides: Overrides, defaults: Mapping[str, Any], base: Source | No
     filler = Filler(merged(found.tree, overrides.tree), defaults)
     found.tree = filler.fill(merged(found.tree, overrides.tree))
     found.sections |= filler.sections
-    found.deleted, found.conflicts = overrides.deleted, overrides.conflicts
+    found.deleted, found.conflicts, found.choices = overrides.deleted, overrides.conflicts, overrides.choices
     return found
 
 

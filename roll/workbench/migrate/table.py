@@ -124,6 +124,8 @@ def read_keys(text: str, found: dict[str, System]) -> None:
     reader = _Reader(found)
     for line in _logical(text):
         reader.take(line)
+    for system in found.values():
+        system.groups = {title: rows for title, rows in system.groups.items() if rows}
 
 
 def _logical(text: str) -> Iterator[str]:

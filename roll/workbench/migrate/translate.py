@@ -210,6 +210,8 @@ def _remarks(draft: Draft, source: Source) -> None:
     report = draft.report
     for key in source.deleted:
         report.uses.append(Use(key=f"~{key}", value=None, fate="dead", note="a key that is taken out"))
+    for key, value in source.choices:
+        report.uses.append(Use(key=key, value=value, fate="dead", note="the defaults of verl that this chooses"))
     for key, value in source.conflicts:
         use = Use(key=key, value=value, fate="absent", note="a key above it has a value itself")
         report.uses.append(use)
