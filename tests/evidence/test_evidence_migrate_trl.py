@@ -6,23 +6,14 @@ names a folder that has TRL already; otherwise it is installed without its depen
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_classifiers import build_tiny_classifier
-from tiny_models import build_tiny_model
-from trl_first_steps import Case, lines_of, migrated, our_step, peers, their_step, write_case
+from trl_first_steps import Case, in_reach, leaves, lines_of, migrated, our_step, their_step, write_case
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""With the marks by which transformers tells the assistant's tokens, and nothing behind the end of a turn."""
 RATE = 1e-3
 
 
@@ -91,29 +82,9 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """A policy, another one as its reference, and a classifier, where TRL can be imported."""
-    from transformers import AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("trl")
-    where = peers(folder / "packages")
-    if where is None:
-        pytest.skip("the wheel of TRL can't be fetched")
-    built = {
-        "policy": build_tiny_model(folder / "policy", max_position_embeddings=2048),
-        "other": build_tiny_model(folder / "other", max_position_embeddings=2048, seed=1),
-        "classifier": build_tiny_classifier(folder / "classifier", max_position_embeddings=2048),
-        "qwen2": build_tiny_model(folder / "qwen2", "qwen2", max_position_embeddings=2048),
-    }
-    for model in built.values():
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        tokenizer.chat_template = CHATML
-        tokenizer.save_pretrained(model)
-    before = set(sys.modules)
-    sys.path.append(str(where))
-    yield built
-    sys.path.remove(str(where))
-    for name in [name for name in set(sys.modules) - before if name.partition(".")[0] == "trl"]:
-        del sys.modules[name]
+    """Tiny models, where TRL can be imported."""
+    with in_reach(tmp_path_factory.mktemp("trl")) as built:
+        yield built
 
 
 @dataclass
@@ -138,20 +109,12 @@ def _move(folder: Path, model: Path, file: File, **more: Any) -> Moved:
 
 def _answered(moved: Moved, file: File) -> list[str]:
     """The answers, each to a question that the new file or the report asks."""
-    asked = [place for place, value in _leaves(moved.ours) if value == "???"]
+    asked = [place for place, value in leaves(moved.ours) if value == "???"]
     for answer in file.answers:
         place = answer.partition("=")[0].lstrip("+")
         assert place in asked or any(line.startswith(f"{place}:") for line in moved.report.missing), (place, asked)
     assert set(asked) <= {answer.partition("=")[0].lstrip("+") for answer in file.answers}, asked
     return list(file.answers)
-
-
-def _leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 @pytest.mark.parametrize("name", FILES)

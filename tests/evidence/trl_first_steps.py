@@ -40,6 +40,14 @@ HERE = ("bf16=False", "use_cpu=True", "dataloader_pin_memory=False", "disable_tq
 """What changes nothing of the training but where it runs, and in which precision."""
 
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""With the marks by which transformers tells the assistant's tokens, and nothing behind the end of a turn."""
+
+
 @dataclass
 class Step:
     """What was seen of an optimizer step."""
@@ -93,6 +101,11 @@ REWARD = '''"""The share of a completion in lower case."""
 def share(completions, **kwargs):
     texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
     return [sum(map(str.islower, text)) / max(1, len(text)) for text in texts]
+
+
+def brief(completions, **kwargs):
+    texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+    return [1 / (1 + len(text)) for text in texts]
 '''
 
 
@@ -104,6 +117,35 @@ def completion_of(prompt: Sequence[int], member: int, limit: int, eos: int) -> l
 
 
 # --- TRL --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def in_reach(folder: Path) -> Iterator[dict[str, Path]]:
+    """Inside, TRL can be imported; yields models: a policy, another one for its reference, a classifier."""
+    import pytest
+    from tiny_classifiers import build_tiny_classifier
+    from tiny_models import build_tiny_model
+    from transformers import AutoTokenizer
+
+    where = peers(folder / "packages")
+    if where is None:
+        pytest.skip("the wheel of TRL can't be fetched")
+    models = {
+        "policy": build_tiny_model(folder / "policy", max_position_embeddings=2048),
+        "other": build_tiny_model(folder / "other", max_position_embeddings=2048, seed=1),
+        "classifier": build_tiny_classifier(folder / "classifier", max_position_embeddings=2048),
+        "qwen2": build_tiny_model(folder / "qwen2", "qwen2", max_position_embeddings=2048),
+    }
+    for model in models.values():
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.chat_template = CHATML
+        tokenizer.save_pretrained(model)
+    before = set(sys.modules)
+    sys.path.append(str(where))
+    yield models
+    sys.path.remove(str(where))
+    for name in [name for name in set(sys.modules) - before if name.partition(".")[0] == "trl"]:
+        del sys.modules[name]
 
 
 def peers(folder: Path) -> Path | None:
@@ -212,6 +254,15 @@ def lines_of(report: Any) -> list[str]:
     """Return all that a report says, a line each."""
     uses = [use.line() for use in (*report.uses, *report.filled)]
     return [*uses, *report.decisions, *report.missing]
+
+
+def leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a tree with their values."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def our_config(case: Case, *overrides: str) -> Any:
