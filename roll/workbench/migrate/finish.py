@@ -6,10 +6,11 @@ from typing import Any
 
 from roll.workbench.migrate.conversions import is_engine
 from roll.workbench.migrate.draft import Draft
-from roll.workbench.migrate.finish_offline import finish_sft, finish_trl
+from roll.workbench.migrate.finish_offline import finish_sft
 from roll.workbench.migrate.finish_roll import finish_roll
 from roll.workbench.migrate.finish_verl import finish_verl
 from roll.workbench.migrate.sizes import data_parallel, slots_of
+from roll.workbench.migrate.trl import finish_trl
 
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher", "judge")
 

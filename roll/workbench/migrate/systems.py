@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roll.workbench.migrate import trl
 from roll.workbench.migrate.draft import at, leaves_of
 from roll.workbench.migrate.sources import Source
 from roll.workbench.migrate.table import patterns, systems
@@ -64,7 +65,7 @@ def pipeline_of(system: str, tree: Mapping[str, Any]) -> str:
     if system == "roll":
         return _roll(tree)
     if system == "trl":
-        return _trl(tree)
+        return trl.TRAINERS[trl.trainers_of(tree)[0]]
     return "sft" if system == "verl_sft" else "rlvr"
 
 
@@ -81,24 +82,9 @@ def _roll(tree: Mapping[str, Any]) -> str:
     return known if isinstance(known, str) and known in ("rlvr", "agentic", "distill", "sft", "dpo") else "rlvr"
 
 
-def _trl(tree: Mapping[str, Any]) -> str:
-    if "lmbda" in tree or "teacher_model_name_or_path" in tree:
-        return "distill"
-    if tree.keys() & {"num_generations", "max_completion_length", "reward_funcs", "num_iterations", "use_vllm"}:
-        return "rlvr"
-    if "center_rewards_coefficient" in tree:
-        return "reward_model"
-    preference = {"label_smoothing", "precompute_ref_log_probs", "reference_free", "rpo_alpha", "desirable_weight",
-                  "simpo_gamma", "truncation_mode", "beta"}  # fmt: skip
-    return "dpo" if tree.keys() & preference else "sft"
-
-
 def job_of(system: str, source: Source) -> str:
     """Return the name of the job whose defaults a file has: for TRL the class of its arguments."""
-    if system != "trl":
-        return source.job
-    classes = {"distill": "DistillationConfig", "dpo": "DPOConfig", "sft": "SFTConfig", "reward_model": "RewardConfig"}
-    return classes.get(_trl(source.tree), "GRPOConfig")
+    return trl.trainers_of(source.tree)[0] if system == "trl" else source.job
 
 
 def name_of(system: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 from roll.workbench.migrate import (
     conversions_roll,
     conversions_tasks,
-    conversions_trl,
     conversions_verl,
     conversions_verl_engine,
     conversions_verl_training,
     peers,
+    trl,
+    trl_policies,
 )
 from roll.workbench.migrate.command_jobs import command_of
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
@@ -30,10 +31,11 @@ from roll.workbench.migrate.verdict import settle
 MODULES = (
     conversions_roll,
     conversions_tasks,
-    conversions_trl,
     conversions_verl,
     conversions_verl_engine,
     conversions_verl_training,
+    trl,
+    trl_policies,
 )
 """Modules that enter conversions when they are imported."""
 

@@ -9,7 +9,7 @@ profiler.activities profiler.max_events profiler.max_traces profiler.ranks profi
 checkpoint_config.save_hf_model
 adv_estimator_args allow_both_kl allow_uncorrected_async balance_by cosine_length.exceeded cosine_length.right
 cosine_length.wrong delta_weight_sync discount_over distill.use_as engine_restarts executor export_model kimi15_level
-kl_loss_ratio lora_sync loss_type_args topr_level verify_weight_sync warm_start
+lora_sync loss_type_args topr_level verify_weight_sync warm_start
 
 custom_envs.<name>.max_actions_per_step custom_envs.<name>.thinking_tags env_workers.max_env_num_per_worker
 custom_envs.<name>.env_config.agent custom_envs.<name>.env_config.command custom_envs.<name>.env_config.cwd
@@ -47,14 +47,13 @@ reward_env reward_retries rewards.<name>.judge_weight rewards.<name>.parts.<name
 rewards.<name>.parts.<name>.reward_kwargs rewards.<name>.parts.<name>.weight rewards.<name>.reward_model_weight
 rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.timeout_s
 
-train_infer_correction.divergence train_infer_correction.divergence_high train_infer_correction.importance_lower
-train_infer_correction.rejection
+train_infer_correction.divergence train_infer_correction.divergence_high
 
 <role>.model_args.recompute_granularity <role>.strategy_args.strategy_config.shard_between_micro_batches
 <manager>.generating_args.fire_temperature <manager>.generating_args.fire_top_k <role>.generating_args.fire_top_k
 <role>.training_args.end_weight_decay <role>.training_args.muon_adjust_lr_fn <role>.training_args.muon_momentum
 <role>.training_args.muon_ns_steps <role>.maj_at_k <role>.bootstrap <role>.pass_at_k
-<role>.pass_threshold validation_share
+<role>.pass_threshold
 <role>.data_args.curriculum.by <role>.data_args.curriculum.column <role>.data_args.curriculum.min_share
 <role>.data_args.curriculum.success_threshold <role>.data_args.curriculum.window <role>.data_args.dataset_args
 <role>.data_args.deduplicate <role>.data_args.default_tag <role>.data_args.label <role>.data_args.margin

@@ -1,0 +1,426 @@
+"""TRL: which trainer a file is for, its keys that take more than a row, and what is settled at the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from roll.catalog.trackers import TRACKERS
+from roll.catalog.validation_metrics import better_of
+from roll.workbench.migrate import peers
+from roll.workbench.migrate.conversions import DTYPES, SCHEDULES, conversion, first, mapped, schedule
+from roll.workbench.migrate.conversions_verl import DOMAIN
+from roll.workbench.migrate.draft import Draft, Step, at
+from roll.workbench.migrate.key_types import coerced
+from roll.workbench.migrate.report import Use
+
+TRAINERS = {"SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "rlvr", "RLOOConfig": "rlvr", "KTOConfig": "dpo",
+            "RewardConfig": "reward_model", "DistillationConfig": "distill"}  # fmt: skip
+"""Classes of arguments by our pipelines; of two that know as many keys of a file the first is taken."""
+_OLDER = {"SFTConfig": "max_seq_length", "DPOConfig": "rpo_alpha reference_free simpo_gamma max_prompt_length",
+          "GRPOConfig": "use_liger_loss max_prompt_length", "DistillationConfig": "lmbda seq_kd"}  # fmt: skip
+"""Keys of releases before, or of TRL's experimental trainers."""
+_LOSSES = {"SFTConfig": "nll dft chunked_nll", "KTOConfig": "kto apo_zero_unpaired",
+           "GRPOConfig": "grpo dapo bnpo dr_grpo cispo sapo luspo vespo"}  # fmt: skip
+_BEST = {
+    "loss": "val/loss", "rewards/accuracies": "val/accuracy", "accuracy": "val/accuracy",
+    "rewards/margins": "val/margin", "margin": "val/margin", "mean_token_accuracy": "val/token_accuracy",
+    "reward": f"val/{DOMAIN}/reward",
+}  # fmt: skip
+"""Metrics of TRL's trainers in evaluation, by ours."""
+_ARGS, _MODEL, _DATA = (f"actor_train.{name}_args" for name in ("training", "model", "data"))
+_ALL_TOKENS = ("TRL learns all tokens of messages and texts, system and user too, and of prompt/completion rows the "
+               "completion (with completion_only_loss: false all); here the assistant's: last or all")  # fmt: skip
+
+
+def trainers_of(tree: Mapping[str, Any]) -> list[str]:
+    """Return the classes of arguments that know most keys of a file, the one that is taken first."""
+    table, loss, scores = peers.table("trl"), tree.get("loss_type"), {}
+    common = {key for name in ("TrainingArguments", "ModelConfig", "ScriptArguments", "DatasetMixtureConfig")
+              for key in table[name]}  # fmt: skip
+    owner = next((name for name, words in _LOSSES.items() if str(loss) in words.split()), "DPOConfig") if loss else ""
+    for name in TRAINERS:
+        own = {*table[name], *table.get(name.replace("Config", "ScriptArguments"), ())} - common
+        scores[name] = len(tree.keys() & (own | set(_OLDER.get(name, "").split()))) + 100 * (name == owner)
+    return [name for name in TRAINERS if scores[name] == max(scores.values())]
+
+
+def taken(draft: Draft, key: str) -> Any:
+    """Return what the trainer takes for a key: what the file says, texts of numbers as numbers, else its default."""
+    if "trl" not in draft.memo:
+        draft.memo["trl"] = peers.defaults("trl", {}, trainers_of(draft.theirs)[0])
+    given = coerced(bool | float | None, at(draft.theirs, key))
+    return draft.memo["trl"].get(key) if given is None else given
+
+
+def is_for(draft: Draft, name: str) -> bool:
+    """Return whether the file is for this trainer."""
+    return trainers_of(draft.theirs)[0] == f"{name}Config"
+
+
+def ask(draft: Draft, place: str, key: str, value: str, note: str) -> None:
+    """Have the new file ask for a place for a key that the file leaves out."""
+    draft.ask(Use(key=key, value=value, fate="absent", note=note), place)
+
+
+def _written(step: Step) -> None:
+    """Count a key as translated to where another one has written it."""
+    step.use.fate, step.use.ours, step.use.note = "translated", (step.place,), ""
+
+
+@conversion
+def only(step: Step) -> None:
+    """Values that ask for nothing here, with why; others have no counterpart, or are decided if the row is."""
+    value = taken(step.draft, step.use.key)
+    if not isinstance(value, (list, dict)) and value in step.row.values:
+        step.dead(step.row.values[value])
+    else:
+        (step.decide if step.row.fate == "decided" else step.absent)(step.row.note)
+
+
+@conversion
+def of_vllm(step: Step) -> None:
+    """An option of the engine."""
+    step.put(mapped(step)) if taken(step.draft, "use_vllm") else step.dead("use_vllm is off")
+
+
+@first
+def report_to(step: Step) -> None:
+    """Trackers."""
+    given = step.value if isinstance(step.value, list) else [step.value]
+    if given in ([None], ["none"]):
+        step.dead("trackers that are built in stay")
+        return
+    step.put(["stdout", *(one for one in given if one in TRACKERS)])
+    if gone := [str(one) for one in given if one not in (*TRACKERS, "none", None)]:
+        step.decide(f"there is no tracker {', '.join(gone)} here")
+
+
+@conversion
+def lengths(step: Step) -> None:
+    """Whole passes, which `max_steps` overrides in TRL; a warm-up in steps or below 1 as a share; the longest row."""
+    number = taken(step.draft, step.last)
+    if step.last == "warmup_steps":
+        step.put(number, f"{_ARGS}.warmup_ratio") if 0 < number < 1 else step.put(number // 1)
+    elif step.last == "max_length":
+        step.absent("null is no bound in TRL: write the longest row") if step.value is None else step.put(number)
+    elif taken(step.draft, "max_steps") > 0:
+        step.dead("max_steps decides in TRL")
+    elif number % 1:
+        step.absent("passes are whole here: write max_steps")
+    else:
+        step.put(int(number))
+
+
+@conversion
+def trl_schedule(step: Step) -> None:
+    """A schedule of transformers."""
+    schedule(step) if str(step.value) in SCHEDULES else step.absent(f"there is no schedule {step.value} here")
+
+
+@conversion
+def share_of_peak(step: Step) -> None:
+    """The lowest rate as a share of the peak."""
+    peak = taken(step.draft, "learning_rate")
+    step.put(round((taken(step.draft, step.use.key) or 0) / peak, 12))
+    step.use.fate, step.use.note = "translated", f"a share of the peak {peak:g}"
+
+
+@conversion
+def precision(step: Step) -> None:
+    """The type that is computed in: bf16 unless fp16 says otherwise, else that of the weights."""
+    draft, fp16, bf16 = step.draft, taken(step.draft, "fp16"), taken(step.draft, "bf16")
+    own = (draft.their(f"{place}dtype") for place in ("model_init_kwargs.", "model_init_kwargs.torch_", "torch_", ""))
+    weights = DTYPES.get(str(next((kind for kind in own if kind), "float32")), "fp32")
+    if step.use in draft.report.filled and step.last != "bf16":
+        step.dead("bf16 says it")
+        return
+    step.put("bf16" if bf16 or (bf16 is None and not fp16) else "fp16" if fp16 else weights)
+    if step.last.endswith("dtype") and weights != "fp32":
+        step.decide("of the computation; weights that are trained are kept in fp32 here, in TRL in this type")
+
+
+@conversion
+def deepspeed_file(step: Step) -> None:
+    """DeepSpeed's keys, or a file with them."""
+    if not step.value:
+        step.dead("DeepSpeed is off")
+        return
+    step.draft.put("actor_train.strategy_args.strategy_name", "deepspeed_train", step.use)
+    step.decide("deepspeed_train; copy its keys into actor_train.strategy_args.strategy_config, or name a preset")
+
+
+@conversion
+def peft(step: Step) -> None:
+    """Adapters, with peft's own defaults."""
+    draft, key = step.draft, step.last
+    if not taken(draft, "use_peft"):
+        step.dead("use_peft is off")
+    elif key == "use_peft":
+        _written(step)
+    elif key in ("lora_alpha", "use_rslora") and (key == "lora_alpha" or step.value):
+        # rsLoRA's alpha / sqrt(r) is (alpha sqrt(r)) / r.
+        step.put(taken(draft, "lora_alpha") * (taken(draft, "lora_r") ** 0.5 if taken(draft, "use_rslora") else 1))
+    elif key == "lora_dropout" and taken(draft, "disable_dropout"):
+        step.put(0.0)
+        step.note("disable_dropout turns it off in TRL")
+    elif key == "lora_target_modules":
+        _targets(step)
+    else:
+        step.put(step.value) if key != "use_rslora" else step.dead("alpha / r scales them")
+
+
+def _targets(step: Step) -> None:
+    """Layers that get adapters; peft's own choice goes by the model's family."""
+    model = str(taken(step.draft, "model_name_or_path")).lower()
+    if step.value is not None:
+        step.put(step.value)
+        if "all-linear" in str(step.value) and re.search(r"moe|mixtral|a\d+b", model):
+            step.decide("experts and router stay as they are here; peft adapts them too")
+    elif re.search(r"qwen[23]|llama|mistral|mixtral|gemma-?[123]?-|smollm|opt-", model):
+        step.put(["q_proj", "v_proj"])
+        step.note("what peft takes for this family")
+    else:
+        ask(step.draft, step.place, "lora_target_modules", "what peft takes for this model's family",
+             "peft has it in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING")  # fmt: skip
+
+
+@conversion
+def saves(step: Step) -> None:
+    """Checkpoints by steps."""
+    strategy, every = taken(step.draft, "save_strategy"), taken(step.draft, "save_steps")
+    if step.last == "save_strategy" and strategy == "epoch":
+        step.absent("checkpoints come by steps: how many steps has an epoch of these rows?")
+    elif strategy != "steps":
+        step.dead("save_best says it" if strategy == "best" else "save_strategy is not steps")
+    elif step.last == "save_strategy":
+        _written(step)
+    else:
+        step.absent("steps, no share of them") if every < 1 else step.put(every // 1)
+
+
+@conversion
+def events(step: Step) -> None:
+    """Validations by steps, `logging_steps` where nothing else is said; and rows of trackers."""
+    strategy, every = taken(step.draft, "eval_strategy"), taken(step.draft, "eval_steps")
+    every = taken(step.draft, "logging_steps") if every is None or step.last == "logging_steps" else every
+    if step.last != "logging_steps" and strategy == "no":
+        step.dead("eval_strategy is no")
+    elif every < 1 or (step.last != "logging_steps" and strategy != "steps"):
+        step.quiet("they come by steps")
+    else:
+        _written(step) if step.last.endswith("strategy") else step.put(every // 1)
+
+
+@conversion
+def best_metric(step: Step) -> None:
+    """A metric of evaluation, and which way is better; the loss for a best model at the end."""
+    draft, given = step.draft, step.draft.their("metric_for_best_model")
+    name = "loss" if given is None else str(given).removeprefix("eval_")
+    known = {"loss": ("sft", "dpo", "reward_model"), "mean_token_accuracy": ("sft",), "reward": ("rlvr",)}
+    if not step.value:
+        step.dead("it is off")
+    elif step.last != "metric_for_best_model" and given is not None:
+        step.dead("metric_for_best_model says which one is kept; roll export RUN --step best writes it")
+    elif name not in _BEST or draft.pipeline not in known.get(name, ("dpo", "reward_model")):
+        step.absent("no validation here gives it; see save_best in docs/checkpoints.md")
+    else:
+        # As transformers has it: higher is better, but for names that end in loss.
+        greater = bool(draft.their("greater_is_better", not name.endswith("loss")))
+        usual = (better_of(_BEST[name]) == "higher") is greater
+        step.put(_BEST[name] if usual else f"{'max' if greater else 'min'}:{_BEST[name]}")
+
+
+def _address(path: Any, config: Any, split: Any) -> Any:
+    """A data set of the hub with its configuration and split, or a file as it is."""
+    if not isinstance(path, str) or not re.fullmatch(r"[^./~][^/]*/[^/]+(?<!\.jsonl)(?<!\.json)(?<!\.parquet)"
+                                                     r"(?<!\.csv)(?<!\.tsv)", path):  # fmt: skip
+        return path
+    path += f"/{config}" if config not in (None, "default") else ""
+    return path + (f"#{split}" if split not in (None, "train") else "")
+
+
+@conversion
+def trl_dataset(step: Step) -> None:
+    """Training rows, by name, configuration and split; those held out by `dataset_test_split`."""
+    draft = step.draft
+    name, config, split = (draft.their(key) for key in ("dataset_name", "dataset_config", "dataset_train_split"))
+    if step.last == "dataset_name" and name is not None:
+        step.put(_address(name, config, split))
+        step.note("")
+    elif step.last == "dataset_test_split" and taken(draft, "eval_strategy") == "no":
+        step.dead("eval_strategy is no")
+    elif _address(name, None, "x") == name:
+        step.dead("only data sets of the hub have it")
+    else:
+        step.dead("it is so without being said") if step.value in (None, "default", "train") else _written(step)
+
+
+@conversion
+def mixture(step: Step) -> None:
+    """Several data sets, one after the other."""
+    entries = step.value or []
+    if any(entry.keys() - {"path", "name", "split", "columns"} for entry in entries):
+        step.absent("of a data set only path, name and split are read: file_name takes the files")
+    elif entries:
+        step.put([_address(entry["path"], entry.get("name"), entry.get("split")) for entry in entries])
+
+
+@conversion
+def order(step: Step) -> None:
+    """The order of rows. Trainers of rows draw it by train_sampling_strategy, whatever shuffle_dataset says."""
+    draft, value, plays = step.draft, step.value, step.draft.pipeline in ("rlvr", "distill")
+    if step.last.endswith("streaming"):
+        step.absent("streamed rows come shuffled within a buffer at most") if value else step.dead("it is off")
+    elif (step.last == "shuffle_dataset") is not plays:
+        step.dead("the sampler has an order of its own" if plays else "the sampler shuffles whatever this says")
+        if not plays and value and taken(draft, "train_sampling_strategy") == "sequential":
+            step.absent("no order is drawn once for all epochs")
+    elif value == "group_by_length":
+        step.absent("rows aren't sorted by length")
+    else:
+        step.put(value if plays else value == "random")
+
+
+@conversion
+def train_on(step: Step) -> None:
+    """Which tokens are learnt."""
+    assistant, completion = (taken(step.draft, f"{key}_only_loss") for key in ("assistant", "completion"))
+    if step.last == "assistant_only_loss" and assistant:
+        step.put("last" if completion else "all")
+    elif completion:
+        step.put("last")
+    elif step.value is False and step.use in step.draft.report.uses and not assistant:
+        step.absent(_ALL_TOKENS)
+    else:
+        step.dead("the data decide" if not assistant else "assistant_only_loss says it")
+
+
+@conversion
+def packs(step: Step) -> None:
+    """Rows end to end; in TRL `packing` also makes several rows one."""
+    if not step.value:
+        step.dead("it is off")
+        return
+    step.put(True, "actor_train.use_sequence_packing")
+    if step.last == "packing":
+        step.absent("TRL fills rows of max_length with several of the file, so an optimizer step has more of them: "
+                    "here it counts rows of the file; write how many")  # fmt: skip
+
+
+@conversion
+def smoothing(step: Step) -> None:
+    """The share of wrong labels, which TRL's `sigmoid` doesn't read."""
+    read = taken(step.draft, "loss_type") in ("robust", ["robust"])
+    step.put(step.value) if read else step.dead("of TRL's losses that are here only robust reads it")
+
+
+def finish_trl(draft: Draft) -> None:
+    """The trainer, the batch in prompts, a domain, held-out rows, a reference."""
+    trainers, decisions = trainers_of(draft.theirs), draft.report.decisions
+    also = f"; its keys fit {', '.join(trainers[1:])} too" if trainers[1:] else ""
+    decisions.append(f"pipeline: {draft.pipeline}, for the trainer of TRL's {trainers[0]}{also}")
+    plays = draft.pipeline in ("rlvr", "distill")
+    _rollouts(draft) if plays else _rows(draft)
+    if not draft.has(f"{_DATA}.file_name"):
+        draft.report.missing.append(f"{_DATA}.file_name: the data, which TRL's script loads itself")
+    _held_out(draft)
+    compares = draft.get("use_kl_loss") or draft.get("add_token_level_kl") or (
+        draft.pipeline == "dpo" and draft.get("loss_type") not in ("orpo", "simpo"))  # fmt: skip
+    if compares and not draft.has("reference") and not draft.get(f"{_MODEL}.lora_rank"):
+        draft.put("reference", {})
+        decisions.append("reference: the starting model, which TRL copies by itself")
+    kind = draft.get(f"{_MODEL}.dtype")
+    for role in ("actor_infer", "reference", "teacher"):
+        if kind in ("bf16", "fp16") and (draft.has(role) or (plays and role == "actor_infer")):
+            draft.put(f"{role}.model_args.dtype", kind)
+            decisions.append(f"{role}.model_args.dtype: {kind}, as the trainer computes")
+
+
+def _rows(draft: Draft) -> None:
+    """Pairs, tokens, lengths of trainers that learn from rows."""
+    decisions, place = draft.report.decisions, f"{_ARGS}.per_device_train_batch_size"
+    value, loss = draft.get(place), taken(draft, "loss_type")
+    if draft.pipeline == "dpo" and not draft.theirs.get("loss_type"):
+        draft.put("loss_type", loss[0] if isinstance(loss, list) else loss)
+        decisions.append(f"loss_type: {draft.get('loss_type')}, by default")
+    if isinstance(value, int) and draft.pipeline != "sft" and not is_for(draft, "KTO"):
+        draft.put(place, 2 * value, draft.made_by.get(place))
+        decisions.append(f"{place}: {2 * value} sequences, {value} pairs")
+    draft.put("truncation", "filter" if draft.pipeline == "reward_model" else "right")
+    decisions.append(f"truncation: {draft.get('truncation')}, what TRL does to rows of more than max_length tokens")
+    decisions.append("the batch is that of one device, TRL takes its processes from accelerate: set "
+                     "actor_train.device_mapping and num_gpus_per_node for yours; epochs follow each other without a "
+                     "smaller batch between them")  # fmt: skip
+    if draft.pipeline == "sft" and not draft.has("train_on") and "train_on" not in {
+            place for use, place in draft.memo.get("asked", ()) if use in draft.report.uses}:  # fmt: skip
+        ask(draft, "train_on", "completion_only_loss", "by the data", _ALL_TOKENS)
+    elif draft.pipeline == "reward_model":
+        decisions.append("the head starts at 0 here, in TRL at random")
+    elif is_for(draft, "KTO"):
+        decisions.append("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
+
+
+def _rollouts(draft: Draft) -> None:
+    """Prompts of a step, its optimizer steps, rewards, a teacher."""
+    decisions, domain = draft.report.decisions, f"rewards.{DOMAIN}"
+    per_device, passes, n, rounds = (draft.get(key, 1) for key in (
+        f"{_ARGS}.per_device_train_batch_size", f"{_ARGS}.gradient_accumulation_steps", "num_return_sequences_in_group",
+        "ppo_epochs"))  # fmt: skip
+    n = n if draft.has("num_return_sequences_in_group") or draft.pipeline == "distill" else 8
+    if all(isinstance(size, int) and size > 0 for size in (per_device, passes, n, rounds)):
+        size, use = next((draft.memo[key] for key in ("generation_batch_size", "steps_per_generation")
+                          if key in draft.memo), (passes, None))  # fmt: skip
+        completions = size if use and use.key == "generation_batch_size" else per_device * size
+        prompts = max(1, int(completions) // n)
+        draft.put("rollout_batch_size", prompts)
+        if use is not None:
+            use.note = f"{completions} completions / {n} = prompts"
+        decisions.append(
+            f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
+            "accelerate: set actor_train.device_mapping, num_gpus_per_node and this for yours"
+        )
+        _in_steps(draft, completions / (per_device * passes) * rounds)
+    if not draft.has("prompt_length"):
+        decisions.append("prompt_length: 1024; TRL has no bound for prompts, a longer one is an error here")
+    if draft.pipeline == "distill":
+        draft.put("distill", {"use_as": "loss", "top_k": None, **draft.get("distill", {})})
+        decisions.append("distill: use_as: loss, top_k: null, the divergence over the whole vocabulary as in TRL")
+    elif not draft.has(f"{domain}.name"):
+        draft.put(f"{domain}.name", "none")
+        draft.report.missing.append(f"{domain}.name: the reward, which TRL's script passes as reward_funcs")
+    if draft.has("rewards"):
+        draft.put(f"{domain}.tag_included", "*")
+
+
+def _in_steps(draft: Draft, updates: float) -> None:
+    """TRL counts optimizer steps; a step here may have several. In RLOO's all but the first clip another ratio."""
+    for key in ("max_steps", "save_steps", "eval_steps", "logging_steps"):
+        value = draft.get(key)
+        if updates > 1 and isinstance(value, int) and value > 0:
+            draft.put(key, max(1, round(value / updates)), draft.made_by.get(key))
+            draft.report.decisions.append(
+                f"{key}: {draft.get(key)}, of {updates:g} optimizer steps each; TRL counts {value} of these"
+            )
+    if is_for(draft, "RLOO"):
+        draft.put("adv_estimator", "rloo")
+        draft.put("loss_agg_mode", "seq-mean-token-sum")
+        draft.report.decisions.append("adv_estimator: rloo, loss_agg_mode: seq-mean-token-sum, as TRL's RLOO has them")
+        if updates > 1:
+            ask(draft, "policy_loss", "num_iterations", f"{updates:g} optimizer steps per generation",
+                 "TRL clips the ratio of the whole response, a product; ppo's is each token's")  # fmt: skip
+
+
+def _held_out(draft: Draft) -> None:
+    """The split that TRL's scripts evaluate on."""
+    name, place = draft.their("dataset_name"), "validation.data_args.file_name"
+    if not draft.get("eval_steps") or draft.get("validation_share"):
+        return
+    if _address(name, None, "x") != name:
+        draft.put(place, _address(name, draft.their("dataset_config"), taken(draft, "dataset_test_split")))
+        draft.report.decisions.append(f"{place}: {draft.get(place)}, which TRL's script evaluates on")
+        if draft.pipeline == "rlvr":
+            count = taken(draft, "num_generations_eval") or taken(draft, "num_generations")
+            draft.put("validation.generating_args.temperature", taken(draft, "temperature"))
+            draft.put("validation.generating_args.num_return_sequences", count)
