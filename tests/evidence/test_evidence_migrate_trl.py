@@ -7,12 +7,30 @@ names a folder that has TRL already; otherwise it is installed without its depen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trl_first_steps import Case, in_reach, leaves, lines_of, migrated, our_step, their_step, write_case
+import torch
+import yaml
+from transformers import get_scheduler
+from trl_first_steps import (
+    Case,
+    arguments,
+    in_reach,
+    leaves,
+    lines_of,
+    migrated,
+    our_config,
+    our_step,
+    their_step,
+    their_trainer,
+    write_case,
+)
+
+from roll.pipelines.offline import planned_steps
+from roll.strategies.optim import schedule_from
 
 RATE = 1e-3
 
@@ -140,3 +158,152 @@ def test_the_first_step_has_the_loss_and_the_gradient_of_trls_trainer(
     else:
         assert loss <= 1e-6 * max(1.0, abs(theirs.loss))
     assert ours.rate == pytest.approx(theirs.rate)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_batches_epochs_steps_and_the_optimizer_are_those_of_trls_arguments(
+    name: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    file = FILES[name]
+    rows = (file.rows * 12)[:48]
+    moved = _move(
+        tmp_path / "run", models["classifier" if file.job == "reward" else "policy"], replace(file, rows=rows)
+    )
+    config, trainer = our_config(moved.case, *_answered(moved, file)), their_trainer(moved.case)
+    args, trained = trainer.args, config.actor_train.training_args
+    total = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    if config.pipeline == "rlvr":
+        assert config.rollout_batch_size * config.num_return_sequences_in_group == args.generation_batch_size
+        assert config.batch.of("actor_train").optimizer_steps == args.generation_batch_size // per_step == 1
+        # 48 prompts, 4 of them (16 completions of 4) a step.
+        assert 3 * 48 // config.rollout_batch_size == total == 36
+    else:
+        assert config.rows_per_step == per_step
+        assert planned_steps(config, [None] * 48) == total  # type: ignore[list-item]
+    assert config.num_train_epochs == args.num_train_epochs == 3
+    assert trained.learning_rate == args.learning_rate
+    assert config.max_grad_norm == args.max_grad_norm
+    assert trained.weight_decay == args.weight_decay
+    adam = (trained.adam_beta1, trained.adam_beta2, trained.adam_epsilon)
+    assert adam == (args.adam_beta1, args.adam_beta2, args.adam_epsilon)
+    given = yaml.safe_load((moved.case.folder / "ours.yaml").read_text("utf-8"))
+    plain = arguments(moved.case, plainly=True)[1]
+    assert given["save_steps"] == plain.save_steps == 500
+    assert given["checkpoint_config"]["max_to_keep"] is plain.save_total_limit is None
+    assert given["logging_steps"] == plain.logging_steps == 10
+    assert (config.eval_steps == 0) is (plain.eval_strategy == "no")
+    # The precision, which these tests overwrite.
+    assert (given["actor_train"]["model_args"]["dtype"] == "bf16") is bool(plain.bf16)
+
+
+def test_an_epoch_that_is_no_whole_number_of_batches_is_named(models: dict[str, Path], tmp_path: Path) -> None:
+    for name, count, theirs_and_ours in (("SFT on completions", 40, (9, 8)), ("GRPO", 10, (6, 7))):
+        # TRL: 16 + 16 + 8 rows in each of three epochs, here 120 rows in 16s; 2 x 4 prompts of 10, here 30 in 4s.
+        file = replace(FILES[name], rows=(FILES[name].rows * 4)[:count])
+        moved = _move(tmp_path / name, models["policy"], file)
+        trainer, config = their_trainer(moved.case), our_config(moved.case, *_answered(moved, file))
+        total = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
+        if config.pipeline == "rlvr":
+            assert (total, 3 * count // config.rollout_batch_size) == theirs_and_ours
+        else:
+            assert (total, planned_steps(config, [None] * count)) == theirs_and_ours  # type: ignore[list-item]
+        assert moved.tells("epoch", "batch"), moved.lines
+
+
+SCHEDULES = {"linear": {}, "constant": {}, "constant_with_warmup": {}, "cosine": {}, "inverse_sqrt": {},
+             "polynomial": {"power": 2.0, "lr_end": 0.0}, "cosine_with_restarts": {"num_cycles": 2},
+             "cosine_with_min_lr": {"min_lr_rate": 0.1}, "warmup_stable_decay": {"num_decay_steps": 10},
+             "cosine_warmup_with_min_lr": {"min_lr_rate": 0.1}, "reduce_lr_on_plateau": {}}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 5, 0.1])
+def test_the_learning_rate_of_every_step_is_theirs_or_the_report_says_what_differs(
+    schedule: str, warmup: float, models: dict[str, Path], tmp_path: Path
+) -> None:
+    keys = {"lr_scheduler_type": schedule, "warmup_steps": warmup}
+    if SCHEDULES[schedule]:
+        keys["lr_scheduler_kwargs"] = SCHEDULES[schedule]
+    moved = _move(tmp_path / "run", models["policy"], FILES["SFT on completions"], **keys)
+    if "???" in dict(leaves(moved.ours)).values():
+        assert moved.tells("lr_scheduler"), moved.lines
+        return
+    steps, args = 40, arguments(moved.case)[1]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+    scheduler = get_scheduler(
+        args.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=args.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+    )
+    theirs = []
+    for _ in range(steps):
+        theirs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    trained = our_config(moved.case).actor_train.training_args
+    share = schedule_from(trained, steps)
+    ours = [trained.learning_rate * share(step) for step in range(steps)]
+    risen = args.get_warmup_steps(steps)
+    assert ours[risen:] == pytest.approx(theirs[risen:], abs=1e-6 * RATE)
+    if ours[:risen] != pytest.approx(theirs[:risen], abs=1e-6 * RATE):
+        assert moved.tells("warm", "first step"), moved.lines
+
+
+def test_sampling_is_as_trl_samples(models: dict[str, Path], tmp_path: Path) -> None:
+    for number, more in enumerate(({}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1})):
+        moved = _move(tmp_path / str(number), models["policy"], FILES["GRPO"], **more)
+        theirs = their_trainer(moved.case).generation_config
+        if "???" in dict(leaves(moved.ours)).values():
+            assert more
+            assert moved.tells("top_p"), moved.lines
+            continue
+        config = our_config(moved.case)
+        ours = config.actor_infer.generating_args
+        assert (ours.temperature, ours.top_p, max(ours.top_k, 0)) == (theirs.temperature, theirs.top_p, theirs.top_k)
+        assert ours.repetition_penalty == (theirs.repetition_penalty or 1.0)
+        assert (ours.max_new_tokens or config.response_length) == theirs.max_new_tokens
+        assert theirs.do_sample
+        assert not theirs.min_p
+
+
+@pytest.mark.parametrize("family", ["policy", "qwen2"])
+def test_adapters_are_those_of_peft_for_trls_arguments(
+    family: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = models[family].rename(models[family].with_name({"policy": "tiny-llama-3", "qwen2": "qwen2.5-tiny"}[family]))
+    try:
+        file = replace(FILES["SFT on completions"], keys={**FILES["SFT on completions"].keys, "use_peft": True})
+        moved = _move(tmp_path / "whole", named, file)
+        theirs, ours = their_trainer(moved.case).model.peft_config["default"], our_config(moved.case)
+        model = ours.actor_train.model_args
+        assert (model.lora_rank, model.lora_alpha, model.lora_dropout) == (
+            theirs.r,
+            theirs.lora_alpha,
+            theirs.lora_dropout,
+        )
+        # Adapters begin with the same A on both sides, and without dropout, which draws.
+        monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", _wave)
+        moved = _move(tmp_path / "still", named, file, lora_dropout=0.0, lora_r=4)
+        first, second = their_step(moved.case), our_step(moved.case)
+        assert len(first.gradient) == 2 * 2 * 2  # A and B of q_proj and v_proj in two layers
+        loss, gradient = first.differs(second)
+        assert max(loss, gradient) <= 1e-6
+    finally:
+        named.rename(models[family])
+
+
+def _wave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.copy_(torch.sin(torch.arange(tensor.numel(), dtype=torch.float32)).view_as(tensor) / 10)
+
+
+def test_what_the_data_decide_in_trl_is_named(models: dict[str, Path], tmp_path: Path) -> None:
+    # Prompts that are texts are taken without a chat template; what it writes behind the end of a turn is learnt.
+    for name in ("GRPO", "RLOO", "DPO", "KTO", "SFT on completions"):
+        moved = _move(tmp_path / name, models["policy"], FILES[name])
+        assert moved.tells("template", "text"), moved.lines
+        if FILES[name].job in ("sft", "dpo", "kto"):
+            assert moved.tells("behind the token that ends"), moved.lines

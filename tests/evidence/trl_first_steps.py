@@ -156,14 +156,15 @@ def peers(folder: Path) -> Path | None:
     return None if subprocess.run(command, capture_output=True, check=False).returncode else folder
 
 
-def arguments(case: Case, *more: str) -> tuple[Any, Any, Any]:
-    """Return what TRL's parser makes of a file: the script's, the training's and the model's arguments."""
+def arguments(case: Case, *more: str, plainly: bool = False) -> tuple[Any, Any, Any]:
+    """Return what TRL's parser makes of a file: the script's, the training's and the model's arguments. `plainly`: as
+    they are, and not as these tests run it."""
     import trl
 
     _, config, script = JOBS[case.job]
     module, _, name = script.rpartition(".")
     classes = (getattr(importlib.import_module(module), name), getattr(trl, config), trl.ModelConfig)
-    flags = [word for entry in (f"output_dir={case.folder / 'theirs'}", *HERE, *more)
+    flags = [word for entry in (f"output_dir={case.folder / 'theirs'}", *(("use_cpu=True",) if plainly else HERE), *more)
              for word in (f"--{entry.partition('=')[0]}", entry.partition("=")[2])]  # fmt: skip
     script_args, training, model = trl.TrlParser(classes).parse_args_and_config(["--config", str(case.file), *flags])
     return script_args, training, model
@@ -215,7 +216,7 @@ def their_run(case: Case, *more: str, reference: Path | None = None) -> list[Ste
 
     def watched(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
-        gradient = {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
+        gradient = {_plain(name): p.grad.detach().clone() for name, p in named if p.grad is not None}
         steps.append(Step(gradient=gradient, rate=trainer.optimizer.param_groups[0]["lr"]))
         return clip(parameters, *args, **kwargs)
 
@@ -311,7 +312,9 @@ def our_run(case: Case, *overrides: str) -> list[Step]:
 
 def _plain(name: str) -> str:
     """Return what transformers calls a parameter."""
-    return name.removeprefix("lm.").removeprefix("classifier.")
+    for above in ("base_model.model.", "lm.", "classifier."):
+        name = name.removeprefix(above)
+    return name
 
 
 @contextlib.contextmanager
