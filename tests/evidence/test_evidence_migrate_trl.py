@@ -208,7 +208,7 @@ def test_an_epoch_that_is_no_whole_number_of_batches_is_named(models: dict[str, 
             assert (total, 3 * count // config.rollout_batch_size) == theirs_and_ours
         else:
             assert (total, planned_steps(config, [None] * count)) == theirs_and_ours  # type: ignore[list-item]
-        assert moved.tells("epoch", "batch"), moved.lines
+        assert moved.tells("epoch", "a smaller batch" if config.pipeline == "sft" else "left out in TRL"), moved.lines
 
 
 SCHEDULES = {"linear": {}, "constant": {}, "constant_with_warmup": {}, "cosine": {}, "inverse_sqrt": {},
@@ -249,21 +249,21 @@ def test_the_learning_rate_of_every_step_is_theirs_or_the_report_says_what_diffe
     risen = args.get_warmup_steps(steps)
     assert ours[risen:] == pytest.approx(theirs[risen:], abs=1e-6 * RATE)
     if ours[:risen] != pytest.approx(theirs[:risen], abs=1e-6 * RATE):
-        assert moved.tells("warm", "first step"), moved.lines
+        # The first is 1 / (w + 1) of the peak here and 0 in transformers.
+        assert theirs[0] == 0.0
+        assert moved.tells("warmup_steps", "first step"), moved.lines
 
 
 def test_sampling_is_as_trl_samples(models: dict[str, Path], tmp_path: Path) -> None:
     for number, more in enumerate(({}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1})):
         moved = _move(tmp_path / str(number), models["policy"], FILES["GRPO"], **more)
         theirs = their_trainer(moved.case).generation_config
-        if "???" in dict(leaves(moved.ours)).values():
-            assert more
-            assert moved.tells("top_p"), moved.lines
-            continue
         config = our_config(moved.case)
         ours = config.actor_infer.generating_args
-        assert (ours.temperature, ours.top_p, max(ours.top_k, 0)) == (theirs.temperature, theirs.top_p, theirs.top_k)
-        assert ours.repetition_penalty == (theirs.repetition_penalty or 1.0)
+        assert ours.temperature == theirs.temperature
+        for key, value in (("top_p", ours.top_p), ("top_k", max(ours.top_k, 0)),
+                           ("repetition_penalty", ours.repetition_penalty)):  # fmt: skip
+            assert value == (getattr(theirs, key) or value) or moved.tells(f"{key} = {more[key]}", "off in training")
         assert (ours.max_new_tokens or config.response_length) == theirs.max_new_tokens
         assert theirs.do_sample
         assert not theirs.min_p
@@ -302,7 +302,7 @@ def _wave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def test_what_the_data_decide_in_trl_is_named(models: dict[str, Path], tmp_path: Path) -> None:
     # Prompts that are texts are taken without a chat template; what it writes behind the end of a turn is learnt.
-    for name in ("GRPO", "RLOO", "DPO", "KTO", "SFT on completions"):
+    for name in FILES:
         moved = _move(tmp_path / name, models["policy"], FILES[name])
         assert moved.tells("template", "text"), moved.lines
         if FILES[name].job in ("sft", "dpo", "kto"):

@@ -164,7 +164,8 @@ def arguments(case: Case, *more: str, plainly: bool = False) -> tuple[Any, Any, 
     _, config, script = JOBS[case.job]
     module, _, name = script.rpartition(".")
     classes = (getattr(importlib.import_module(module), name), getattr(trl, config), trl.ModelConfig)
-    flags = [word for entry in (f"output_dir={case.folder / 'theirs'}", *(("use_cpu=True",) if plainly else HERE), *more)
+    here = ("use_cpu=True",) if plainly else HERE
+    flags = [word for entry in (f"output_dir={case.folder / 'theirs'}", *here, *more)
              for word in (f"--{entry.partition('=')[0]}", entry.partition("=")[2])]  # fmt: skip
     script_args, training, model = trl.TrlParser(classes).parse_args_and_config(["--config", str(case.file), *flags])
     return script_args, training, model
