@@ -122,6 +122,8 @@ def advantages(step: Step) -> None:
         for place, value in {"adv_estimator": "dr_grpo", **({"reward_norm": "batch", "reward_scale": True}
                                                             if step.value == "batch" else {})}.items():  # fmt: skip
             step.put(value, place)
+        if step.value == "batch":
+            step.decide("the deviation has 1e-06 beside it here, 1e-04 in TRL")
     else:
         step.put("gdpo" if gdpo else "grpo")
         step.put(1e-4, "adv_estimator_args.eps")
@@ -162,6 +164,9 @@ def off_policy_mask(step: Step) -> None:
 def kl_ratio(step: Step) -> None:
     """The KL's factor."""
     step.put(step.value)
+    if step.value and taken(step.draft, "beta") and taken(step.draft, "use_vllm"):
+        step.draft.report.decisions.append("use_bias_correction_kl: the KL's factor is the ratio to the sampler, in "
+                                           "TRL that to the weights before the update")  # fmt: skip
     if step.value and taken(step.draft, "beta") and taken(step.draft, "importance_sampling_level") == "sequence":
         step.absent("the factor is each token's ratio, in TRL that of the sequence")
 
@@ -263,5 +268,3 @@ def trl_reward_model(step: Step) -> None:
         step.put("reward_model", f"{domain}.name")
         if weight != 1:
             step.put(weight, f"{domain}.weight")
-
-

@@ -281,11 +281,11 @@ def test_steps_of_several_optimizer_steps_are_counted_in_steps(tmp_path: Path):
 
 def test_means_that_differ_are_told(tmp_path: Path):
     report, _ = trl(tmp_path, f"{GRPO}steps_per_generation: 4\nuse_vllm: true\nbeta: 0.1\n")
-    assert {line.split(":")[0] for line in report.decisions} >= {"kl_loss_ratio", "loss_type dapo"}
+    assert {line.split(":")[0] for line in report.decisions} >= {"use_bias_correction_kl", "loss_type dapo"}
     report, _ = trl(tmp_path, f"{GRPO}loss_type: grpo\nmask_truncated_completions: true\n")
     assert any(line.startswith("max_len_mask") for line in report.decisions)
     report, _ = trl(tmp_path, GRPO)
-    assert not any(line.startswith(("max_len_mask", "kl_loss_ratio", "loss_type")) for line in report.decisions)
+    assert not any(line.startswith(("max_len_mask", "use_bias", "loss_type")) for line in report.decisions)
 
 
 def test_zero_is_no_clipping_and_no_limit_of_checkpoints(tmp_path: Path):
@@ -409,7 +409,7 @@ def test_a_file_is_for_the_trainer_whose_keys_it_has(keys: str, name: str, tmp_p
 def test_values_of_any_kind_end_in_a_report(value: Any, tmp_path: Path):
     keys = ("generation_batch_size steps_per_generation num_iterations reward_clip_range loss_type reward_funcs beta "
             "reward_weights chat_template_kwargs max_steps warmup_steps save_steps lora_alpha epsilon_high use_peft "
-            "datasets dataset_name max_length num_train_epochs per_device_train_batch_size lr_scheduler_kwargs")  # fmt: skip
+            "datasets dataset_name max_length num_train_epochs lr_scheduler_kwargs")  # fmt: skip
     given = dict.fromkeys(keys.split(), value)
     for more in ({"num_generations": 8, "use_vllm": True}, {"normalize_advantages": True}, {"packing": False},
                  {"desirable_weight": 1.0}, {"label_smoothing": 0.1, "loss_type": value}):  # fmt: skip
