@@ -106,8 +106,13 @@ def report_to(step: Step) -> None:
 def lengths(step: Step) -> None:
     """Whole passes, which `max_steps` overrides in TRL; a warm-up in steps or below 1 as a share; the longest row."""
     number = taken(step.draft, step.last)
-    if step.last == "warmup_steps":
+    if step.last.startswith("warmup"):
+        if number and taken(step.draft, "lr_scheduler_type") == "constant":
+            step.dead("transformers' constant has no warm-up")
+            return
         step.put(number, f"{_ARGS}.warmup_ratio") if 0 < number < 1 else step.put(number // 1)
+        if number:
+            step.note("of w warm-up steps the first step has 1 / (w + 1) of the peak here, in TRL a rate of 0")
     elif step.last == "max_length":
         step.absent("null is no bound in TRL: write the longest row") if step.value is None else step.put(number)
     elif taken(step.draft, "max_steps") > 0:
@@ -328,6 +333,9 @@ def finish_trl(draft: Draft) -> None:
     decisions.append(f"pipeline: {draft.pipeline}, for the trainer of TRL's {trainers[0]}{also}")
     plays = draft.pipeline in ("rlvr", "distill")
     _rollouts(draft) if plays else _rows(draft)
+    if not draft.has(f"{_DATA}.template"):
+        decisions.append(f"{_DATA}.template: native, the model's chat template, also around prompts that are text, "
+                         "which TRL takes as they are: plain does so")  # fmt: skip
     if not draft.has(f"{_DATA}.file_name"):
         draft.report.missing.append(f"{_DATA}.file_name: the data, which TRL's script loads itself")
     _held_out(draft)
@@ -347,7 +355,7 @@ def _rows(draft: Draft) -> None:
     """Pairs, tokens, lengths of trainers that learn from rows."""
     decisions, place = draft.report.decisions, f"{_ARGS}.per_device_train_batch_size"
     value, loss = draft.get(place), taken(draft, "loss_type")
-    if draft.pipeline == "dpo" and not draft.theirs.get("loss_type"):
+    if draft.pipeline == "dpo" and draft.theirs.get("loss_type") is None:
         draft.put("loss_type", loss[0] if isinstance(loss, list) else loss)
         decisions.append(f"loss_type: {draft.get('loss_type')}, by default")
     if isinstance(value, int) and draft.pipeline != "sft" and not is_for(draft, "KTO"):
@@ -358,11 +366,15 @@ def _rows(draft: Draft) -> None:
     decisions.append("the batch is that of one device, TRL takes its processes from accelerate: set "
                      "actor_train.device_mapping and num_gpus_per_node for yours; epochs follow each other without a "
                      "smaller batch between them")  # fmt: skip
+    if draft.pipeline != "reward_model":
+        decisions.append("what the chat template writes behind the token that ends a response, as ChatML's line feed, "
+                         "is learnt in TRL, not here")  # fmt: skip
     if draft.pipeline == "sft" and not draft.has("train_on") and "train_on" not in {
             place for use, place in draft.memo.get("asked", ()) if use in draft.report.uses}:  # fmt: skip
         ask(draft, "train_on", "completion_only_loss", "by the data", _ALL_TOKENS)
     elif draft.pipeline == "reward_model":
-        decisions.append("the head starts at 0 here, in TRL at random")
+        decisions.append("the head starts at 0 here, in TRL at random; a response that is text ends with </s> in TRL, "
+                         "where it is scored, and here with its last token")  # fmt: skip
     elif is_for(draft, "KTO"):
         decisions.append("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
 
@@ -374,11 +386,12 @@ def _rollouts(draft: Draft) -> None:
         f"{_ARGS}.per_device_train_batch_size", f"{_ARGS}.gradient_accumulation_steps", "num_return_sequences_in_group",
         "ppo_epochs"))  # fmt: skip
     n = n if draft.has("num_return_sequences_in_group") or draft.pipeline == "distill" else 8
+    updates, several = 1.0, False
     if all(isinstance(size, int) and size > 0 for size in (per_device, passes, n, rounds)):
         size, use = next((draft.memo[key] for key in ("generation_batch_size", "steps_per_generation")
                           if key in draft.memo), (passes, None))  # fmt: skip
         completions = size if use and use.key == "generation_batch_size" else per_device * size
-        prompts = max(1, int(completions) // n)
+        prompts = max(1, completions // n)
         draft.put("rollout_batch_size", prompts)
         if use is not None:
             use.note = f"{completions} completions / {n} = prompts"
@@ -386,7 +399,18 @@ def _rollouts(draft: Draft) -> None:
             f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
             "accelerate: set actor_train.device_mapping, num_gpus_per_node and this for yours"
         )
-        _in_steps(draft, completions / (per_device * passes) * rounds)
+        decisions.append(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here "
+                         "they are in the next batch")  # fmt: skip
+        several, updates = completions > per_device * passes, completions / (per_device * passes) * rounds
+    _in_steps(draft, updates)
+    loss, mode = taken(draft, "loss_type"), str(draft.get("loss_agg_mode"))
+    told = {
+        "max_len_mask: a response that is left out isn't one of the mean over responses; in TRL it counts as 0":
+            draft.get("max_len_mask") and (mode.startswith("seq-mean") or is_for(draft, "RLOO")),
+        f"loss_type {loss}: an optimizer step divides by its own tokens; in TRL by the mean of the generation's steps":
+            several and loss in ("dapo", "cispo"),
+    }  # fmt: skip
+    decisions += [line for line, differs in told.items() if differs]
     if not draft.has("prompt_length"):
         decisions.append("prompt_length: 1024; TRL has no bound for prompts, a longer one is an error here")
     if draft.pipeline == "distill":

@@ -21,10 +21,13 @@ _MEANS = {"grpo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean", "dr_grpo
 @conversion
 def trl_batch(step: Step) -> None:
     """Completions of a generation: settled at the end."""
-    if step.value is None:
+    number = taken(step.draft, step.last)
+    if number is None:
         step.dead("null leaves it to the batch of an optimizer step")
+    elif number < 1 or number % 1:
+        step.absent("a whole number of completions or steps")
     else:
-        step.draft.memo[step.last] = (taken(step.draft, step.last), step.use)
+        step.draft.memo[step.last] = (int(number), step.use)
         step.use.ours = (step.place,)
 
 
@@ -119,6 +122,8 @@ def advantages(step: Step) -> None:
         for place, value in {"adv_estimator": "dr_grpo", **({"reward_norm": "batch", "reward_scale": True}
                                                             if step.value == "batch" else {})}.items():  # fmt: skip
             step.put(value, place)
+        if step.value == "batch":
+            step.decide("the deviation has 1e-06 beside it here, 1e-04 in TRL")
     else:
         step.put("gdpo" if gdpo else "grpo")
         step.put(1e-4, "adv_estimator_args.eps")
@@ -127,7 +132,7 @@ def advantages(step: Step) -> None:
 @conversion
 def reward_range(step: Step) -> None:
     """A range of rewards around 0."""
-    low, high = step.value or (0, 0)
+    low, high = step.value if isinstance(step.value, list) and len(step.value) == 2 else (0, step.value or 0)
     step.absent("reward_clip is as far below 0 as above") if low != -high else step.put(high or None)
 
 
@@ -159,6 +164,9 @@ def off_policy_mask(step: Step) -> None:
 def kl_ratio(step: Step) -> None:
     """The KL's factor."""
     step.put(step.value)
+    if step.value and taken(step.draft, "beta") and taken(step.draft, "use_vllm"):
+        step.draft.report.decisions.append("use_bias_correction_kl: the KL's factor is the ratio to the sampler, in "
+                                           "TRL that to the weights before the update")  # fmt: skip
     if step.value and taken(step.draft, "beta") and taken(step.draft, "importance_sampling_level") == "sequence":
         step.absent("the factor is each token's ratio, in TRL that of the sequence")
 
@@ -260,5 +268,3 @@ def trl_reward_model(step: Step) -> None:
         step.put("reward_model", f"{domain}.name")
         if weight != 1:
             step.put(weight, f"{domain}.weight")
-
-
