@@ -13,6 +13,8 @@ from roll.workbench.migrate import (
     conversions_verl,
     conversions_verl_engine,
     conversions_verl_training,
+    openrlhf,
+    openrlhf_flags,
     peers,
 )
 from roll.workbench.migrate.command_jobs import command_of
@@ -34,6 +36,7 @@ MODULES = (
     conversions_verl,
     conversions_verl_engine,
     conversions_verl_training,
+    openrlhf,
 )
 """Modules that enter conversions when they are imported."""
 
@@ -47,11 +50,13 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     """
     source = read_source(file)
     name = system_of(source, system)
+    if name == "openrlhf" and not source.job:
+        source.job, source.tree = openrlhf_flags.read_tree(source.tree, source.notes)
     report = Report(source=str(file), system=name_of(name))
     if name in ("verl_generation", "verl_evaluation"):
         command_of(name, source, report)
         return report, None
-    report.pipeline = pipeline_of(name, source.tree)
+    report.pipeline = pipeline_of(name, source.tree, source.job)
     draft = Draft(report.pipeline, source.tree, report)
     draft.put("pipeline", report.pipeline)
     theirs = peers.defaults(name, source.tree, job_of(name, source))
