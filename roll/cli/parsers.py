@@ -80,11 +80,17 @@ def _add_migrate(groups: Any) -> None:
         "roll.cli.migrate:migrate",
     )
     parser.add_argument(
-        "old", type=Path, metavar="OLD", help="YAML, a list of key=value overrides, or a shell script that starts verl"
+        "old",
+        type=Path,
+        metavar="OLD",
+        help="YAML, a list of key=value overrides, or a script that starts verl or OpenRLHF",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="NEW", help="file to write (default: standard output)")
     parser.add_argument(
-        "--from", dest="system", choices=("roll", "verl", "trl"), help="whose file it is (default: by its keys)"
+        "--from",
+        dest="system",
+        choices=("roll", "verl", "trl", "openrlhf"),
+        help="whose file it is (default: by its keys)",
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write the report there, as JSON if its name ends in .json"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+from types import NoneType
 from typing import Any
 
 from roll.workbench.migrate.conversions import LAST, conversion, first, mapped
@@ -19,6 +21,7 @@ DOMAIN = "all"
 """The one domain that all rows belong to."""
 _NEVER = 1.0e9
 """A bound that no ratio of probabilities reaches."""
+_GOES_ON = ("translated", "decided", "dead")
 _UNKNOWN = "nothing is known about this key"
 
 
@@ -76,15 +79,9 @@ def flag_if(step: Step) -> None:
 
 @conversion
 def flag_settled(step: Step) -> None:
-    """What is settled at the end, when all roles are known, or by another flag."""
-    step.use.ours = step.places if step.use in step.draft.report.uses else ()
-
-
-@conversion
-def flag_batch(step: Step) -> None:
-    """Rows of a pass, or of an optimizer step: settled at the end, when the ranks are known."""
-    step.draft.memo[f"flag:{step.last}"] = step.use
-    step.use.ours = step.places
+    """What is settled at the end, when roles and ranks are known, or by another flag."""
+    step.draft.memo[step.use.key] = step.use
+    step.use.ours = step.places if "batch" in step.last or step.use in step.draft.report.uses else ()
 
 
 def _in_reward(draft: Draft) -> bool:
@@ -149,7 +146,8 @@ def flag_freezing(step: Step) -> None:
 @conversion
 def flag_data(step: Step) -> None:
     """Data sets, several with commas between them; those of the hub with their split."""
-    names = [name.strip() for name in str(step.value or "").split(",") if name.strip()]
+    given = ",".join(map(str, step.value)) if isinstance(step.value, list) else str(step.value or "")
+    names = [name.strip() for name in given.split(",") if name.strip()]
     split = flag(step.draft, {"prompt_dataset": "data.prompt_split", "dataset": "data.dataset_split"}[step.last]
                  if step.place.startswith("actor_train") else "eval.split")  # fmt: skip
     never = step.draft.pipeline == "rlvr" and flag(step.draft, "eval.steps") == -1
@@ -260,8 +258,10 @@ def flag_estimator(step: Step) -> None:
         return
     for place, value in routes[step.value].items():
         step.put(value, place)
-    if "reward_norm" in routes[step.value]:
-        step.decide("the baseline is taken off the score (reward_norm), so that a KL in the reward stays out of it")
+    notes = ["whiten_advantages divides by the unbiased deviation"] if "whiten_advantages" in routes[step.value] else []
+    notes += ["reward_norm takes the baseline off the score"] if "reward_norm" in routes[step.value] else []
+    if notes:
+        step.decide("; ".join(notes))
 
 
 @conversion
@@ -288,7 +288,7 @@ def flag_policy(step: Step) -> None:
         uneven = _in_reward(draft) or _has_critic(draft) or flag(draft, "algo.advantage.gamma") != 1
         if gspo and (uneven or flag(draft, "algo.advantage.is_correction_level") != "off"):
             step.absent("gspo here has one advantage per response, and its ratio is to the trainer's old log-probs")
-    elif gspo or step.value != "token-mean":
+    elif gspo or step.value == "seq-mean-token-mean":
         step.put("seq-mean-token-mean")
         if others:
             step.absent(
@@ -381,7 +381,6 @@ def flag_trackers(step: Step) -> None:
 
 def finish_openrlhf(draft: Draft) -> None:
     """Devices, batches, what is validated and scored, flags that nothing is known about."""
-    _suggest(draft)
     if draft.pipeline == "rlvr":
         _placed(draft)
         draft.put(f"rewards.{DOMAIN}.tag_included", "*")
@@ -401,16 +400,23 @@ def finish_openrlhf(draft: Draft) -> None:
         if not draft.has(place):
             draft.put(place, "???")
             draft.report.missing.append(f"{place}: {what}, which the script doesn't say")
+    if (weight := draft.get(f"rewards.{DOMAIN}.weight")) and draft.has("overlong_shaping"):  # it isn't weighted
+        draft.put("overlong_shaping.penalty", weight * flag(draft, "reward.overlong_penalty_factor"))
     _names(draft)
+    _refused(draft)
 
 
-def _suggest(draft: Draft) -> None:
-    """Say which flag may be meant by one that nothing is known about."""
-    script = next(name for name, pipeline in SCRIPTS.items() if pipeline == draft.pipeline)
-    names = [*kinds_of(script), *(row.key for row in systems()["openrlhf"].rows if row.now)]
+def _refused(draft: Draft) -> None:
+    """What their parser refuses: flags that nothing is known about, with what may be meant; texts as numbers."""
+    kinds = kinds_of(next(name for name, pipeline in SCRIPTS.items() if pipeline == draft.pipeline))
+    names = [*kinds, *(row.key for row in systems()["openrlhf"].rows if row.now)]
     for use in draft.report.uses:
         if use.note.startswith(_UNKNOWN) and (near := difflib.get_close_matches(use.key, names, 1)):
             use.note += f"; did you mean {near[0]}?"
+        kind = kinds.get(use.key, [""])[0]
+        if kind in ("int", "float") and not isinstance(use.value, (int, float, NoneType)) and use.fate in _GOES_ON:
+            use.fate, use.note = "absent", f"{kind} was expected"
+            draft.ask(use, use.ours[0] if use.ours else "")
 
 
 def _names(draft: Draft) -> None:
@@ -454,7 +460,8 @@ def _range(start: int, count: int) -> Any:
 
 def _offline(draft: Draft) -> None:
     """Devices, and what differs by the script."""
-    count = draft.get("num_nodes", 1) * draft.get("num_gpus_per_node", 1)
+    sizes = [size for key in ("num_nodes", "num_gpus_per_node") if isinstance(size := draft.get(key, 1), int)]
+    count = math.prod(sizes)
     draft.put("actor_train.device_mapping", _range(0, count))
     said = f"actor_train.device_mapping: {count} device{'s' * (count != 1)}; the batch is the same on any number: with "
     draft.report.decisions.append(f"{said}more, lower gradient_accumulation_steps accordingly")
@@ -477,7 +484,10 @@ def _batch(draft: Draft, role: str) -> None:
         data_parallel(draft, role),
     )
     if min(micro, size) < 1:
-        draft.report.missing.append("train.batch_size, train.micro_batch_size: numbers from 1")
+        draft.put(f"{role}.training_args.gradient_accumulation_steps", "???")
+        draft.report.missing.append(
+            f"{role}.training_args.gradient_accumulation_steps: batch sizes from 1 were expected"
+        )
         return
     wide, rows = min(micro, max(1, size // ranks)), 2 if draft.pipeline in ("dpo", "reward_model") else 1
     while size % (wide * ranks) and wide > 1:
@@ -487,11 +497,11 @@ def _batch(draft: Draft, role: str) -> None:
     said += ", each a pair of two sequences" if rows > 1 else ""
     for key, word, value in (("micro_batch_size", "per_device_train_batch_size", wide * rows),
                              ("batch_size", "gradient_accumulation_steps", deep)):  # fmt: skip
-        use = draft.memo.get(f"flag:{key}")
+        use = draft.memo.get(f"train.{key}")
         draft.put(f"{role}.training_args.{word}", value, use)
         if use is not None:
             use.note = said
-    use = draft.memo.get("flag:batch_size")
+    use = draft.memo.get("train.batch_size")
     responses = flag(draft, "rollout.batch_size") * flag(draft, "rollout.n_samples_per_prompt") if rows == 1 and \
         draft.pipeline == "rlvr" else size  # fmt: skip
     if use is not None and (wide * deep * ranks != size or responses % size):

@@ -37,7 +37,7 @@ def read_commands(commands: Sequence[list[Word]]) -> tuple[str, dict[str, Any], 
     if not jobs:
         return None
     command, place, script = jobs[0]
-    flags = _launched(command[:place]) | _flags(command[place + 1 :], script, notes)
+    flags = _launched(command[:place], notes) | _flags(command[place + 1 :], script, notes)
     notes += [
         f"line {other[0].line}: {name} is another job; move it into a file of its own" for other, _, name in jobs[1:]
     ]
@@ -77,25 +77,32 @@ def _flags(words: list[Word], script: str, notes: list[str]) -> dict[str, Any]:
         name, equals, rest = word.text[2:].partition("=")
         names = _today(name, script, notes)
         kind = kinds_of(script).get(names[0], ["?"])[0]
+        if kind == "?" and any(names[0] in kinds_of(other) for other in SCRIPTS):
+            notes.append(f"line {word.line}: --{name} is a flag of another script, {script} has none of this name")
         values = [Word(rest, word.unexpanded, word.line)] if equals else []
         many = kind.startswith(("list", "?"))
         while not equals and words and kind != "bool" and (many or not values) and not _FLAG.match(words[0].text):
             values.append(words.pop(0))
+        if not values and kind not in ("bool", "?") and not kind.startswith("list"):
+            notes.append(f"line {word.line}: --{name} has no value")
         flags |= {each: HIDDEN if each == "logger.wandb.key" else _typed(kind, values) for each in names}
     return flags
 
 
-def _launched(words: list[Word]) -> dict[str, Any]:
+def _launched(words: list[Word], notes: list[str]) -> dict[str, Any]:
     """Devices and machines that deepspeed or torchrun are told."""
     found: dict[str, Any] = {}
     for word, after in zip(words, [*words[1:], Word()], strict=True):
         name, equals, value = word.text.partition("=")
         value = value if equals else after.text
-        key = _LAUNCHERS.get(name)
-        if key and value.isdecimal():
-            found[key] = int(value)
-        elif name == "--include" and "@" not in value and ":" in value:
-            found["num_gpus"] = len(value.partition(":")[2].split(","))
+        if name in _LAUNCHERS and value.isdecimal():
+            found[_LAUNCHERS[name]] = int(value)
+        elif name == "--include" and value.count(":") == 1 and "@" not in value:
+            found["num_gpus"] = value.count(",") + 1
+        elif name in (*_LAUNCHERS, "--include", "--hostfile"):
+            notes.append(
+                f"{name} {value}: how many devices these are isn't known here: write num_gpus_per_node, num_nodes"
+            )
     return found
 
 
@@ -121,7 +128,7 @@ def _typed(kind: str, words: list[Word]) -> Any:
     if unexpanded := [part for word in words for part in word.unexpanded]:
         return Unexpanded(" ".join(word.text for word in words), tuple(unexpanded))
     if not words:
-        return True
+        return True if kind in ("bool", "?") else [] if many else None
     values = [_number(kind, word.text) for word in words]
     return values if many or len(values) > 1 else values[0]
 
@@ -144,6 +151,7 @@ def _nested(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if isinstance(node, dict):
             node[word] = value
         else:
+            tree[key] = value
             notes.append(f"--{key}: a flag with the beginning of its name has a value itself")
     return tree
 

@@ -185,6 +185,26 @@ def test_a_yaml_file_of_flags_is_read_like_a_script(tmp_path: Path):
     assert (report.pipeline, tree["beta"], at(tree, "reference.model_args.model_name_or_path")) == ("dpo", 0.3, "c/d")
 
 
+@pytest.mark.parametrize("value", ["[3]", "many", "{a: 1}"])
+def test_a_value_that_the_parser_refuses_is_asked_for(tmp_path: Path, value: str):
+    text = f"train.batch_size: {value}\nmodel: {{model_name_or_path: a/b}}\ndata: {{dataset: [d.jsonl, e.jsonl]}}\n"
+    report, tree = migrated(tmp_path, text, "openrlhf", "flags.yaml")
+    assert tree["actor_train"]["data_args"]["file_name"] == ["d.jsonl", "e.jsonl"]
+    if value != "{a: 1}":
+        assert tree["actor_train"]["training_args"]["gradient_accumulation_steps"] == "???"
+    assert [use.key.startswith("train.batch_size") for use in report.of("absent")] == [True]
+
+
+def test_odd_values_end_in_a_report_and_never_in_a_traceback(tmp_path: Path):
+    odd = ("x", "-1", "0", "1.5", "$X", "a b c", "", "'[1'", "nan", "99999999999999999999")
+    flags = [flag for flag in kinds_of("train_ppo_ray") if patterns("openrlhf").find(flag.split("."))]
+    for number, value in enumerate(odd):
+        text = " ".join(f"--{flag} {value}" for flag in flags[number::3])
+        report, _ = migrated(tmp_path, f"python3 -m openrlhf.cli.train_ppo_ray {text}\n")
+        named = {use.key for use in report.uses}
+        assert not [flag for flag in flags[number::3] if flag not in named]
+
+
 # --- what is trained -------------------------------------------------------------------------------------------------
 
 
