@@ -424,7 +424,7 @@ def _names(draft: Draft) -> None:
     if isinstance(name := draft.get("exp_name"), str):
         draft.put("exp_name", name.strip().replace("/", "_"), draft.made_by.get("exp_name"))
     model, states = (str(draft.get(key, "")).rstrip("/") for key in ("export_dir", "checkpoint_config.output_dir"))
-    if model and f"{states}/".startswith(f"{model}/"):
+    if model not in ("", "???") and f"{states}/".startswith(f"{model}/"):
         draft.put("export_dir", f"{model}/hf_model", draft.made_by.get("export_dir"))
         draft.report.decisions.append(f"export_dir: {model}/hf_model, apart from the checkpoints")
 

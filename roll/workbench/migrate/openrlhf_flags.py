@@ -18,6 +18,7 @@ SCRIPTS = {"train_sft": "sft", "train_dpo": "dpo", "train_rm": "reward_model", "
 _SCRIPT = re.compile(r"(?:.*[./])?(train_(?:sft|dpo|rm|ppo|ppo_ray|kto|kd|prm|opd))(?:\.py)?")
 _LAUNCHERS = {"--num_gpus": "num_gpus", "--nproc_per_node": "num_gpus", "--nproc-per-node": "num_gpus",
               "--num_nodes": "num_nodes", "--nnodes": "num_nodes"}  # fmt: skip
+_OLD = "flags by their names before 0.10"
 _FLAG = re.compile(r"-[^\d.]")
 """How a word begins that is no value: a negative number is one."""
 
@@ -117,7 +118,10 @@ def _today(name: str, script: str, notes: list[str]) -> list[str]:
     now = [flag for flag in now if flag in flags] or same
     short = [flag for flag in flags if flag.startswith(name)] if not now else []
     if now:
-        notes.append(f"--{name} is {' and '.join(f'--{flag}' for flag in now)} since 0.10")
+        old = f"--{name} is {' and '.join(now)}"
+        if notes and notes[-1].startswith(_OLD):
+            old = f"{notes.pop()}, {old}"
+        notes.append(old if old.startswith(_OLD) else f"{_OLD}: {old}")
     elif len(short) == 1:
         notes.append(f"--{name} is short for --{short[0]}")
     return now or (short if len(short) == 1 else [name])
