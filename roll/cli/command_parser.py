@@ -15,6 +15,16 @@ KEYS = "Every key of a configuration: docs/configuration.md."
 class Parser(argparse.ArgumentParser):
     """Names the nearest command for one that isn't there."""
 
+    dashed = ""
+    """An option whose value may begin with dashes, as the flag of another program does."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
+        """Join that option and its value, which argparse would take for an option."""
+        if self.dashed and args is not None and self.dashed in args[:-1]:
+            at = list(args).index(self.dashed)
+            args = [*args[:at], f"{self.dashed}={args[at + 1]}", *args[at + 2 :]]
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with 2."""
         unknown = re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message)
@@ -30,10 +40,10 @@ def add_debug(parser: argparse.ArgumentParser, default: object = False) -> None:
     )
 
 
-def command(groups: Any, name: str, help_: str, run: str | None = None) -> argparse.ArgumentParser:
+def command(groups: Any, name: str, help_: str, run: str | None = None) -> Parser:
     """Add a command; `run` is its function as `module:function`, None where it has commands of its own."""
     described = f"{help_[0].upper()}{help_[1:]}."
-    parser: argparse.ArgumentParser = groups.add_parser(name, help=help_, description=described, epilog=CODES)
+    parser: Parser = groups.add_parser(name, help=help_, description=described, epilog=CODES)
     if run is not None:
         parser.set_defaults(run=run)
         add_debug(parser, argparse.SUPPRESS)  # a default would replace what stands before the command

@@ -1,4 +1,4 @@
-"""`roll migrate`: a file of ROLL, verl or TRL as a configuration of ours, with a report of every key."""
+"""`roll migrate`: a file of ROLL, verl, TRL or OpenRLHF as a configuration of ours, with a report of every key."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import sys
 from pathlib import Path
 
 from roll.cli.exits import Exit, say
+from roll.workbench.migrate.explain import as_json, as_text, explain
 from roll.workbench.migrate.report import Report
 from roll.workbench.migrate.translate import migrate as translated
 from roll.workbench.migrate.writing import as_yaml, write_whole
 
 
 def migrate(options: argparse.Namespace) -> int:
-    """Write the configuration to NEW or to standard output, and the report beside it."""
+    """Write the configuration to NEW or to standard output, and the report beside it; or explain one key."""
+    if options.explain is not None:
+        return _explained(options)
+    if options.old is None:
+        raise ValueError("there is no file to migrate: roll migrate OLD, or roll migrate --explain KEY for one key")
     old: Path = options.old
     if not old.is_file():
         raise ValueError(f"there is no file {old}" if not old.exists() else f"{old} is a folder: name one file in it")
@@ -40,6 +45,17 @@ def migrate(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
+def _explained(options: argparse.Namespace) -> int:
+    others = {"OLD": options.old, "-o": options.output, "--report": options.report, "--force": options.force or None}
+    if idle := [name for name, value in others.items() if value is not None]:
+        raise ValueError(
+            f"--explain says something of one key and reads or writes no file: leave out {', '.join(idle)}"
+        )
+    answers = explain(options.explain, options.system)
+    sys.stdout.write(as_json(answers) if options.json else as_text(answers))
+    return Exit.DONE
+
+
 def _as(report: Report, as_json: bool) -> str:
     return report.json() if as_json else report.text()
 
@@ -48,7 +64,8 @@ def _close(report: Report, options: argparse.Namespace) -> None:
     """Say in a line or two how it went."""
     say(report.summary())
     if report.missing:
-        say(f"before roll check passes, {len(report.missing)} more to write: {'; '.join(report.missing[:3])[:300]}")
+        first = " ".join("; ".join(report.missing[:3]).split())[:300]
+        say(f"before roll check passes, {len(report.missing)} more to write: {first}")
     if report.command:
         say(f"this job is a command here: {report.command}")
     elif options.output is not None:

@@ -76,26 +76,27 @@ def _add_migrate(groups: Any) -> None:
     parser = command(
         groups,
         "migrate",
-        "translate a configuration of ROLL, verl or TRL, with a report of every key",
+        "translate a configuration of ROLL, verl, TRL or OpenRLHF with a report of every key, or explain one key",
         "roll.cli.migrate:migrate",
     )
     parser.add_argument(
-        "old",
-        type=Path,
-        metavar="OLD",
-        help="YAML, a list of key=value overrides, or a script that starts verl or OpenRLHF",
+        "old", type=Path, nargs="?", metavar="OLD", help="YAML, a list of key=value overrides, or a launch script"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="NEW", help="file to write (default: standard output)")
     parser.add_argument(
         "--from",
         dest="system",
         choices=("roll", "verl", "trl", "openrlhf"),
-        help="whose file it is (default: by its keys)",
+        help="whose file or key it is (default: by its keys; any)",
     )
+    parser.add_argument(
+        "--explain", metavar="KEY", help="say what this key or flag is here instead; of ours: what others call it"
+    )
+    parser.dashed = "--explain"
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write the report there, as JSON if its name ends in .json"
     )
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--json", action="store_true", help="the report or the explanation as JSON")
     parser.add_argument("--force", action="store_true", help="replace files that are there")
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from typing import get_args
+
 import pytest
 
+from roll.catalog.losses import LOSSES
 from roll.configs.checks.prerequisites import algorithm_checks
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config, to_yaml
+from roll.configs.rules.acts_if import acts_if_rules
+from roll.utils.importing import load_object
 
 
 @pytest.mark.parametrize(
@@ -140,3 +147,35 @@ def test_options_of_ones_own_loss_are_compared_with_its_signature_without_import
     found = [str(violation).replace(own, "OWN") for violation in algorithm_checks(config)]
     assert bool(found) == bool(expected)
     assert not found or found[0].startswith(f"policy_loss_args.{expected}")
+
+
+def test_keys_of_losses_act_with_the_losses_that_read_them_and_are_refused_with_others(job):
+    config = load_config(job, "job", [])
+    fields = {spec.name: spec for spec in dataclasses.fields(config)}
+    keys = {option.key: option for loss in LOSSES.values() for option in loss.options.values() if option.key}
+    for name, loss in LOSSES.items():
+        config = dataclasses.replace(config, policy_loss=name, dual_clip_loss="dual_clip" in loss.options)
+        for key, option in {"pg_clip": LOSSES["ppo"].options["clip_low"], **keys}.items():
+            default = fields[key].default
+            value = next(v for v in (*get_args(option.hint), 0.5, 4.0) if v != default and _within(v, fields[key]))
+            changed = dataclasses.replace(config, **{key: value})
+            idle = [violation.problem for violation in acts_if_rules(changed) if violation.path == key]
+            assert bool(idle) is (changed.loss_options == config.loss_options), (key, name)
+            assert not idle or "acts only" in idle[0]
+        assert loss.options.keys() <= inspect.signature(load_object(loss.path, key="policy_loss")).parameters.keys()
+
+
+def _within(value, spec) -> bool:
+    bounds = spec.metadata.get("bounds", {})
+    if isinstance(value, type) or value is type(None) or isinstance(value, str) is bool(bounds):
+        return False
+    return not bounds or (value < bounds.get("lt", 9) and value > bounds.get("gt", -1))
+
+
+def test_a_clip_range_that_no_bound_takes_is_refused(job):
+    bounds = ["pg_clip=0.3", "pg_clip_low=0.2", "pg_clip_high=0.28"]
+    assert load_config(job, "job", bounds[:2]).loss_options["clip_high"] == 0.3
+    with pytest.raises(ConfigError, match="pg_clip: .*both say another range"):
+        load_config(job, "job", bounds)
+    with pytest.raises(ConfigError, match="decoupled_ppo_cap.*this key acts only with policy_loss decoupled_ppo"):
+        load_config(job, "job", ["decoupled_ppo_cap=2"])

@@ -31,9 +31,24 @@ _FULL_KL = needs(
 USES_CRITIC = needs("uses_critic", words="with `adv_estimator` gae", fix="adv_estimator=gae, or remove it")
 
 
-def of_losses(option: str) -> ActsIf:
-    """Return the condition that the loss has this option."""
-    return needs("policy_loss", *(name for name, entry in LOSSES.items() if option in entry.options))
+def of_losses(*keys: str, **more: str) -> ActsIf:
+    """Return the condition that the loss has an option which one of these keys gives."""
+    readers = (name for name, loss in LOSSES.items() if {option.key for option in loss.options.values()} & {*keys})
+    return needs("policy_loss", *readers, **more)
+
+
+_BOUNDS_WEIGHTS = needs(
+    "caps_weights", words="with `policy_loss` decoupled_ppo, or with `kl_loss_ratio` and `use_kl_loss`",
+    fix="policy_loss=decoupled_ppo, or remove it",
+)  # fmt: skip
+_CLIPS = of_losses(
+    "pg_clip_low", "pg_clip_high",
+    fix="policy_loss=ppo, or remove it: cispo has cispo_epsilon_low and cispo_epsilon_high, gmpo policy_loss_args",
+)  # fmt: skip
+_ONE_CLIP = needs(
+    "reads_pg_clip", words="where `pg_clip_low` or `pg_clip_high` is null", why="both say another range",
+    fix="remove it",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,17 +179,17 @@ class PolicyOptimisation:
     gradient isn't that of the KL for tokens that older weights sampled, with `low_var_kl` not even for fresh ones."""
     allow_both_kl: bool = False
     """Permit the KL in the reward and in the loss at once; without it the pair is refused as a likely mistake."""
-    pg_clip: float = number(0.2, gt=0, lt=1)
-    """Clip range of the probability ratio, [1 - clip, 1 + clip]; for `ppo` and `gspo`. With `gspo` use the
-    order of 3e-4: its ratio is a geometric mean over the response."""
-    pg_clip_low: float | None = number(None, gt=0, lt=1)
+    pg_clip: float = number(0.2, gt=0, lt=1, acts_if=(_CLIPS, _ONE_CLIP))
+    """Clip range of the probability ratio, [1 - clip, 1 + clip]. With `gspo` use the order of 3e-4: its ratio is a
+    geometric mean over the response. Other losses have ranges of their own."""
+    pg_clip_low: float | None = number(None, gt=0, lt=1, acts_if=(_CLIPS,))
     """Lower range, if different. null: `pg_clip`."""
-    pg_clip_high: float | None = number(None, gt=0)
+    pg_clip_high: float | None = number(None, gt=0, acts_if=(_CLIPS,))
     """Upper range, if different (clip-higher). null: `pg_clip`."""
     ratio_type: Literal["token", "segment"] = acting("token", of_losses("ratio_type"))
     """Probability ratio of `ppo` and `decoupled_ppo`: each token's, or for all tokens of a turn's response their
     geometric mean."""
-    dual_clip_loss: bool = acting(False, of_losses("dual_clip"))
+    dual_clip_loss: bool = acting(False, of_losses("dual_clip_c"))
     """Bound the `ppo` loss of tokens with negative advantage at `dual_clip_c` times the advantage."""
     dual_clip_c: float = number(3.0, gt=1, acts_if=(needs("dual_clip_loss"),))
     """That bound."""
@@ -189,30 +204,30 @@ class PolicyOptimisation:
     policy_loss_args: dict[str, Any] = args_of("policy_loss", LOSSES)
     """Options of the loss, see below; `policy_loss: {name: ..., option: ...}` is short for both keys. One of your own
     gets them as keyword arguments."""
-    decoupled_ppo_cap: float | None = number(5.0, gt=0)
+    decoupled_ppo_cap: float | None = number(5.0, gt=0, acts_if=(_BOUNDS_WEIGHTS,))
     """`decoupled_ppo`: largest weight p_old / p_sampled of a token; also the bound of `kl_loss_ratio`. null: no
     bound."""
-    cispo_epsilon_low: float = number(1.0, gt=0)
+    cispo_epsilon_low: float = number(1.0, gt=0, acts_if=(of_losses("cispo_epsilon_low"),))
     """`cispo`: lowest weight is 1 - this; 1 or more: no lower bound."""
-    cispo_epsilon_high: float = number(0.28, gt=0)
+    cispo_epsilon_high: float = number(0.28, gt=0, acts_if=(of_losses("cispo_epsilon_high"),))
     """`cispo`: highest weight is 1 + this."""
-    topr_positive_weight: float = number(1.0, ge=0)
+    topr_positive_weight: float = number(1.0, ge=0, acts_if=(of_losses("topr_positive_weight"),))
     """`topr`: factor on responses with advantage >= 0."""
-    topr_negative_weight: float = number(1.0, ge=0)
+    topr_negative_weight: float = number(1.0, ge=0, acts_if=(of_losses("topr_negative_weight"),))
     """`topr`: factor on responses with negative advantage."""
-    topr_level: Literal["sequence", "token"] = "sequence"
+    topr_level: Literal["sequence", "token"] = acting("sequence", of_losses("topr_level"))
     """`topr`: whether the clamped ratio of negative responses is that of the whole response or of each token."""
-    tis_lower_bound: float = number(0.0, ge=0)
+    tis_lower_bound: float = number(0.0, ge=0, acts_if=(of_losses("tis_lower_bound"),))
     """`tis`: smallest importance weight."""
-    tis_upper_bound: float = number(1.0, gt=0)
+    tis_upper_bound: float = number(1.0, gt=0, acts_if=(of_losses("tis_upper_bound"),))
     """`tis`: largest importance weight."""
-    kimi15_tau: float = number(0.1, ge=0)
+    kimi15_tau: float = number(0.1, ge=0, acts_if=(of_losses("kimi15_tau"),))
     """`kimi15`: half of this multiplies the squared log-ratio."""
-    kimi15_level: Literal["sequence", "token"] = "sequence"
+    kimi15_level: Literal["sequence", "token"] = acting("sequence", of_losses("kimi15_level"))
     """`kimi15`: whether that log-ratio is the whole response's (the paper) or each token's."""
-    sapo_tau_positive: float = number(1.0, gt=0)
+    sapo_tau_positive: float = number(1.0, gt=0, acts_if=(of_losses("sapo_tau_positive"),))
     """`sapo`: temperature of the soft gate for tokens with positive advantage."""
-    sapo_tau_negative: float = number(1.05, gt=0)
+    sapo_tau_negative: float = number(1.05, gt=0, acts_if=(of_losses("sapo_tau_negative"),))
     """`sapo`: temperature of the soft gate for tokens with negative advantage."""
     entropy_loss_coef: float = number(0.0, ge=0)
     """Entropy bonus. 0: off, and no gradient through the entropy."""
@@ -262,6 +277,16 @@ class PolicyOptimisation:
     def clip_high(self) -> float:
         """Upper clip range."""
         return self.pg_clip if self.pg_clip_high is None else self.pg_clip_high
+
+    @property
+    def reads_pg_clip(self) -> bool:
+        """Whether `pg_clip` is a bound of the range."""
+        return self.pg_clip_low is None or self.pg_clip_high is None
+
+    @property
+    def caps_weights(self) -> bool:
+        """Whether something reads `decoupled_ppo_cap`."""
+        return "behave_cap" in self.loss.options or (self.use_kl_loss and self.kl_loss_ratio)
 
     @property
     def dual_clip(self) -> float | None:

@@ -35,7 +35,7 @@ from roll.strategies.deepspeed.state import (
     set_whole,
     whole,
 )
-from roll.strategies.deepspeed.windows import abandon, forget_gradients
+from roll.strategies.deepspeed.windows import abandon, finish_gathers, forget_gradients
 from roll.strategies.hf.gather import Travelling
 from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.hf_model import DTYPES, named_tensors
@@ -131,6 +131,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def _abandon(self) -> None:
         if self._spec.trains:
             abandon(self._engine)
+
+    def _settle(self) -> None:
+        super()._settle()
+        finish_gathers(self._engine)
 
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)

@@ -23,6 +23,17 @@ def forget_gradients(engine: Any) -> None:
             optimizer.averaged_gradients[group] = None
 
 
+def finish_gathers(engine: Any) -> None:
+    """Wait for weights of stage 3 that a pass has begun to gather ahead and not used.
+
+    After a pass without gradients DeepSpeed 0.19.8 leaves them on their way until the next one begins, and fails
+    where they are gathered for another purpose.
+    """
+    offload = getattr(engine.optimizer, "parameter_offload", engine.optimizer) if engine is not None else None
+    if hasattr(offload, "get_param_coordinator"):
+        offload.get_param_coordinator()._clean_inflight_param_registry()
+
+
 def abandon(engine: Any) -> None:
     """Forget passes that an exception has ended; without collectives."""
     optimizer = engine.optimizer

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from roll.configs.parsing.loader import PIPELINES
 from roll.configs.schema.engine_config import EngineConfig
+from roll.configs.schema.placement_plan import parse_device_mapping
 from roll.configs.schema.strategy_config import STRATEGIES
-from roll.workbench.migrate.key_types import UNKNOWN, coerced, default_at, hint_at, takes_null
+from roll.configs.schema.strategy_options import StrategyConfig
+from roll.workbench.migrate.overrides import NOTHING, at, leaves_of, scalar, unexpanded_in
 from roll.workbench.migrate.report import Report, Use
 from roll.workbench.migrate.table import Row
 
-NOTHING: Any = object()
-"""Where there is no value."""
-
-
-def at(tree: Any, path: str, default: Any = None) -> Any:
-    """Return what stands at a dotted path of a nested dict."""
-    for word in path.split("."):
-        if not isinstance(tree, Mapping) or word not in tree:
-            return default
-        tree = tree[word]
-    return tree
-
-
-def leaves_of(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key that has no keys below it, with its dotted path; an empty section counts as one."""
-    for key, value in tree.items():
-        below = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from leaves_of(value, below)
-        else:
-            yield below, value
+__all__ = ["NOTHING", "UNKNOWN", "Draft", "Step", "at", "data_parallel", "is_section", "leaves_of", "slots_of"]
+UNKNOWN: Any = object()
+"""There is no such key."""
 
 
 @dataclass
@@ -61,11 +47,11 @@ class Draft:
     def their(self, path: str, default: Any = None) -> Any:
         """Return what the file says."""
         value = at(self.theirs, path, default)
-        return default if value is None else value
+        return default if value is None or unexpanded_in(value) else value
 
     def hint(self, path: str) -> Any:
-        """Return the type of a place of ours in this pipeline, or `UNKNOWN`."""
-        return hint_at(PIPELINES[self.pipeline], path, self.strategies)
+        """Return the type of a place of ours in this pipeline, or `UNKNOWN`; `Any` in a mapping that takes any key."""
+        return _walk(PIPELINES[self.pipeline], path, self.strategies)[0]
 
     def knows(self, path: str) -> bool:
         """Return whether this pipeline has such a key."""
@@ -73,17 +59,21 @@ class Draft:
 
     def default(self, path: str) -> Any:
         """Return what a place of ours is where nobody writes it, or `UNKNOWN`."""
-        return default_at(PIPELINES[self.pipeline], path, self.strategies)
+        spec = _walk(PIPELINES[self.pipeline], path, self.strategies)[1]
+        if spec is None or (spec.default is MISSING and spec.default_factory is MISSING):
+            return UNKNOWN
+        return spec.default if spec.default_factory is MISSING else spec.default_factory()
 
     @property
     def strategies(self) -> dict[str, str]:
-        """Backends by role."""
+        """Backends by role: their `strategy_config` has that backend's keys."""
         return {role: name for role, section in self.ours.items()
                 if isinstance(name := at(section, "strategy_args.strategy_name"), str)}  # fmt: skip
 
     def put(self, path: str, value: Any, use: Use | None = None) -> None:
         """Write a value; texts become numbers and the like where the key has another type."""
         hint = self.hint(path)
+        value = "???" if unexpanded_in(value) else value
         node = self.ours
         *sections, last = path.split(".")
         for word in sections:
@@ -103,18 +93,12 @@ class Draft:
 
     def drop(self, path: str) -> None:
         """Take out a key, and sections that are empty without it."""
-        words = path.split(".")
-        node: Any = self.ours
-        nodes = []
-        for word in words:
-            if not isinstance(node, dict) or word not in node:
-                return
-            nodes.append(node)
-            node = node[word]
-        for depth in range(len(words) - 1, -1, -1):
-            del nodes[depth][words[depth]]
-            if nodes[depth]:
-                break
+        above, _, last = path.rpartition(".")
+        node = self.get(above) if above else self.ours
+        if isinstance(node, dict) and last in node:
+            del node[last]
+            if not node and above:
+                self.drop(above)
 
     def uses_below(self, path: str) -> list[Use]:
         """Uses that wrote this place or one below it."""
@@ -171,7 +155,7 @@ class Step:
             self.dead(reason)
         elif hint is UNKNOWN:
             self.dead(f"pipeline {self.draft.pipeline} has no {place}")
-        elif value is None and not takes_null(hint):
+        elif value is None and hint is not Any and type(None) not in get_args(hint):
             self.note("null leaves the default")
         else:
             self.draft.put(place, value, self.use)
@@ -206,3 +190,93 @@ class Step:
     def quiet(self, why: str) -> None:
         """Count it as without a counterpart, where the training is the same without it."""
         self.use.fate, self.use.note = "quiet", why
+
+
+def slots_of(draft: Draft, role: str) -> tuple[int, ...]:
+    """Return the slots of a role; empty where they aren't given, or are no slots."""
+    mapping = draft.get(f"{role}.device_mapping")
+    try:
+        return parse_device_mapping(mapping) if mapping is not None else ()
+    except (ValueError, TypeError):
+        return ()
+
+
+def data_parallel(draft: Draft, role: str) -> int:
+    """Return the ranks of a role that work on different rows, as far as they are known."""
+    ranks = len(slots_of(draft, role)) or draft.get(f"{role}.world_size") or 1
+    options = draft.get(f"{role}.strategy_args.strategy_config", {})
+    sizes = [draft.get(f"{role}.model_args.{key}", 1) for key in ("ulysses_size", "ring_attention_size")]
+    if draft.strategies.get(role, "").startswith("megatron") and isinstance(options, dict):
+        sizes += [options.get(f"{key}_parallel_size", 1) for key in ("tensor_model", "pipeline_model", "context")]
+    together = math.prod(size for size in sizes if isinstance(size, int))
+    return max(1, ranks // max(1, together)) if isinstance(ranks, int) else 1
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+@cache
+def _fields(cls: type) -> dict[str, Field[Any]]:
+    return {spec.name: spec for spec in fields(cls)}
+
+
+def _walk(cls: type, path: str, strategies: Mapping[str, str]) -> tuple[Any, Field[Any] | None]:
+    """The type of a key of the configuration `cls`, and its field where it is one of a section."""
+    hint: Any = cls
+    spec: Field[Any] | None = None
+    role: list[str] = []
+    for word in path.split("."):
+        if hint is Any:
+            return Any, None
+        if get_origin(hint) is dict:
+            hint, spec = get_args(hint)[1], None
+        else:
+            section = section_of(hint)
+            if section is StrategyConfig:
+                section = STRATEGIES.get(strategies.get(".".join(role[:-2]), ""), StrategyConfig)
+            if section is None:
+                return UNKNOWN, None
+            if word not in _fields(section):
+                is_open = any(spec.metadata.get("open") for spec in _fields(section).values())
+                return (Any if is_open or section is StrategyConfig else UNKNOWN), None
+            hint, spec = _hints(section)[word], _fields(section)[word]
+        role.append(word)
+    return hint, spec
+
+
+def members_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a union has, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, type(int | str)) else (hint,)
+
+
+def section_of(hint: Any) -> type | None:
+    """Return the dataclass that a type allows."""
+    return next((member for member in members_of(hint) if is_dataclass(member) and isinstance(member, type)), None)
+
+
+def is_section(hint: Any) -> bool:
+    """Return whether a key of this type has keys of its own."""
+    return section_of(hint) is not None
+
+
+def coerced(hint: Any, value: Any) -> Any:
+    """Return the value as the type says, where it is another notation of the same: `"1e-6"`, `"True"`, `8.0`."""
+    members = members_of(hint)
+    if isinstance(value, str) and str not in members:
+        read = None if value.strip() in ("~", "") else scalar(value)
+        if (isinstance(read, bool) and bool in members) or (read is None and type(None) in members):
+            return read
+        number = read if isinstance(read, (int, float)) and not isinstance(read, bool) else None
+        if number is not None and (float in members or (int in members and number == int(number))):
+            return number if int not in members else int(number)
+    if isinstance(value, bool):
+        return str(value).lower() if members == (str,) else value
+    if isinstance(value, float) and int in members and float not in members and value.is_integer():
+        return int(value)
+    if isinstance(value, (int, float)) and str in members and not {int, float} & set(members):
+        return str(value)
+    if isinstance(value, Mapping) and get_origin(hint) is dict:
+        return {str(key): coerced(get_args(hint)[1], entry) for key, entry in value.items()}
+    return value

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from roll.catalog.losses import LOSSES
+from roll.configs.errors import NO_VALUE, ConfigError, Violation
+from roll.configs.parsing.loader import read_tree
+from roll.workbench.migrate.alibaba_roll import finish_roll
 from roll.workbench.migrate.conversions import is_engine
-from roll.workbench.migrate.draft import Draft
+from roll.workbench.migrate.draft import Draft, data_parallel, slots_of
 from roll.workbench.migrate.finish_offline import finish_sft, finish_trl
-from roll.workbench.migrate.finish_roll import finish_roll
 from roll.workbench.migrate.finish_verl import finish_verl
 from roll.workbench.migrate.openrlhf import finish_openrlhf
-from roll.workbench.migrate.sizes import data_parallel, slots_of
+from roll.workbench.migrate.report import masked
 
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher", "judge")
 
 
 def finish(draft: Draft, system: str) -> None:
     """Settle all that is left."""
-    {"roll": finish_roll, "verl": finish_verl, "verl_sft": finish_sft, "trl": finish_trl, "openrlhf": finish_openrlhf}[
-        system
-    ](draft)
+    finishers = {"roll": finish_roll, "verl": finish_verl, "verl_sft": finish_sft, "trl": finish_trl,
+                 "openrlhf": finish_openrlhf}  # fmt: skip
+    if system in finishers:
+        finishers[system](draft)
     _validation(draft)
     _engines(draft)
     _machines(draft)
@@ -169,3 +173,54 @@ def _budgets(draft: Draft) -> None:
                 )
             elif draft.has(key) and not draft.get(switch):
                 draft.abandon(key, f"{switch.rpartition('.')[2]} is off")
+
+
+_ROUNDS = 20
+_IDLE = ("this key acts only", "this key has no effect")
+"""How the rules begin what they say of a key that would do nothing."""
+_OF_LOSSES = {option.key for loss in LOSSES.values() for option in loss.options.values()} | {"pg_clip"}
+
+
+def settle(draft: Draft, *, look: bool) -> None:
+    """Take out keys that would do nothing here, and put what is left to do into the report.
+
+    `look`: also look for the files, models and packages that it names, on this machine.
+    """
+    missing = draft.report.missing
+    for _ in range(_ROUNDS):
+        try:
+            reading = read_tree(draft.ours, "")
+        except ConfigError as error:
+            missing += [_line(violation) for violation in error.violations]
+            return
+        idle = [violation for violation in reading.violations if violation.problem.startswith(_IDLE)]
+        if not sum(_take_out(draft, violation) for violation in idle):
+            break
+    missing += [_line(found) for found in reading.violations
+                if not any(line.startswith(found.path) for line in missing)]  # fmt: skip
+    if look and reading.config is not None and reading.sound and not reading.violations:
+        from roll.configs.checks.prerequisites import prerequisite_violations
+
+        # Roles that share a model say the same of it.
+        draft.report.elsewhere += dict.fromkeys(_line(each) for each in prerequisite_violations(reading.config))
+
+
+def _take_out(draft: Draft, violation: Violation) -> bool:
+    """Take out the key; whether there was one."""
+    if not draft.has(violation.path):
+        return False
+    why = violation.problem.removeprefix("this key ").partition(";")[0]
+    uses = draft.uses_below(violation.path)
+    for use in uses:
+        use.note = why
+    draft.abandon(violation.path, why)
+    if violation.path in _OF_LOSSES:  # what it does in their loss isn't known here
+        for use in uses:
+            use.fate = "decided"
+    return True
+
+
+def _line(violation: Violation) -> str:
+    value = "" if violation.value is NO_VALUE else f" (it is {str(masked(violation.path, violation.value))[:60]})"
+    said = violation.problem or f"{violation.expected}{value}"
+    return f"{violation.path}: {said}{f'; {violation.fix}' if violation.fix else ''}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.workbench.migrate.table import Row, by_leaf, by_section, canonical, patterns, systems
+from roll.workbench.migrate.table import ROLE, Row, by_leaf, by_section, canonical, patterns, systems
 
 _OFFLINE = "Fine-tuning, preferences, distillation"
 _SHOWN = 3
@@ -81,73 +81,53 @@ def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
     general = ("**",) if len(words) == 1 else ("**", "tracker_kwargs.")
     rows = [(name, row) for name, row in by_leaf().get(words[-1], ()) if not row.key.startswith(general)]
     rows = [found for found in rows if _suits(*found, offline)] or rows
-    if not rows and (inside := by_section().get(words[-1])):
-        return _sentence(inside[0][1], words, inside[0][0])
     if not rows:
-        return ""
-    # Most of the same words at the end first; then keys that have a counterpart.
-    ranked = sorted(rows, key=lambda found: (-_common(words, found[1]), not found[1].to,
-                                             found[1].fate in ("absent", "quiet"), _keeps_name(found[1])))  # fmt: skip
-    best = [found for found in ranked if _common(words, found[1]) == _common(words, ranked[0][1])]
-    best = _in_role(best, role)
-    with_place = [found for found in best if found[1].to and found[1].fate in ("translated", "decided")]
-    if not with_place:
-        return _sentence(best[0][1], words, best[0][0])
-    targets = {canonical(found[1].to[0]): found for found in reversed(with_place)}
-    first = with_place[0]
-    others = [found for target, found in targets.items() if target != canonical(first[1].to[0])]
-    hint = _sentence(first[1], words, first[0])
-    for system, row in others[: _SHOWN - 1]:
-        hint += f"; {systems()[system].name}'s {_shown(row.key)} is {_shown(row.to[0])}"
-    return hint
-
-
-def _in_role(rows: list[tuple[str, Row]], role: str) -> list[tuple[str, Row]]:
-    """Those whose counterpart is in the section that the key stands in first."""
-    return (
-        sorted(rows, key=lambda found: not any(place.startswith(f"{role}.") for place in found[1].to)) if role else rows
-    )
-
-
-def _keeps_name(row: Row) -> bool:
-    """Whether its counterpart has the same last word: such a one would rarely be unknown."""
-    return any(place.rpartition(".")[2] == row.leaf for place in row.to)
+        inside = by_section().get(words[-1])
+        return _sentence(inside[0][1], words, inside[0][0]) if inside else ""
+    # Most of the same words at the end first; then keys that have a counterpart, of another last word (a key of the
+    # same one would rarely be unknown), in the section that the key stands in.
+    nearest = max(_common(words, row) for _, row in rows)
+    best = sorted((found for found in rows if _common(words, found[1]) == nearest), key=lambda found: (
+        not any(place.startswith(f"{role}.") for place in found[1].to) if role else False, not found[1].to,
+        found[1].fate in ("absent", "quiet"), any(place.rpartition(".")[2] == words[-1] for place in found[1].to),
+    ))  # fmt: skip
+    answers: dict[str, tuple[str, Row]] = {}
+    for found in best:
+        if found[1].to and found[1].fate in ("translated", "decided"):
+            answers.setdefault(canonical(found[1].to[0]), found)
+    (name, first), *others = list(answers.values())[:_SHOWN] or best[:1]
+    also = [f"; {systems()[name].name}'s {_shown(row.key)} is {_shown(row.to[0])}" for name, row in others]
+    return _sentence(first, words, name) + "".join(also)
 
 
 def _common(words: Sequence[str], row: Row) -> int:
     """How many words at the end of a key are those of the row."""
-    theirs = row.key.split(".")
-    count = 0
-    for mine, their in zip(reversed(words), reversed(theirs), strict=False):
-        if mine != their:
-            break
-        count += 1
-    return count
+    pairs = zip(reversed(words), reversed(row.key.split(".")), strict=False)
+    return next((count for count, (mine, their) in enumerate(pairs) if mine != their), len(words))
 
 
 def _sentence(row: Row, words: Sequence[str], system: str) -> str:
     """What to do with a key, in words."""
     if system.startswith("verl_") and row.to and row.to[0].startswith(("-", "DATA", "FILE")):
         return f"it is of a job that is a command here: roll eval; {row.to[0]}"
-    places = _filled(row, words, system)
+    places = [_shown(place) for place in _filled(row, words, system)]
     if row.fate in ("translated", "decided") and places:
         note = f"; {row.note}" if row.note else ""
-        values = {str(theirs): str(ours) for theirs, ours in row.values.items() if theirs is not None}
-        changed = ", ".join(f"{theirs} is {ours}" for theirs, ours in list(values.items())[:_SHOWN] if theirs != ours)
-        return f"write {' and '.join(map(_shown, places[:2]))}{f' ({changed})' if changed and not note else ''}{note}"
-    see = f"; see {' and '.join(map(_shown, places[:2]))}" if places else ""
-    return f"remove it: {row.note}{see if not any(place in row.note for place in places) else ''}"
+        changed = [f"{theirs} is {ours}" for theirs, ours in row.values.items() if theirs not in (None, ours)]
+        values = f" ({', '.join(changed[:_SHOWN])})" if changed and not note else ""
+        return f"write {' and '.join(places[:2])}{values}{note}"
+    see = f"; see {' and '.join(places[:2])}" if places and not any(place in row.note for place in places) else ""
+    return f"remove it: {row.note}{see}"
 
 
 def _filled(row: Row, words: Sequence[str], system: str) -> list[str]:
     """Counterparts, with the role that the key stands in."""
     roles = systems()[system].roles
-    role = next((roles.get(mine, mine) for their, mine in zip(row.key.split("."), words, strict=False)
-                 if their == "<role>" and mine in roles), "")  # fmt: skip
-    return [place.replace("<role>", role) if role else place.removeprefix("<role>.") for place in row.to]
+    role = next((roles[mine] for their, mine in zip(row.key.split("."), words, strict=False)
+                 if their == ROLE and mine in roles), "")  # fmt: skip
+    return [place.replace(ROLE, role) if role else place.removeprefix(f"{ROLE}.") for place in row.to]
 
 
 def _shown(place: str) -> str:
-    return place.replace("<name>", "<domain>" if "rewards" in place else "<tag>").replace(
-        "<manager>", "train_env_manager"
-    )
+    named = place.replace("<name>", "<domain>" if "rewards" in place else "<tag>")
+    return named.replace("<manager>", "train_env_manager")

@@ -8,10 +8,9 @@ from types import NoneType
 from typing import Any
 
 from roll.workbench.migrate.conversions import LAST, conversion, first, mapped
-from roll.workbench.migrate.draft import Draft, Step, at
+from roll.workbench.migrate.draft import Draft, Step, data_parallel
 from roll.workbench.migrate.openrlhf_flags import SCRIPTS, kinds_of
-from roll.workbench.migrate.overrides import Unexpanded
-from roll.workbench.migrate.sizes import data_parallel
+from roll.workbench.migrate.overrides import Unexpanded, at
 from roll.workbench.migrate.table import systems
 
 _FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
@@ -28,7 +27,7 @@ _UNKNOWN = "nothing is known about this key"
 def flag(draft: Draft, key: str) -> Any:
     """Return what a flag says, or its default; that, too, for a text where a number belongs."""
     script = next(name for name, pipeline in SCRIPTS.items() if pipeline == draft.pipeline)
-    kind, default = kinds_of(script).get(key, ["str", None])
+    kind, default = kinds_of(script).get(key, ("str", None))
     value = at(draft.theirs, key)
     wrong = isinstance(value, Unexpanded) or (kind in ("int", "float") and not isinstance(value, (int, float)))
     return default if value is None or wrong else value
@@ -413,7 +412,7 @@ def _refused(draft: Draft) -> None:
     for use in draft.report.uses:
         if use.note.startswith(_UNKNOWN) and (near := difflib.get_close_matches(use.key, names, 1)):
             use.note += f"; did you mean {near[0]}?"
-        kind = kinds.get(use.key, [""])[0]
+        kind = kinds.get(use.key, ("",))[0]
         if kind in ("int", "float") and not isinstance(use.value, (int, float, NoneType)) and use.fate in _GOES_ON:
             use.fate, use.note = "absent", f"{kind} was expected"
             draft.ask(use, use.ours[0] if use.ours else "")

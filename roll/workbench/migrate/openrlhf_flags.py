@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.draft import leaves_of
-from roll.workbench.migrate.overrides import Unexpanded, parsed
+from roll.workbench.migrate.overrides import Unexpanded, leaves_of, parsed
 from roll.workbench.migrate.report import HIDDEN
 from roll.workbench.migrate.shell_words import Word, read_script
 from roll.workbench.migrate.table import systems
@@ -23,10 +23,10 @@ _FLAG = re.compile(r"-[^\d.]")
 """How a word begins that is no value: a negative number is one."""
 
 
-def kinds_of(script: str) -> dict[str, list[Any]]:
+@cache
+def kinds_of(script: str) -> dict[str, tuple[str, Any]]:
     """Return the type and default of each flag of a script."""
-    found: dict[str, list[Any]] = peers.table("openrlhf")[script]
-    return found
+    return peers.jobs("openrlhf")[script]
 
 
 def read_commands(commands: Sequence[list[Word]]) -> tuple[str, dict[str, Any], list[str]] | None:

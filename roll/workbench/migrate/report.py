@@ -1,13 +1,19 @@
-"""What became of every key of a file: the lists of a migration, as text and as JSON."""
+"""What became of every key of a file, as text and as JSON; and the new file, written whole or not at all."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import yaml
+
+from roll.configs.parsing.loader import PIPELINES
 from roll.utils.secrets import is_secret_key, without_passwords
 from roll.utils.terminal import printable
 
@@ -72,6 +78,22 @@ class Report:
     command: str = ""
     """For a job that is a command here, that command."""
 
+    def fold(self) -> None:
+        """Say once what several steps said about one key, and nothing that a terminal would obey."""
+        for use in self.uses:
+            for part in use.parts:
+                use.ours += part.ours
+                if part.fate not in ("translated", "dead"):
+                    use.fate = part.fate if part.fate in ("absent", "unexpanded") else "decided"
+                    use.note += f"{'; ' if use.note else ''}{part.key.removeprefix(use.key).lstrip('.')}: {part.note}"
+            if use.parts and not use.ours and use.fate == "translated":
+                use.fate, use.note = "dead", use.parts[0].note
+            use.ours = tuple(dict.fromkeys(use.ours))
+            if use.fate == "translated" and not use.ours and not use.note:
+                use.note = "the default here too"
+        self.missing = [printable(_on_a_line(line)) for line in dict.fromkeys(self.missing)]
+        self.decisions = list(dict.fromkeys(self.decisions))
+
     def of(self, fate: str) -> list[Use]:
         """Keys with one fate."""
         return [use for use in self.uses if use.fate == fate]
@@ -121,7 +143,7 @@ class Report:
 
     def json(self) -> str:
         """The same as text."""
-        return json.dumps(self.plain(), indent=2, ensure_ascii=False, default=str) + "\n"
+        return json.dumps(self.plain(), indent=2, default=str) + "\n"
 
 
 def masked(key: str, value: Any) -> Any:
@@ -154,3 +176,62 @@ def shown(value: Any) -> str:
     text = words[value] if value is None or isinstance(value, bool) else str(value)
     text = " ".join(text.split())
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - every value is written out
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Several lines as a block."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def as_yaml(report: Report, tree: Mapping[str, Any]) -> str:
+    """Return the file's text, with what is still to do in its head."""
+    head = [f"# {Path(report.source).name} of {report.system}, translated by roll migrate."]
+    head += [f"# missing: {line}" for line in report.missing]
+    head = [printable(" ".join(line.split())) for line in head]
+    body = yaml.dump(
+        ordered(PIPELINES[report.pipeline], tree), Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True,
+        default_flow_style=None,
+    )  # fmt: skip
+    return "\n".join(head) + "\n" + body
+
+
+def ordered(hint: Any, tree: Any) -> Any:
+    """Return the tree with keys in the order of the fields: first those with a value, then sections."""
+    if not isinstance(tree, Mapping):
+        return tree
+    members = get_args(hint) if get_origin(hint) in (Union, type(int | str)) else (hint,)
+    section = next((member for member in members if is_dataclass(member) and isinstance(member, type)), None)
+    if section is None:
+        inner = next((get_args(member)[1] for member in members if get_origin(member) is dict), None)
+        return {key: ordered(inner, value) for key, value in tree.items()}
+    hints = get_type_hints(section)
+    place = {spec.name: i for i, spec in enumerate(fields(section))}
+    keys = sorted(tree, key=lambda key: (key != "pipeline", isinstance(tree[key], Mapping), place.get(key, len(place))))
+    return {key: ordered(hints.get(key), tree[key]) for key in keys}
+
+
+def write_whole(file: Path, text: str, *, force: bool) -> None:
+    """Write a file whole or not at all; raise `ValueError` if it is there and not `force`, or can't be written."""
+    if file.exists() and not force:
+        raise ValueError(f"{file} is there already: choose another name, or --force to replace it")
+    try:
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(name).chmod(0o666 & ~umask)
+            Path(name).replace(file)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ValueError(f"{file} can't be written: {error.strerror}") from None

@@ -3,15 +3,14 @@ numbers are worked out."""
 
 from __future__ import annotations
 
-import bisect
+import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from roll.workbench.migrate.shell_numbers import whole_number
-
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]\n]*\])?(\+?=)")
 _OF_THE_USER = ("HOME", "USER", "PWD")
 """Variables of the environment that a path may begin with: ours reads them when the run starts."""
 _LONGEST = 2**20
@@ -22,17 +21,16 @@ _PER_WORD = 256
 _DEEPEST = 40
 _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
 _PLAIN_IN_QUOTES = re.compile(r"[^\"\\$`]+")
+_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
+_ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+"""What stands behind a backslash in $'...'."""
 _OPTIONS = 32
 """Words such as `declare -a` that may stand before an assignment."""
 _BREAKS = "\n;&|()"
-_READ = re.compile(
-    r"^[ \t]*read\b[^\n<]*?(?P<name>[A-Za-z_]\w*)[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n"
-    r"(?P<body>.*?)^[ \t]*(?P=end)[ \t]*$", re.MULTILINE | re.DOTALL,
-)  # fmt: skip
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
-"""What stands behind a backslash in $'...'."""
-_KEYWORDS = ("if", "then", "else", "elif", "while", "until", "do", "!", "{", "time", "exec", "nohup")
+_KEYWORDS = ("if", "then", "else", "elif", "while", "until", "do", "!", "{", "time", "exec", "nohup", "eval")
 """Words that a command may follow on."""
+_BRANCHES = {"if": 1, "case": 1, "fi": -1, "esac": -1}
 
 
 @dataclass
@@ -52,6 +50,9 @@ class Script:
     commands: list[list[Word]] = field(default_factory=list)
     variables: dict[str, list[Word]] = field(default_factory=dict)
     """Values by name; of an array one by element."""
+    documents: list[tuple[str, str]] = field(default_factory=list)
+    """Here-documents, with the file that each is written to."""
+    notes: list[str] = field(default_factory=list)
     room: int = _MOST
 
     def spend(self, characters: int) -> None:
@@ -65,33 +66,27 @@ class TooMuch(ValueError):
     """A script whose words grow without end."""
 
 
-def read_script(text: str) -> Script:
+def read_script(text: str, script: Script | None = None) -> Script:
     """Return the commands of a script, from its first line to its last, whichever would be run.
 
-    Raises `ValueError` for a quote or bracket that isn't closed, for texts that grow beyond a megabyte, or all together
-    beyond `_MOST`, and for expansions in each other that are too deep.
+    `script`: what was read before it, whose variables it has. Raises `ValueError` for a quote or bracket that isn't
+    closed, for texts that grow beyond a megabyte, or all together beyond `_MOST`, and for expansions in each other that
+    are too deep.
     """
-    return _Reader(_READ.sub(_assigned, text.replace("\r\n", "\n"))).script()
-
-
-def _assigned(match: re.Match[str]) -> str:
-    """A here-document that `read` puts into a variable, as an assignment over as many lines."""
-    name, quote, body = match["name"], match["quote"], match["body"]
-    inside = (
-        f"'{body.replace(chr(39), chr(39) + chr(92) + chr(39) + chr(39))}'"
-        if quote
-        else f'"{body.replace(chr(34), chr(92) + chr(34))}"'
-    )
-    return f"{name}={inside}\n"
+    return _Reader(text.replace("\r\n", "\n"), script or Script(), 0).script()
 
 
 class _Reader:
-    def __init__(self, text: str, script: Script | None = None, depth: int = 0) -> None:
-        self._text, self._at = text, 0
-        self._breaks = [match.start() for match in re.finditer("\n", text)]
-        self._script, self._depth = Script() if script is None else script, depth
-        self._here: list[str] = []
-        """Ends of here-documents that begin on the next line."""
+    def __init__(self, text: str, script: Script, depth: int) -> None:
+        if depth > _DEEPEST:
+            raise TooMuch(f"its expansions stand in each other more than {_DEEPEST} levels deep")
+        self._text, self._at, self._script, self._depth = text, 0, script, depth
+        self._counted, self._lines = 0, 1
+        self._ends: list[tuple[str, str]] = []
+        """Ends of here-documents that begin on the next line, with the quotes around them."""
+        self._target = ""
+        """File that the command's output goes to."""
+        self._branches = 0
 
     def script(self) -> Script:
         words: list[Word] = []
@@ -105,11 +100,11 @@ class _Reader:
                 self._at += 2
             elif sign in _BREAKS:
                 self._at += 1
-                self._end(words)
+                self._script.commands += [words] if words else []
                 words = []
                 if sign == "\n":
-                    self._skip_documents()
-            elif sign in "<>" or re.compile(r"\d+[<>]").match(self._text, self._at):
+                    self._documents()
+            elif sign in "<>":
                 self._redirect()
             else:
                 match = _ASSIGNMENT.match(self._text, self._at)
@@ -121,53 +116,68 @@ class _Reader:
                     self._assign(match)
                 else:
                     words += self._word()
+                    self._branches += _BRANCHES.get(words[0].text, 0) if len(words) == 1 else 0
                     words = [] if len(words) == 1 and words[0].text in _KEYWORDS else words
-        self._end(words)
+        self._script.commands += [words] if words else []
         return self._script
 
     def _continued(self) -> bool:
         return self._text.startswith("\\\n", self._at)
 
-    def _line(self, at: int) -> int:
-        return bisect.bisect_left(self._breaks, at) + 1
-
-    def _end(self, words: list[Word]) -> None:
-        if words:
-            self._script.commands.append(words)
+    def _line(self) -> int:
+        self._lines += self._text.count("\n", self._counted, self._at)
+        self._counted = self._at
+        return self._lines
 
     def _skip_to(self, sign: str) -> None:
-        found = self._text.find(sign, self._at)
-        self._at = len(self._text) if found < 0 else found
+        end = self._text.find(sign, self._at)
+        self._at = len(self._text) if end < 0 else end
 
     def _redirect(self) -> None:
-        match = re.compile(r"\d*<<-?\s*(['\"]?)([A-Za-z_]\w*)\1").match(self._text, self._at)
-        if match:
-            self._here.append(match.group(2))
+        if match := _DOCUMENT.match(self._text, self._at):
+            self._ends.append((match.group(2), match.group(1)))
             self._at = match.end()
             return
-        match = re.compile(r"\d*[<>]+&?[ \t]*(&?\d+|[^\s;&|]*)").match(self._text, self._at)
-        self._at = match.end() if match else self._at + 1
+        match = re.compile(r"[<>]+&?[ \t]*").match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+        target = self._word(split=False)
+        self._target = target[0].text if target and ">" in match.group() else self._target
 
-    def _skip_documents(self) -> None:
-        for end in self._here:
-            match = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self._text, self._at)
+    def _documents(self) -> None:
+        for end, quote in self._ends:
+            start = self._at
+            match = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self._text, start)
             self._at = match.end() if match else len(self._text)
-        self._here = []
+            body = self._text[start : match.start() if match else self._at]
+            self._script.documents.append((self._target, body))
+            for command in self._script.commands[-2:]:
+                if command[0].text == "read":  # into a variable
+                    self._script.variables[command[-1].text] = [Word(body) if quote else self._whole(body)]
+        self._ends, self._target = [], ""
 
     def _assign(self, match: re.Match[str]) -> None:
-        name, self._at = match.group(1), match.end()
-        before = self._script.variables.get(name, []) if match.group(2) == "+=" else []
-        self._script.spend(len(before) + (len(before[0].text) if before else 0))
+        name, place, sign = match.groups()
+        line, self._at = self._line(), match.end()
+        before = self._script.variables.get(name, [])
+        added = before if sign == "+=" else []
+        self._script.spend(len(added) + (len(added[0].text) if added else 0))
         if self._text[self._at : self._at + 1] == "(":
             self._at += 1
-            values = list(self._array())
-            self._script.variables[name] = [*before, *values]
-            return
-        values = self._word(split=False)
-        value = values[0] if values else Word()
-        if before:
-            value = Word(before[0].text + value.text, (*before[0].unexpanded, *value.unexpanded), value.line)
-        self._script.variables[name] = [value]
+            values = [*added, *self._array()]
+        else:
+            value = (self._word(split=False) or [Word()])[0]
+            if added:
+                value = Word(added[0].text + value.text, (*added[0].unexpanded, *value.unexpanded), value.line)
+            values = [value]
+        if place:
+            raw = f"{name}{place}"
+            values = [Word(f"${name}", (f"${name}, of which the script sets {raw} by itself",))]
+        if self._branches > 0 and before and [word.text for word in before] != [word.text for word in values]:
+            said = " ".join(word.text for word in values)
+            self._script.notes.append(f"line {line}: {name} depends on a condition; the last in the script was taken, "
+                                      f"{said if len(said) < 60 else said[:60] + '...'}")  # fmt: skip
+        self._script.variables[name] = values
 
     def _array(self) -> Iterator[Word]:
         while self._at < len(self._text):
@@ -181,85 +191,64 @@ class _Reader:
                 self._at += 2
             elif sign == "#":
                 self._skip_to("\n")
+            elif sign in _BREAKS or sign in "<>":
+                self._at += 1
             else:
                 yield from self._word()
         raise ValueError("an array ( isn't closed")
 
-    def _word(self, *, split: bool = True) -> list[Word]:
-        """One word, or those that a variable without quotes around it holds."""
-        line = self._line(self._at)
-        words, quoted = [Word(line=line)], False
+    def _word(self, *, split: bool = True, whole: bool = False) -> list[Word]:
+        """One word, or those that a variable without quotes around it holds; `whole`: all the text is one."""
+        line = self._line()
+        words, quoted, inside = [Word(line=line)], False, False
         while self._at < len(self._text):
-            sign = self._text[self._at]
+            sign, after = self._text[self._at], self._text[self._at + 1 : self._at + 2]
             if self._continued():
-                break
-            if sign.isspace() or sign in _BREAKS or sign in "<>":
-                if sign in "<>" and words[-1].text.count("=") and split:
-                    self._add(words[-1], sign)  # of a placeholder such as key=<path>
-                    self._at += 1
-                    continue
-                break
-            if sign == "'":
-                self._add(words[-1], self._until("'"))
-                quoted = True
-            elif sign == '"':
-                self._at += 1
-                self._double(words)
-                quoted = True
-            elif sign == "\\":
-                self._add(words[-1], self._text[self._at + 1 : self._at + 2])
                 self._at += 2
-            elif self._text.startswith("$'", self._at):
-                self._escaped(words[-1])
+            elif sign == '"':
+                inside, quoted = not inside, True
+                self._at += 1
+            elif not inside and (sign == "'" or (sign == "$" and after == "'")):
+                self._single(words[-1])
                 quoted = True
             elif sign in "$`":
-                self._join(words, self._expansion(), split=split)
-            else:
+                self._join(words, *self._expansion(), split=split and not inside)
+            elif sign == "\\":
+                self._add(words[-1], after if not inside or (after and after in '"\\$`') else sign + after)
+                self._at += 2
+            elif inside:
+                self._run(words[-1], _PLAIN_IN_QUOTES)
+            elif whole or not (sign.isspace() or sign in _BREAKS or sign in "<>"):
                 self._run(words[-1], _PLAIN)
+            elif sign in "<>" and "=" in words[-1].text and split:
+                self._run(words[-1], _PLAIN)  # of a placeholder such as key=<path>
+            else:
+                break
+        if inside:
+            raise ValueError(f"line {line}: a quote \" isn't closed")
+        if self._text[self._at : self._at + 1] in ("<", ">") and words[0].text.isdecimal() and not quoted:
+            return []  # the 2 of 2>&1
         return [word for word in words if word.text or word.unexpanded or quoted]
+
+    def _single(self, word: Word) -> None:
+        """Text in '...', or in $'...' with its escapes."""
+        if match := _ESCAPED.match(self._text, self._at):
+            self._add(word, re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1]))
+            self._at = match.end()
+        else:
+            self._at += self._text[self._at] == "$"
+            self._add(word, self._until("'"))
 
     def _until(self, sign: str) -> str:
         end = self._text.find(sign, self._at + 1)
         if end < 0:
-            line = self._line(self._at)
-            raise ValueError(f"line {line}: a quote {sign} isn't closed")
+            raise ValueError(f"line {self._line()}: a quote {sign} isn't closed")
         text = self._text[self._at + 1 : end]
         self._at = end + 1
         return text
 
-    def _escaped(self, word: Word) -> None:
-        """Text in $'...', with its escapes."""
-        match = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self._text, self._at)
-        if match is None:
-            raise ValueError(f"line {self._line(self._at)}: a quote $' isn't closed")
-        self._add(word, re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1], flags=re.DOTALL))
-        self._at = match.end()
-
-    def _double(self, words: list[Word]) -> None:
-        start = self._at
-        while self._at < len(self._text):
-            sign = self._text[self._at]
-            if sign == '"':
-                self._at += 1
-                return
-            if self._continued():
-                self._at += 2
-            elif sign == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`"):
-                self._add(words[-1], self._text[self._at + 1])
-                self._at += 2
-            elif sign in "$`":
-                self._join(words, self._expansion(), split=False)
-            elif sign == "\\":
-                self._add(words[-1], sign)
-                self._at += 1
-            else:
-                self._run(words[-1], _PLAIN_IN_QUOTES)
-        line = self._line(start)
-        raise ValueError(f"line {line}: a quote \" isn't closed")
-
-    def _join(self, words: list[Word], found: tuple[list[Word], bool], *, split: bool) -> None:
+    def _join(self, words: list[Word], values: list[Word], is_array: bool, *, split: bool) -> None:
         """Add what an expansion gives to the last word; elements of an array, and with `split` blanks, begin others."""
-        values, is_array = found
         for i, value in enumerate(values):
             parts = value.text.split() if split and not is_array and not value.unexpanded else [value.text]
             for j, part in enumerate(parts):
@@ -286,48 +275,32 @@ class _Reader:
         """What a `$` or a backquote stands for, and whether that are elements of an array."""
         text, start = self._text, self._at
         if text[start] == "`":
-            raw = f"`{self._until('`')}`"
-            return [Word(raw, (raw,))], False
+            return _stopped(f"`{self._until('`')}`"), False
         if text.startswith("$(", start):
-            raw = self._balanced("(", ")")
-            number = (
-                _Expander(self._script, self._depth).number(raw[3:-2])
-                if raw.startswith("$((") and raw.endswith("))")
-                else None
-            )
-            return [Word(raw, (raw,)) if number is None else Word(str(number))], False
+            raw = self._balanced("()")
+            number = self._number(raw[3:-2]) if raw.startswith("$((") and raw.endswith("))") else None
+            return (_stopped(raw) if number is None else [Word(str(number))]), False
         if text.startswith("${", start):
-            raw = self._balanced("{", "}")
-            return _Expander(self._script, self._depth).braces(raw[2:-1])
-        match = _NAME.match(text, start + 1)
-        if match:
+            return self._braces(self._balanced("{}")[2:-1])
+        if match := _NAME.match(text, start + 1):
             self._at = match.end()
-            return _Expander(self._script, self._depth).variable(match.group()), False
+            return self._variable(match.group()), False
         sign = text[start + 1 : start + 2]
         self._at += 2 if sign and sign in "@*#?$!-0123456789" else 1
         raw = text[start : self._at]
-        return ([Word()], False) if raw in ("$@", "$*") else ([Word(raw, (raw,) if len(raw) > 1 else ())], False)
+        return (_stopped(raw) if len(raw) > 1 else [Word(raw)]), False
 
-    def _balanced(self, opening: str, closing: str) -> str:
-        start, depth, at = self._at, 0, self._at + 1
-        while at < len(self._text):
+    def _balanced(self, pair: str) -> str:
+        start, depth = self._at, 0
+        for at in range(start + 1, len(self._text)):
             sign = self._text[at]
-            depth += (sign == opening) - (sign == closing)
-            at += 1
+            depth += (sign == pair[0]) - (sign == pair[1])
             if depth == 0:
-                self._at = at
-                return self._text[start:at]
-        line = self._line(start)
-        raise ValueError(f"line {line}: {self._text[start : start + 2]} isn't closed")
+                self._at = at + 1
+                return self._text[start : self._at]
+        raise ValueError(f"line {self._line()}: {self._text[start : start + 2]} isn't closed")
 
-
-class _Expander:
-    def __init__(self, script: Script, depth: int = 0) -> None:
-        self._script, self._depth = script, depth
-        if depth > _DEEPEST:
-            raise TooMuch(f"its expansions stand in each other more than {_DEEPEST} levels deep")
-
-    def variable(self, name: str) -> list[Word]:
+    def _variable(self, name: str) -> list[Word]:
         """The value of a variable, of an array its first element."""
         if name in self._script.variables:
             return self._script.variables[name][:1] or [Word()]
@@ -335,57 +308,78 @@ class _Expander:
             return [Word(f"${{oc.env:{name}}}")]
         return [Word(f"${name}", (f"${name}, which the script doesn't set",))]
 
-    def braces(self, inside: str) -> tuple[list[Word], bool]:
+    def _braces(self, inside: str) -> tuple[list[Word], bool]:
         """What `${...}` stands for."""
-        raw = f"${{{inside}}}"
-        match = _NAME.match(inside)
-        if not match:
-            positional = re.fullmatch(r"(\d+|@|\*):?-(.*)", inside, re.DOTALL)
-            if positional:
-                return [self.text(positional.group(2))], False
-            return [Word(raw, (raw,))], False
-        name, rest = match.group(), inside[match.end() :]
-        there = name in self._script.variables
-        if not rest:
-            return self.variable(name), False
-        if rest in ("[@]", "[*]"):
-            return (list(self._script.variables[name]), True) if there else ([Word()], True)
-        if element := re.fullmatch(r"\[(\d+)\]", rest):
-            values = self._script.variables.get(name, [])
-            index = int(element.group(1))
-            return ([values[index]] if index < len(values) else [Word()]), False
-        operator = re.match(r":?[-=+?]", rest)
-        if not operator:
-            return [Word(raw, (raw,))], False
-        word = rest[operator.end() :]
-        filled = there and (self._script.variables[name][:1] or [Word()])[0].text != ""
-        if operator.group()[-1] == "+":
-            return [self.text(word) if filled else Word()], False
+        match = re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*])(?:\[([@*]|\d+)\])?(?:(:?[-=+?])(.*))?", inside, re.DOTALL)
+        if match is None or (match[1] in "@*" and match[3] is None):
+            return _stopped(f"${{{inside}}}"), False
+        name, element, sign, word = match.groups()
+        values = self._script.variables.get(name, [])
+        if sign is None:
+            if element is None:
+                return (self._variable(name) if _NAME.match(name) else _stopped(f"${{{inside}}}")), False
+            if element in "@*":
+                known = name in self._script.variables
+                return (list(values), True) if known else (_stopped(f"${{{inside}}}"), False)
+            return (values[int(element) :][:1] or [Word()]) if len(element) < 10 else [Word()], False
+        filled = bool(values) and (values[0].text != "" or len(values) > 1)
+        if sign[-1] == "+":
+            if not filled:
+                return [Word()], False
+            array = re.fullmatch(r'"?\$\{(\w+)\[[@*]\]\}"?', word)  # "${A[@]+"${A[@]}"}"
+            return self._braces(f"{array[1]}[@]") if array else ([self._whole(word)], False)
         if filled:
-            return self.variable(name), False
-        if operator.group()[-1] == "?":
-            return [Word(raw, (f"${name}, which the script doesn't set",))], False
-        value = self.text(word)
-        if operator.group()[-1] == "=":
+            return (list(values), True) if element and element in "@*" else (self._variable(name), False)
+        if sign[-1] == "?":
+            return [Word(f"${name}", (f"${name}, which the script doesn't set",))], False
+        value = self._whole(word)
+        if sign[-1] == "=":
             self._script.variables[name] = [value]
         return [value], False
 
-    def number(self, expression: str) -> int | None:
+    def _whole(self, text: str) -> Word:
+        """A text with its own variables and quotes."""
+        return (_Reader(text, self._script, self._depth + 1)._word(split=False, whole=True) or [Word()])[0]
+
+    def _number(self, expression: str) -> int | None:
         """The value of `$((expression))`, with the script's variables; None where it isn't one of whole numbers."""
-        filled = self.text(expression)
+        filled = self._whole(expression)
         if filled.unexpanded:
             return None
-        return whole_number(_NAME.sub(lambda name: self.variable(name.group())[0].text, filled.text))
+        return whole_number(_NAME.sub(lambda name: self._variable(name.group())[0].text, filled.text))
 
-    def text(self, word: str) -> Word:
-        """The text after `:-`, with its own variables and quotes."""
-        reader = _Reader(word, self._script, self._depth + 1)
-        found = Word()
-        while reader._at < len(word):
-            for part in reader._word(split=False):
-                reader._add(found, part.text)
-                found.unexpanded += part.unexpanded
-            if reader._at < len(word):
-                reader._add(found, word[reader._at])
-                reader._at += 1
-        return found
+
+def _stopped(raw: str) -> list[Word]:
+    return [Word(raw, (raw,))]
+
+
+_SIGNS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),  # towards 0, as shells divide
+    ast.Mod: lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+    ast.Pow: lambda a, b: a**b if 0 <= b < 64 else 2**63,
+}
+
+
+def whole_number(text: str) -> int | None:
+    """Return the value of an expression of whole numbers; None where it is something else, or too large."""
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body) if len(text) <= 200 else None
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        found = node.value
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        found = _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+    elif isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        found = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
+    else:
+        raise ValueError("no whole number")
+    if abs(found) >= 2**63:
+        raise ValueError("too large")
+    return found

@@ -1,28 +1,5 @@
-"""Slots and ranks of the roles of a draft, as far as they are known."""
+"""For modules that still import from here."""
 
-from __future__ import annotations
+from roll.workbench.migrate.draft import data_parallel, slots_of
 
-import math
-
-from roll.configs.schema.placement_plan import parse_device_mapping
-from roll.workbench.migrate.draft import Draft
-
-
-def slots_of(draft: Draft, role: str) -> tuple[int, ...]:
-    """Return the slots of a role; empty where they aren't given, or are no slots."""
-    given = draft.get(f"{role}.device_mapping")
-    try:
-        return parse_device_mapping(given) if given is not None else ()
-    except (ValueError, TypeError):
-        return ()
-
-
-def data_parallel(draft: Draft, role: str) -> int:
-    """Return the ranks of a role that work on different rows, as far as they are known."""
-    ranks = len(slots_of(draft, role)) or draft.get(f"{role}.world_size") or 1
-    options = draft.get(f"{role}.strategy_args.strategy_config", {})
-    sizes = [draft.get(f"{role}.model_args.{key}", 1) for key in ("ulysses_size", "ring_attention_size")]
-    if draft.strategies.get(role, "").startswith("megatron") and isinstance(options, dict):
-        sizes += [options.get(f"{key}_parallel_size", 1) for key in ("tensor_model", "pipeline_model", "context")]
-    together = math.prod(size for size in sizes if isinstance(size, int))
-    return max(1, ranks // max(1, together)) if isinstance(ranks, int) else 1
+__all__ = ["data_parallel", "slots_of"]

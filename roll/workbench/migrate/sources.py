@@ -1,9 +1,12 @@
-"""Files of other systems, read leniently: YAML with its defaults lists, lists of overrides, shell scripts."""
+"""Files of other systems, read leniently: YAML with its defaults lists, lists of overrides, launch scripts."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +16,23 @@ from roll.configs.parsing.roll_names import PRESETS
 from roll.configs.parsing.yaml_files import read_yaml
 from roll.utils.shipped import shipped
 from roll.workbench.migrate import openrlhf_flags
-from roll.workbench.migrate.draft import leaves_of
-from roll.workbench.migrate.overrides import Unexpanded, read_overrides
-from roll.workbench.migrate.references import Filler
-from roll.workbench.migrate.shell_words import Word, read_script
+from roll.workbench.migrate.overrides import Filler, Overrides, merged, read_flags, read_overrides, unexpanded_in
+from roll.workbench.migrate.peers import table
+from roll.workbench.migrate.shell_words import Script, Word, read_script
 
+__all__ = ["Source", "read_source", "unexpanded_in"]
 _SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
-_JOB = re.compile(r"(?:^|[./])(main_\w+|fsdp_sft_trainer|sft_trainer\w*|main)(?:\.py)?$")
+_VERL = re.compile(r"(?:^|[./])(main_\w+|fsdp_sft_trainer|sft_trainer\w*|main)(?:\.py)?$")
+_OPENRLHF = re.compile(r"openrlhf[./]cli[./](\w+)|(?:^|/)(train_(?:ppo_ray|sft|dpo|rm))\.py$")
+_TRL = ("grpo", "rloo", "dpo", "kto", "sft", "reward", "gkd", "online_dpo", "distillation")
+_ROLL = re.compile(r"start_\w*pipeline\.py$")
+_STARTS = re.compile(r"-m\s+\S*(verl|openrlhf|trl)\b|\btrl\s+(" + "|".join(_TRL) + r")\b|\.py\s+(\S+=|--)")
 _IN_A_LIST = re.compile(r"[+~]*[\w-]+\.[\w.-]+=|[+~]+[\w.-]+(=|$)")
 """An override among other words: it has a dot in its key, or a sign in front of it."""
+_LISTED = re.compile(r"-\s+['\"]?(\+?\+?[A-Za-z_][\w.@/-]*=|~\w)")
+_LAUNCHERS = {"nproc_per_node": "each", "nnodes": "machines", "num_processes": "all", "num_machines": "machines",
+              "num_gpus": "all"}  # fmt: skip
+"""Options of torchrun, accelerate and deepspeed that say how many processes there are."""
 _LONGEST = 4 * 2**20
 _INCLUDES = 50
 """Files that a file may include, and those that they do."""
@@ -34,9 +45,11 @@ class Source:
     tree: dict[str, Any]
     """Its keys, nested, with references filled in."""
     job: str = ""
-    """Name of the module that a script starts."""
+    """What a script starts: verl's module, OpenRLHF's script, the trainer of TRL's command or the name of a script."""
+    system: str = ""
+    """Whose job that is."""
     variables: set[str] = field(default_factory=set)
-    """Names at the top level that something refers to."""
+    """Keys that something refers to."""
     sections: dict[str, str] = field(default_factory=dict)
     """References that stand for a whole section, by the key that has them."""
     included: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +60,9 @@ class Source:
     presets: list[str] = field(default_factory=list)
     """Defaults that presets of this package stand for."""
     absent: list[str] = field(default_factory=list)
-    """Defaults that there is no file for."""
+    """Files that it reads and that aren't there."""
+    processes: dict[str, int] = field(default_factory=dict)
+    """Processes that torchrun, accelerate or deepspeed start: `each` machine, `machines`, or `all` of them."""
 
 
 def read_source(file: Path) -> Source:
@@ -56,14 +71,21 @@ def read_source(file: Path) -> Source:
     Raises `ValueError` for one that can't be read, that is neither of the three, or that grows without end.
     """
     text = _text(file)
-    first = text.split("\n", 1)[0]
-    if file.suffix in _SHELL or first.startswith("#!") or re.search(r"-m\s+\S*verl\S*|openrlhf\.cli\.", text):
+    is_yaml = file.suffix in (".yaml", ".yml", ".json")
+    if file.suffix in _SHELL or text.startswith("#!") or (not is_yaml and _STARTS.search(text)):
         return _from_shell(text, file)
-    if file.suffix in (".yaml", ".yml", ".json"):
-        return _from_yaml(file)
     try:
         return _from_yaml(file)
-    except ConfigError:
+    except ConfigError as error:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if all(_LISTED.match(line) for line in lines):  # Hydra's overrides.yaml
+            return _from_shell("\n".join(line[1:] for line in lines), file)
+        if file.suffix == ".json" and "\t" in text:  # YAML has no tabs
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(tree := json.loads(text), dict):
+                    return Source(tree=_plain(tree))
+        if is_yaml:
+            raise error
         return _from_shell(text, file)
 
 
@@ -78,76 +100,174 @@ def _text(file: Path) -> str:
         raise ValueError(f"{file} can't be read: {error.strerror}") from None
 
 
+@dataclass
+class _Job:
+    """A command that starts a trainer."""
+
+    system: str
+    name: str
+    line: int
+    before: list[Word]
+    words: list[Word]
+
+
 def _from_shell(text: str, file: Path) -> Source:
     try:
         script = read_script(text)
+        for _, inside in [*script.documents, *_texts_inside(script)]:
+            if _STARTS.search(inside):
+                with contextlib.suppress(ValueError):  # a program in another language
+                    read_script(inside, script)
     except ValueError as error:
         raise ValueError(f"{file} can't be read as a shell script: {error}") from None
     if flags := openrlhf_flags.read_commands(script.commands):
-        return Source(job=flags[0], tree=flags[1], notes=flags[2])
-    jobs = [(command, at) for command in script.commands if (at := _job_at(command)) is not None]
+        return Source(system="openrlhf", job=flags[0], tree=flags[1], notes=[*flags[2], *script.notes])
+    jobs = [job for command in script.commands if (job := _job(command)) is not None]
+    # A script of nobody's is TRL's way to start a trainer of one's own, or prepares the data.
+    jobs = [job for job in jobs if job.system] or [job for job in jobs if _flags_known(job)]
     if jobs:
-        command, at = jobs[0]
-        words = command[at + 1 :]
-        found = _source(read_overrides(words))
-        found.job = command[at].text
-        if "sft_trainer" in found.job:
-            _launched(command[:at], found)
-        found.notes += [f"line {other[place].line}: {other[place].text} is another job; move it into a file of its own"
-                        for other, place in jobs[1:]]  # fmt: skip
-        named = [word.text for word in words if "config" in word.text and word.text.startswith("--")]
-        found.notes += [f"{option}: what that file says isn't in here" for option in named if "megatron" not in option]
-        if any("megatron" in word.text for word in words if "config" in word.text or word.text.endswith(".yaml")):
-            found.job += " megatron"
+        found = _of_job(jobs[0], file, script)
+        found.notes += [f"line {job.line}: {job.name} is another job; move it into a file of its own"
+                        for job in jobs[1:]]  # fmt: skip
     else:
-        every = [word for command in script.commands for word in command]
-        words = [word for word in every if _IN_A_LIST.match(word.text)]
-        found = _source(read_overrides(words))
+        words = [word for command in script.commands for word in command if _IN_A_LIST.match(word.text)]
+        found = _source(read_overrides(words), {})
+    found.notes += script.notes
     if not found.tree and not found.deleted:
         raise ValueError(
             f"{file} has no key=value that could be translated; it should start verl (python3 -m verl.trainer.main_ppo "
-            "key=value ...), be a list of such overrides, or a YAML file"
+            "key=value ...), TRL (trl grpo --key value ...) or OpenRLHF (python3 -m openrlhf.cli.train_ppo_ray --key "
+            "value ...), be a list of such overrides, or a YAML file"
         )
     return found
 
 
-def _launched(words: list[Word], found: Source) -> None:
-    """Enter the devices that torchrun starts: verl's fine-tuning takes them from there."""
-    for at, word in enumerate(words):
-        flag, equals, value = word.text.lstrip("-").replace("-", "_").partition("=")
-        key = {"nproc_per_node": "n_gpus_per_node", "nnodes": "nnodes"}.get(flag)
-        if key is None or not word.text.startswith("--"):
-            continue
-        given = word if equals else words[at + 1] if at + 1 < len(words) else word
-        text = value if equals else given.text
-        if given.unexpanded or not text.isdecimal():
-            found.notes.append(
-                f"{word.text}: torchrun's number isn't known here; set num_gpus_per_node or num_nodes, "
-                "actor_train.device_mapping and gradient_accumulation_steps for yours"
-            )
-        elif isinstance(trainer := found.tree.setdefault("trainer", {}), dict):
-            trainer[key] = int(text)
+def _texts_inside(script: Script) -> Iterable[tuple[str, str]]:
+    """Commands that stand in quotes: `bash -c "..."`, `srun`, `ssh`."""
+    for command in list(script.commands):
+        if _job(command) is None:
+            yield from (("", word.text) for word in command if " " in word.text)
 
 
-def _source(overrides: Any) -> Source:
-    filler = Filler(overrides.tree, {})
-    tree = filler.fill(overrides.tree)
-    return Source(tree=tree, sections=filler.sections, deleted=overrides.deleted, conflicts=overrides.conflicts)
-
-
-def _job_at(command: list[Word]) -> int | None:
-    """Place of the word that names the job, in a command that starts one of verl."""
+def _job(command: Sequence[Word]) -> _Job | None:
+    """The trainer that a command starts; of a script of nobody's that one, with an empty `system`."""
     texts = [word.text for word in command]
+    unknown = None
     for at, text in enumerate(texts):
-        after = at > 0 and texts[at - 1] == "-m"
-        script = text.endswith(".py") and "=" not in text
-        if (after or script) and _JOB.search(text):
-            return at
-    return None
+        before, words = list(command[:at]), list(command[at + 1 :])
+        module = at > 0 and texts[at - 1] in ("-m", "--module")
+        if text.rpartition("/")[2] == "trl" and at + 1 < len(texts) and texts[at + 1] in _TRL and not module:
+            return _Job("trl", texts[at + 1], command[at].line, before, words[1:])
+        if "=" in text or not (module or text.endswith(".py")):
+            continue
+        if _ROLL.search(text):
+            raise ValueError(f"line {command[at].line}: it starts ROLL with {' '.join(texts[at + 1 :])[:200]}: give "
+                             "roll migrate the YAML file that this names")  # fmt: skip
+        if match := _OPENRLHF.search(text):
+            return _Job("openrlhf", match[1] or match[2], command[at].line, before, words)
+        if _VERL.search(text) and not text.startswith("trl"):
+            return _Job("verl", text, command[at].line, before, words)
+        name = text.removesuffix(".py").replace(".", "/").rpartition("/")[2]
+        job = _Job("trl" if re.search(r"\btrl\b", text) else "", name, command[at].line, before, words)
+        unknown = unknown or job if any(word.text.startswith("--") for word in words) else unknown
+    return unknown
+
+
+def _flags_known(job: _Job) -> bool:
+    flags = {word.text.lstrip("-").partition("=")[0].replace("-", "_") for word in job.words if word.text[:2] == "--"}
+    job.system = "trl" if job.name in _TRL or len(flags & _trl_fields()) > 1 or "config" in flags else ""
+    return bool(job.system)
+
+
+def _of_job(job: _Job, file: Path, script: Script) -> Source:
+    """What a command says, over the file of configuration that it names."""
+    hydra = job.system == "verl"
+    options, said = _hydra(job.words) if hydra else (read_flags(job.words),) * 2
+    name, folder = "", None
+    if hydra:
+        name, folder = options.tree.pop("config_name", None), options.tree.pop("config_path", None)
+        folder = options.tree.pop("config_dir", None) or folder
+        name = f"{folder}/{name or 'config'}" if folder else str(name or "")
+    elif job.system == "trl":
+        name = options.tree.pop("config", "")
+        fields = _trl_fields()
+        for key in [key for key in options.tree if key not in fields and key[:3] == "no_" and key[3:] in fields]:
+            options.tree[key[3:]] = options.tree.pop(key) is not True  # argparse's way to switch one off
+    base = _named_file(str(name), file, script) if name and (folder or not hydra) else Source(tree={})
+    found = _source(said, table("verl")["verl_sft" if "sft" in job.name else "verl"] if hydra else {}, base)
+    found.system, found.job = job.system, job.name + (" megatron" if "megatron" in str(name) else "")
+    _launched(job.before, found)
+    for word in said.unread:
+        what = "isn't set in the script" if word.unexpanded else "is neither key=value nor an option"
+        found.notes.append(f"line {word.line}: {word.text[:60]} {what}: what it says isn't in here")
+    found.notes += [f"--{option}: an option of Hydra's, not of the training" for option in options.tree] * hydra
+    return found
+
+
+def _hydra(words: list[Word]) -> tuple[Overrides, Overrides]:
+    """Options of Hydra's own, and overrides."""
+    options: list[Word] = []
+    others = []
+    for i, word in enumerate(words):
+        follows = i > 0 and words[i - 1].text.startswith("-") and "=" not in words[i - 1].text + word.text
+        (options if word.text.startswith("-") or follows else others).append(word)
+    return read_flags([word for word in options if word.text not in ("-m", "-h")]), read_overrides(others)
+
+
+def _trl_fields() -> set[str]:
+    return {key for name, section in table("trl").items() if name != "release" for key in section}
+
+
+def _named_file(name: str, file: Path, script: Script) -> Source:
+    """What the file of configuration says that a command names: one that the script itself writes, or that is here."""
+    for target, text in script.documents:
+        if target and Path(target).name == Path(name).name:
+            with tempfile.TemporaryDirectory() as folder:
+                (inside := Path(folder) / f"{Path(name).name}").write_text(text, "utf-8")
+                return _from_yaml(inside)
+    for path in [folder / (name + suffix) for folder in (file.parent, Path()) for suffix in ("", ".yaml", ".yml")]:
+        there = False
+        with contextlib.suppress(OSError, ValueError):  # a name that can be no file
+            there = path.is_file()
+        if there:
+            return _from_yaml(path)
+    return Source(tree={}, absent=[name])
+
+
+def _launched(words: list[Word], found: Source) -> None:
+    """Enter the processes that torchrun, accelerate or deepspeed start."""
+    options = read_flags(words).tree
+    for flag, name in _LAUNCHERS.items():
+        value = options.get(flag)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, int) and not isinstance(value, bool):
+            found.processes[name] = value
+        elif value is not None:
+            found.notes.append(
+                f"--{flag}={value}: the number of processes isn't known here; set num_gpus_per_node or num_nodes, "
+                "actor_train.device_mapping and gradient_accumulation_steps for yours; with torchrun each is a device"
+            )
+    each = found.processes.get("each", found.processes.get("all", 0) // found.processes.get("machines", 1))
+    if found.system == "verl" and "sft_trainer" in found.job and found.processes:
+        trainer = found.tree.setdefault("trainer", {})
+        if isinstance(trainer, dict):
+            trainer |= {"n_gpus_per_node": each} if each else {}
+            trainer |= {"nnodes": found.processes["machines"]} if "machines" in found.processes else {}
+
+
+def _source(overrides: Overrides, defaults: Mapping[str, Any], base: Source | None = None) -> Source:
+    found = base or Source(tree={})
+    filler = Filler(merged(found.tree, overrides.tree), defaults)
+    found.tree = filler.fill(merged(found.tree, overrides.tree))
+    found.sections |= filler.sections
+    found.deleted, found.conflicts = overrides.deleted, overrides.conflicts
+    return found
 
 
 def _from_yaml(file: Path) -> Source:
     own = _plain(read_yaml(file))
+    if own.keys() == {"hydra"}:
+        raise ValueError(f"{file} has Hydra's own settings: give roll migrate the config.yaml beside it")
     found = Source(tree={})
     defaults = own.get("defaults")
     presets: dict[str, Any] = {}
@@ -155,11 +275,12 @@ def _from_yaml(file: Path) -> Source:
         budget = [_INCLUDES]
         for entry in defaults:
             _include(entry, file, found, presets, (file.resolve(),), budget)
-    tree = _merged(found.included, own)
+    tree = merged(found.included, own)
     for name in PRESETS:
         if name not in presets and name not in tree and f"${{{name}}}" in str(own):
             _preset(name, presets)
-    filler = Filler(tree, presets)
+    known = table("verl")["verl"] if "actor_rollout_ref" in tree else {}
+    filler = Filler(tree, merged(known, presets))
     found.tree = filler.fill(tree)
     found.variables, found.sections = filler.used, filler.sections
     return found
@@ -192,7 +313,7 @@ def _include(
             listed = inside.pop("defaults", None)
             for below in listed if isinstance(listed, list) else ():
                 _include(below, target, found, presets, (*above, target), budget)
-            found.included = _merged(found.included, inside)
+            found.included = merged(found.included, inside)
         elif stem in PRESETS:
             _preset(stem, presets)
             found.presets.append(given)
@@ -208,29 +329,8 @@ def _preset(name: str, presets: dict[str, Any]) -> None:
         presets[name] = inside[PRESETS[name]]
 
 
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(first)
-    for key, value in second.items():
-        before = result.get(key)
-        result[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return result
-
-
 def _plain(node: Any) -> Any:
     """With keys as text: `on:` is true in YAML, `0:` a number."""
     if isinstance(node, Mapping):
         return {str(key): _plain(value) for key, value in node.items()}
     return [_plain(value) for value in node] if isinstance(node, list) else node
-
-
-def unexpanded_in(value: Any) -> Unexpanded | None:
-    """Return the first value inside that would have to be run or worked out."""
-    if isinstance(value, Unexpanded):
-        return value
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return next((found for entry in inside if (found := unexpanded_in(entry))), None)
-
-
-def leaf_count(tree: Mapping[str, Any]) -> int:
-    """Return how many keys have a value."""
-    return sum(1 for _ in leaves_of(tree))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.workbench.migrate.draft import at, leaves_of
 from roll.workbench.migrate.openrlhf_flags import SCRIPTS
+from roll.workbench.migrate.overrides import leaves_of
 from roll.workbench.migrate.sources import Source
 from roll.workbench.migrate.table import patterns, systems
 
@@ -14,18 +14,20 @@ CHOICES = ("roll", "verl", "trl", "openrlhf")
 """Values of --from."""
 _JOBS = {"main_generation": "verl_generation", "main_eval": "verl_evaluation", "fsdp_sft_trainer": "verl_sft",
          "sft_trainer": "verl_sft"}  # fmt: skip
+_PIPELINES = {"grpo": "rlvr", "rloo": "rlvr", "dpo": "dpo", "kto": "dpo", "sft": "sft", "reward": "reward_model",
+              "gkd": "distill", "distillation": "distill"}  # fmt: skip
+"""Pipelines by the command of TRL, or the name of its script."""
+_CLASSES = {"grpo": "GRPOConfig", "rloo": "RLOOConfig", "dpo": "DPOConfig", "kto": "KTOConfig", "sft": "SFTConfig",
+            "reward": "RewardConfig", "distillation": "DistillationConfig"}  # fmt: skip
 
 
 def system_of(source: Source, given: str | None) -> str:
     """Return the name of a table of `systems()`; raise `ValueError` where nobody can tell."""
-    tree = source.tree
-    found = given or (
-        "openrlhf" if source.job.startswith("train_") else _likely(tree) or ("verl" if source.job else None)
-    )
+    found = given or source.system or _likely(source.tree)
     if found is None:
-        words = ", ".join(list(tree)[:5]) or "no keys"
+        words = ", ".join(list(source.tree)[:5]) or "no keys"
         raise ValueError(f"whose file is it? It has {words}: say --from {', --from '.join(CHOICES)}")
-    return _job(tree, source.job) if found == "verl" else found
+    return _job(source.tree, source.job) if found == "verl" else found
 
 
 def _job(tree: Mapping[str, Any], job: str) -> str:
@@ -34,15 +36,13 @@ def _job(tree: Mapping[str, Any], job: str) -> str:
             return name
     if "actor_rollout_ref" in tree:
         return "verl"
-    data = tree.get("data")
-    data = data if isinstance(data, Mapping) else {}
+    data, model = ({} if not isinstance(section := tree.get(key), Mapping) else section for key in ("data", "model"))
     if "n_samples" in data or "output_path" in data:
         return "verl_generation"
     if "path" in data and "trainer" not in tree:
         return "verl_evaluation"
-    if "micro_batch_size_per_gpu" in data or "partial_pretrain" in (tree.get("model") or {}) or "optim" in tree:
-        return "verl_sft"
-    return "verl"
+    tunes = "micro_batch_size_per_gpu" in data or "partial_pretrain" in model or "optim" in tree
+    return "verl_sft" if tunes else "verl"
 
 
 def _likely(tree: Mapping[str, Any]) -> str | None:
@@ -64,6 +64,8 @@ def _known(name: str, path: list[str]) -> bool:
 
 def pipeline_of(system: str, tree: Mapping[str, Any], job: str = "") -> str:
     """Return the pipeline that a file becomes."""
+    if system == "trl" and job in _PIPELINES:
+        return _PIPELINES[job]
     if system == "roll":
         return _roll(tree)
     if system == "trl":
@@ -76,7 +78,7 @@ def pipeline_of(system: str, tree: Mapping[str, Any], job: str = "") -> str:
 def _roll(tree: Mapping[str, Any]) -> str:
     if "custom_envs" in tree or "train_env_manager" in tree:
         return "agentic"
-    if tree.get("is_pure_opd") or "student_train" in tree:
+    if tree.get("is_pure_opd") or tree.get("use_opd") or tree.get("opsd_mode") or "student_train" in tree:
         return "distill"
     if "student" in tree or "sft_train" in tree:
         return "sft"
@@ -103,14 +105,9 @@ def job_of(system: str, source: Source) -> str:
     if system != "trl":
         return source.job
     classes = {"distill": "DistillationConfig", "dpo": "DPOConfig", "sft": "SFTConfig", "reward_model": "RewardConfig"}
-    return classes.get(_trl(source.tree), "GRPOConfig")
+    return _CLASSES.get(source.job) or classes.get(_trl(source.tree), "GRPOConfig")
 
 
 def name_of(system: str) -> str:
     """Return a system's name as its project writes it."""
     return systems()[system].name
-
-
-def given_in(tree: Mapping[str, Any], path: str) -> bool:
-    """Return whether a file says something there."""
-    return at(tree, path) is not None

@@ -2,10 +2,12 @@
 
 A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
 
-    @system trl TRL                     what follows is of this system; its name as its project writes it
+    @system trl TRL                     what follows is of this system, again or anew; its name as its project writes it
+    @release 1a2b3c4                    what its rows were read in, where no table of `peers.py` says it
+    @earlier a.b *.c                    keys, by pattern, that only versions before the release checked have
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
-    @each a.b/actor_train c/critic      until @end once for each: <at> is a.b, then c; <ours> likewise
+    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c; <ours> and <in> likewise
     @under trainer                      keys that follow stand below `trainer`
     [Sampling]                          heading on docs/coming_from.md
     their.key other -> ours $t.* :how {true: a} = 8 # note
@@ -14,7 +16,8 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     their.key ?> ours # note            decided: there is a choice, and the note says which way and why
     -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
     ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
-    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
+    !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for,
+                                        but for a value of `key=value`, which is their default
     @was old/new section.key            names they had before for rows above; without / the new one's dots were _
 """
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -96,6 +100,9 @@ class System:
     """Its keys by what they are about, in the order of docs/coming_from.md."""
     roles: dict[str, str] = field(default_factory=dict)
     """What `<role>` stands for in its keys, by our roles."""
+    release: str = ""
+    earlier: list[str] = field(default_factory=list)
+    """Patterns of keys that the release that was checked hasn't any more."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -107,16 +114,16 @@ class System:
         return list(found.values())
 
 
-FILES = ("roll", "verl", "trl", "openrlhf")
+FILES = ("roll", "verl", "trl", "openrlhf", "earlier")
+DOMAIN = "all"
+"""The one domain of a file whose project has none: `<name>` in a place of ours that no `<name>` of theirs fills."""
 
 
-def read_keys(text: str) -> dict[str, System]:
-    """Return the systems of a `.keys` file; raise `ValueError` with the line that can't be read."""
-    found: dict[str, System] = {}
+def read_keys(text: str, found: dict[str, System]) -> None:
+    """Add the systems of a `.keys` file; raise `ValueError` with the line that can't be read."""
     reader = _Reader(found)
     for line in _logical(text):
         reader.take(line)
-    return found
 
 
 def _logical(text: str) -> Iterator[str]:
@@ -135,8 +142,8 @@ def _logical(text: str) -> Iterator[str]:
             continue
         end = lines.index("@end", at)
         for pair in lines[at].split()[1:]:
-            theirs, ours = pair.split("/")
-            yield from (line.replace("<at>", theirs).replace("<ours>", ours) for line in lines[at + 1 : end])
+            words = dict(zip(("<at>", "<ours>", "<in>"), pair.split("/"), strict=False))
+            yield from (re.sub("<at>|<ours>|<in>", lambda word: words[word[0]], line) for line in lines[at + 1 : end])  # noqa: B023
         at = end + 1
 
 
@@ -145,31 +152,36 @@ class _Reader:
         self._found = found
         self._short: dict[str, str] = {}
         self._under = ""
-        self._rows: list[Row] = []
+        self._group = "Keys"
 
     def take(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "@system":
             name, _, title = rest.partition(" ")
-            self._system = self._found[name] = System(name=title)
-            self._under, self._rows = "", self._system.groups.setdefault("Keys", [])
+            self._system = self._found.setdefault(name, System(name=title))
+            self._system.name = title or self._system.name
+            self._under, self._group = "", "Keys"
         elif word == "@let":
             name, _, place = rest.partition(" ")
             self._short[name] = place
         elif word == "@role":
             theirs, ours = rest.split()
             self._system.roles[theirs] = ours
+        elif word == "@release":
+            self._system.release = rest
+        elif word == "@earlier":
+            self._system.earlier += rest.split()
         elif word == "@under":
             self._under = f"{rest}." if rest else ""
         elif word == "@was":
             above = {row.key: row for rows in self._system.groups.values() for row in rows}
             for old, _, new in (pair.rpartition("/") for pair in rest.split()):
-                self._rows.append(replace(above[new], key=old or new.replace(".", "_"), now=new))
+                row = replace(above[new], key=old or new.replace(".", "_"), now=new)
+                self._system.groups.setdefault(self._group, []).append(row)
         elif line.startswith("["):
-            self._system.groups.pop("Keys", None) if not self._system.groups.get("Keys") else None
-            self._under, self._rows = "", self._system.groups.setdefault(line[1:-1], [])
+            self._under, self._group = "", line[1:-1]
         else:
-            self._rows += self._read(line)
+            self._system.groups.setdefault(self._group, []).extend(self._read(line))
 
     def _read(self, line: str) -> Iterator[Row]:
         match = _REASON.fullmatch(line) or _ROW.fullmatch(line)
@@ -177,7 +189,8 @@ class _Reader:
             raise ValueError(f"not a row: {line}")
         found = match.groupdict()
         places = re.sub(r"\$(\w+)", lambda short: self._short[short[1]], found["to"] or "").split()
-        for word in found["keys"].split():
+        for text in found["keys"].split():
+            word, _, default = text.partition("=")
             key = self._under + word
             last = key.rpartition(".")[2]
             to = tuple(place[:-1] + last if place.endswith("*") and not place.endswith("**") else place
@@ -185,7 +198,7 @@ class _Reader:
             yield Row(
                 key=key, fate=_SIGNS[found["sign"]], to=to if places or match.re is _REASON else (key,),
                 how=found.get("how") or "", values_text=found.get("values") or "",
-                default_text=found.get("default") or "", note=found["note"] or "",
+                default_text=found.get("default") or default, note=found["note"] or "",
             )  # fmt: skip
 
 
@@ -194,8 +207,21 @@ def systems() -> dict[str, System]:
     """All of them, by the name that `roll migrate --from` takes or the job that is recognised."""
     found: dict[str, System] = {}
     for name in FILES:
-        found |= read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"))
+        read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"), found)
     return found
+
+
+def is_earlier(system: str, row: Row) -> bool:
+    """Return whether only versions before the release that was checked have a row's key."""
+    return bool(row.now) or any(fnmatchcase(row.key, pattern) for pattern in systems()[system].earlier)
+
+
+def counterparts(row: Row, words: Sequence[str], system: str) -> tuple[str, ...]:
+    """Return the places of a row with the roles and names of a key filled in."""
+    roles = systems()[system].roles
+    names = {their: roles.get(word, word) if their == ROLE else word
+             for their, word in zip(row.key.split("."), words, strict=False) if their[0] == "<"}  # fmt: skip
+    return tuple(".".join(names.get(part, part) for part in place.split(".")) for place in row.to)
 
 
 _OUR_ROLES = re.compile(
@@ -246,8 +272,11 @@ class Patterns:
 
     def __init__(self, rows: Iterable[Row], roles: Iterable[str] = ()) -> None:
         self._roles = frozenset(roles)
+        self.keys: list[str] = []
+        """Of the rows, without those that stand for several."""
         self._tree: dict[str, dict] = {}  # type: ignore[type-arg]
         for row in rows:
+            self.keys += [row.key] if "*" not in row.key else []
             node = self._tree
             for part in row.key.split("."):
                 node = node.setdefault(part, {})

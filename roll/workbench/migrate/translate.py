@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from roll.workbench.migrate import (
-    conversions_roll,
-    conversions_tasks,
+    alibaba_roll,
+    alibaba_roll_tasks,
     conversions_trl,
     conversions_verl,
     conversions_verl_engine,
@@ -19,19 +20,18 @@ from roll.workbench.migrate import (
 )
 from roll.workbench.migrate.command_jobs import command_of
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
-from roll.workbench.migrate.draft import Draft, Step, at
-from roll.workbench.migrate.finish import finish
+from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, at, is_section
+from roll.workbench.migrate.finish import finish, settle
 from roll.workbench.migrate.finish_verl import backends
-from roll.workbench.migrate.key_types import UNKNOWN, is_section
+from roll.workbench.migrate.overrides import unexpanded_in
 from roll.workbench.migrate.report import Report, Use
-from roll.workbench.migrate.sources import Source, read_source, unexpanded_in
+from roll.workbench.migrate.sources import Source, read_source
 from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_of
 from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, patterns, systems
-from roll.workbench.migrate.verdict import settle
 
 MODULES = (
-    conversions_roll,
-    conversions_tasks,
+    alibaba_roll,
+    alibaba_roll_tasks,
     conversions_trl,
     conversions_verl,
     conversions_verl_engine,
@@ -39,6 +39,8 @@ MODULES = (
     openrlhf,
 )
 """Modules that enter conversions when they are imported."""
+_UNREADABLE = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError)
+"""What a conversion raises for a value of a kind that nobody writes there."""
 
 
 def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tuple[Report, dict[str, Any] | None]:
@@ -59,50 +61,51 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     report.pipeline = pipeline_of(name, source.tree, source.job)
     draft = Draft(report.pipeline, source.tree, report)
     draft.put("pipeline", report.pipeline)
+    draft.memo["processes"] = source.processes
     theirs = peers.defaults(name, source.tree, job_of(name, source))
-    steps = _steps(draft, source, name, theirs)
+    steps = list(_steps(draft, source, name, theirs))
     if name == "verl" and _is_megatron(source):
         draft.put("actor_train.strategy_args.strategy_name", "megatron_train")
         report.decisions.append("megatron_*: the job takes verl's ppo_megatron_trainer")
     _fill_in(draft, name, theirs, first=True)
-    early, others = ([step for step in steps if _comes_first(step.row) is first] for first in (True, False))
-    _run(early)
+    _run([step for step in steps if _comes_first(step.row)])
     if name == "verl":
         backends(draft)
-    _run(others)
+    _run([step for step in steps if not _comes_first(step.row)])
     _remarks(draft, source)
     _fill_in(draft, name, theirs)
     for place, use in draft.memo.get("unexpanded", ()):
         if not draft.has(place):
             draft.put(place, "???", use)
-    finish(draft, name)
+    try:
+        finish(draft, name)
+    except _UNREADABLE as error:
+        draft.ask(use := Use(key="(the file as a whole)", value=None, fate="absent", note=str(error)), "")
+        use.note = f"devices and batches can't be worked out from its values: {error}"
+        report.uses.append(use)
     _without_ours(draft)
     _ask(draft)
     settle(draft, look=look)
-    _fold(report)
+    report.fold()
     return report, draft.ours
 
 
-def _steps(draft: Draft, source: Source, system: str, theirs: Mapping[str, Any]) -> list[Step]:
+def _steps(draft: Draft, source: Source, system: str, theirs: Mapping[str, Any]) -> Iterator[Step]:
     """Enter every key into the report; return the steps of those that go on."""
     table = patterns(system)
-    steps: list[Step] = []
-    report = draft.report
     sections: dict[str, Use] = {}
     for path, value in _uses(source.tree, table):
         use = Use(key=path, value=value, fate="absent")
         above = next((place for place in source.sections if path == place or path.startswith(f"{place}.")), None)
         if above is None:
-            report.uses.append(use)
+            draft.report.uses.append(use)
         else:
             if above not in sections:
                 sections[above] = Use(key=above, value=source.sections[above], fate="translated")
-                report.uses.append(sections[above])
+                draft.report.uses.append(sections[above])
             sections[above].parts.append(use)
-        step = _step(draft, use, table, system, source, theirs)
-        if step is not None:
-            steps.append(step)
-    return steps
+        if (step := _step(draft, use, table, system, source, theirs)) is not None:
+            yield step
 
 
 def _uses(tree: Mapping[str, Any], table: Patterns, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -121,72 +124,85 @@ def _step(
     """The step of a key that goes on; None where its fate is clear."""
     words = use.key.split(".")
     row = table.find(words)
+    places = () if row is None else _places(row, words, system)
     if stopped := unexpanded_in(use.value):
-        use.fate = "unexpanded"
-        places = () if row is None else _places(row, words, system)
+        use.fate, use.value = "unexpanded", str(stopped)
         use.note = f"{', '.join(stopped.parts)}{f'; write {places[0]}' if places else ''}"
-        use.value = str(stopped)
         if row is not None and row.fate in ("translated", "decided") and draft.knows(places[0]):
             draft.memo.setdefault("unexpanded", []).append((places[0], use))
-        return None
-    if use.key in source.variables and not draft.knows(use.key):
+        elif row is None or row.fate not in ("dead", "quiet"):
+            draft.ask(use, places[0] if places else "")
+    elif _is_own_name(use.key, row, source) and not draft.knows(use.key):
         use.fate, use.note = "translated", "a name of the file's own: its value stands where it is referred to"
-        return None
-    if words[-1] == "_target_":
+    elif words[-1] == "_target_":
         use.fate, use.note = "dead", "it names a class of verl"
-        return None
-    if row is None:
+    elif row is None:
         return _unlisted(draft, use, source, table)
-    use.fate, use.note = row.fate, row.note
-    if use.value == {} and row.fate not in ("dead", "absent"):
+    elif use.value == {}:
         use.fate, use.note = "dead", "an empty section says nothing"
-        return None
-    if row.fate in ("dead", "quiet", "absent"):
-        if row.fate == "absent" and theirs.get(use.key, NOT_GIVEN) == use.value:
-            use.fate, use.note = "dead", "their default"
-        elif row.fate == "absent" and (_asks_nothing(use.value) or _is_off(source.tree, words)):
-            use.fate, use.note = "dead", "it asks for nothing"
+    elif row.fate in ("translated", "decided"):
+        use.fate, use.note = row.fate, row.note
+        return Step(draft, row, use, places)
+    else:
+        use.fate, use.note = row.fate, row.note
+        if row.fate == "absent" and (why := _asks_nothing(use, row, source.tree, theirs)):
+            use.fate, use.note = "dead", why
         elif row.fate == "absent":
-            draft.ask(use, next(iter(_places(row, words, system)), ""))
-        return None
-    return Step(draft, row, use, _places(row, words, system))
+            draft.ask(use, places[0] if places else "")
+    return None
 
 
-def _asks_nothing(value: Any) -> bool:
-    """Whether a value is off, or a section of such."""
-    if isinstance(value, Mapping):
-        return value.get("enable", True) is False or all(_asks_nothing(entry) for entry in value.values())
-    return value is None or value is False or value in ([], "")
+def _is_own_name(key: str, row: Row | None, source: Source) -> bool:
+    """Whether other keys refer to a key that is nobody's, or to a section that it stands in."""
+    words = key.split(".")
+    if row is not None:
+        return (row.fate in ("dead", "quiet") or row.how == "nothing") and key in source.variables
+    return any(".".join(words[:end]) in source.variables for end in range(1, len(words) + 1))
 
 
-def _is_off(tree: Mapping[str, Any], words: list[str]) -> bool:
-    """Whether a section around a key is switched off."""
-    node: Any = tree
-    for word in words[:-1]:
-        node = node.get(word) if isinstance(node, Mapping) else None
-        if isinstance(node, Mapping) and (node.get("enable", True) is False or ("tool" in node and not node["tool"])):
-            return True
-    return False
+def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Why a key without a counterpart asks for nothing, or empty: it has their default, or its section is off."""
+    words = use.key.split(".")
+    for end in range(1, len(words)):
+        section = ".".join(words[:end])
+        if at(tree, f"{section}.enable", theirs.get(f"{section}.enable", True)) is False:
+            return f"{section}.enable is false"
+    default = theirs.get(use.key, row.default)
+    if default is not NOT_GIVEN:
+        return "their default" if default == use.value and isinstance(default, bool) is isinstance(use.value, bool) \
+            else ""  # fmt: skip
+    if isinstance(use.value, Mapping):
+        return "it is off" if use.value.get("enable") is False else ""
+    # Of a name of the user's own, a variable of a chat template for one, false is a value like others.
+    free = row.key.endswith("**") or "<name>" in row.key
+    return "it asks for nothing" if use.value in (None, [], "") or (use.value is False and not free) else ""
 
 
 def _unlisted(draft: Draft, use: Use, source: Source, table: Patterns) -> Step | None:
-    """A key that no table has: one of ours, a name of the file's own, or unknown."""
-    top = use.key.split(".")[0]
-    if (top in source.variables or top in source.included) and not draft.knows(top):
-        referred = top in source.variables
-        use.fate = "translated" if referred else "dead"
-        use.note = "a name of the file's own: " + (
-            "its value stands where it is referred to" if referred else "nothing refers to it"
-        )
-    elif use.value in (None, {}) and table.is_section(use.key.split(".")):
-        use.fate, use.note = "dead", "an empty section says nothing"
-    elif (hint := draft.hint(use.key)) is not UNKNOWN and not is_section(hint):
+    """A key that no table has: one of ours, a name of an included file's, or unknown."""
+    words = use.key.split(".")
+    if (hint := draft.hint(use.key)) is not UNKNOWN and not is_section(hint):
         use.fate = "translated"
         return Step(draft, Row(key=use.key, fate="translated", to=(use.key,)), use, (use.key,))
+    if words[0] in source.included and not draft.knows(words[0]) and not table.is_section(words[:1]):
+        use.fate, use.note = "dead", "a name of an included file's: nothing refers to it"
+    elif use.value in (None, {}) and table.is_section(words):
+        use.fate, use.note = "dead", "an empty section says nothing"
     else:
-        use.fate, use.note = "absent", "nothing is known about this key"
+        use.note = f"nothing is known about this key{_nearest(table, use.key)}"
         draft.ask(use, "")
     return None
+
+
+def _nearest(table: Patterns, key: str) -> str:
+    """Return `; did you mean x?` with the nearest key of a row: in the same section, else with the same last word."""
+    section, _, last = key.rpartition(".")
+    beside = [row for row in table.keys if row.rpartition(".")[0] == section and row != key]
+    near = difflib.get_close_matches(key, beside, n=1, cutoff=0.85) if len(last) < 80 else []
+    near = near or difflib.get_close_matches(
+        key, [row for row in table.keys if row.rpartition(".")[2] == last and row != key], n=1, cutoff=0.6
+    )
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _places(row: Row, words: list[str], system: str) -> tuple[str, ...]:
@@ -194,27 +210,18 @@ def _places(row: Row, words: list[str], system: str) -> tuple[str, ...]:
     roles = systems()[system].roles
     stand_ins: dict[str, str] = {}
     for pattern, word in zip(row.key.split("."), words, strict=False):
-        if pattern == "<role>":
-            stand_ins[pattern] = roles.get(word, word)
-        elif pattern in ("<name>", "<manager>"):
-            stand_ins[pattern] = word
+        if pattern in ("<role>", "<name>", "<manager>"):
+            stand_ins[pattern] = roles.get(word, word) if pattern == "<role>" else word
     return tuple(".".join(stand_ins.get(part, part) for part in place.split(".")) for place in row.to)
 
 
 def _run(steps: list[Step]) -> None:
     """Carry out steps, those that look at others last."""
-    for step in [step for step in steps if step.row.how not in LAST]:
-        _carry_out(step)
-    for step in [step for step in steps if step.row.how in LAST]:
-        _carry_out(step)
-
-
-def _carry_out(step: Step) -> None:
-    try:
-        CONVERSIONS.get(step.row.how, simple)(step)
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
-        # A value of a kind that nobody writes there: the file's author is told, not shown a traceback.
-        step.absent(f"its value can't be read as this key's: {error}")
+    for step in sorted(steps, key=lambda step: step.row.how in LAST):
+        try:
+            CONVERSIONS.get(step.row.how, simple)(step)
+        except _UNREADABLE as error:
+            step.absent(f"its value can't be read as this key's: {error}")
 
 
 def _is_megatron(source: Source) -> bool:
@@ -235,10 +242,11 @@ def _remarks(draft: Draft, source: Source) -> None:
     for key in source.deleted:
         report.uses.append(Use(key=f"~{key}", value=None, fate="dead", note="a key that is taken out"))
     for key, value in source.conflicts:
-        note = "a key above it has a value itself"
-        report.uses.append(Use(key=key, value=value, fate="absent", note=note))
-    for entry in source.absent:
-        report.missing.append(f"defaults: there is no file {entry}; put it where the job looks for it, or remove it")
+        use = Use(key=key, value=value, fate="absent", note="a key above it has a value itself")
+        report.uses.append(use)
+        draft.ask(use, "")
+    report.missing += [f"there is no file {entry}, which it reads: put it where the job looks for it, or remove it"
+                       for entry in source.absent]  # fmt: skip
     report.decisions += source.notes
     report.decisions += [f"{entry} is the preset of that name that comes with this package" for entry in source.presets]
 
@@ -250,7 +258,7 @@ def _fill_in(draft: Draft, system: str, theirs: Mapping[str, Any], *, first: boo
     """
     steps = []
     for key, value, row in _left_out(draft, system, theirs):
-        if _comes_first(row) is not first or draft.their(key) is not None or _is_used(draft, key):
+        if _comes_first(row) is not first:
             continue
         use = Use(key=key, value=value, fate="translated", note=row.note if row.fate == "decided" else "")
         step = Step(draft, row, use, _places(row, key.split("."), system))
@@ -267,14 +275,34 @@ def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[
     given = {".".join(words[: end + 1]) for use in draft.report.uses for words in [use.key.split(".")]
              for end in range(len(words))}  # fmt: skip
     for key, value in theirs.items():
-        row = table.find(key.split(".")) if key not in given else None
+        row = table.find(key.split(".")) if key not in given and draft.their(key) is None else None
         if row is not None and row.fate in ("translated", "decided"):
             yield key, value, row
     for row in systems()[system].rows:
-        if row.default is not NOT_GIVEN:
-            for key in _instances(row.key, draft, systems()[system].roles):
-                if key not in theirs:
-                    yield key, row.default, row
+        if row.default is NOT_GIVEN or row.fate not in ("translated", "decided"):
+            continue
+        for key in _instances(row.key, draft, systems()[system].roles):
+            if key not in theirs and key not in given and draft.their(key) is None:
+                yield key, row.default, row
+
+
+def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
+    """The key for every role or manager that the file has."""
+    for placeholder, names in (("<role>", roles), ("<manager>", ("train_env_manager", "val_env_manager"))):
+        if placeholder in key.split("."):
+            return [key.replace(placeholder, name) for name in names if isinstance(draft.theirs.get(name), Mapping)]
+    return [] if "<name>" in key else [key]
+
+
+def _wanted(draft: Draft, step: Step) -> bool:
+    """Whether a default is of something that the file has, and nothing else has said it."""
+    if not draft.knows(step.place) or draft.has(step.place):
+        return False
+    if step.role in ("critic", "reference", "teacher", "judge", "reward_model", "validation", "val_env_manager"):
+        return draft.has(step.role)
+    if step.use.key.endswith((".top_p", ".top_k", ".temperature")):
+        return step.use.key.split(".")[0] == "actor_infer" or draft.has(step.role)
+    return True
 
 
 def _without_ours(draft: Draft) -> None:
@@ -289,50 +317,14 @@ def _without_ours(draft: Draft) -> None:
 
 def _ask(draft: Draft) -> None:
     """Have the new file ask where a key that changes the training has no counterpart."""
+    report = draft.report
+    of_file = {id(use) for use in [*report.uses, *(part for use in report.uses for part in use.parts)]}
     for use, place in draft.memo.get("asked", ()):
-        # A default that is off asks for nothing.
-        if use.fate == "absent" and (use in draft.report.uses or use.value not in (None, False, [], {}, "")):
+        # A default of theirs that is off asks for nothing.
+        if use.fate in ("absent", "unexpanded") and (id(use) in of_file or use.value not in (None, False, [], {}, "")):
+            if id(use) not in of_file and not any(use is other for other in report.filled):
+                report.filled.append(use)
+            place = "exp_name" if isinstance(draft.get(place), dict) else place  # what is written there stays
             draft.put(place, "???", use)
             use.ours = (*use.ours, place) if place not in use.ours else use.ours
             draft.report.missing.append(f"{place}: {use.line().partition(' -> ')[0]}: {use.note}")
-
-
-def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
-    """The key for every role or manager that the file has."""
-    for placeholder, names in (("<role>", roles), ("<manager>", ("train_env_manager", "val_env_manager"))):
-        if placeholder in key.split("."):
-            return [key.replace(placeholder, name) for name in names if isinstance(draft.theirs.get(name), Mapping)]
-    return [] if "<name>" in key else [key]
-
-
-def _is_used(draft: Draft, key: str) -> bool:
-    return any(use.key == key for use in draft.report.uses)
-
-
-def _wanted(draft: Draft, step: Step) -> bool:
-    """Whether a default is of something that the file has, and nothing else has said it."""
-    if not draft.knows(step.place) or draft.has(step.place):
-        return False
-    role = step.role
-    if role in ("critic", "reference", "teacher", "judge", "reward_model", "validation", "val_env_manager"):
-        return draft.has(role)
-    if step.use.key.endswith((".top_p", ".top_k", ".temperature")):
-        return step.use.key.split(".")[0] == "actor_infer" or draft.has(role)
-    return True
-
-
-def _fold(report: Report) -> None:
-    """Say once what several steps said about one key."""
-    for use in report.uses:
-        for part in use.parts:
-            use.ours += part.ours
-            if part.fate != "translated" and part.fate != "dead":
-                use.fate = "decided"
-                use.note += f"{'; ' if use.note else ''}{part.key.removeprefix(use.key).lstrip('.')}: {part.note}"
-        if use.parts and not use.ours and use.fate == "translated":
-            use.fate, use.note = "dead", use.parts[0].note
-        use.ours = tuple(dict.fromkeys(use.ours))
-        if use.fate == "translated" and not use.ours and not use.note:
-            use.note = "the default here too"
-    report.missing = list(dict.fromkeys(report.missing))
-    report.decisions = list(dict.fromkeys(report.decisions))
