@@ -223,7 +223,8 @@ def sections(name: str, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 def without_row(system: str, keys: Iterable[str]) -> list[str]:
     """Return the keys that no row of a system is for."""
-    return [key for key in keys if patterns(system).find(key.split(".")) is None]
+    rows = patterns(system)
+    return [key for key in keys for words in [key.split(".")] if not (rows.find(words) or rows.is_section(words))]
 
 
 def unknown_rows(name: str, folder: Path) -> list[str]:
@@ -257,6 +258,8 @@ def _other_names(name: str, folder: Path) -> Iterator[tuple[str, bool]]:
         for file in (folder / "trl").rglob("*.py"):
             if file.name.endswith(("_config.py", "_trainer.py", "utils.py")):
                 yield from _declared(file)
+    elif name == "openrlhf":  # of deepspeed and torchrun, which start it
+        yield from ((word, False) for word in ("num_gpus", "num_nodes", "nproc_per_node", "nnodes"))
     elif name == "verl":
         config = folder / "verl" / "trainer" / "config"
         for file in config.glob("*.yaml"):

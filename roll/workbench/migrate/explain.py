@@ -29,7 +29,7 @@ class Answer:
     fate: str = "ours"
     project: str = ""
     """Whose key it is, with the release that this was checked with."""
-    earlier: bool = False  # only releases before that one have it
+    earlier: bool = False  # only versions before that release have it
     ours: tuple[str, ...] = ()
     value: str = ""  # what becomes of it, in words
     note: str = ""
@@ -133,7 +133,7 @@ def _lines(answer: Answer) -> Iterator[str]:
         return
     places = " and ".join(answer.ours)
     arrow = f" -> {places}" if answer.fate in _HERE and places else ""
-    yield f"{answer.project}: {answer.key}{arrow}{' (a name of earlier releases)' if answer.earlier else ''}"
+    yield f"{answer.project}: {answer.key}{arrow}{' (of earlier versions)' if answer.earlier else ''}"
     fate = "" if answer.fate == "translated" else TITLES[answer.fate]
     if fate or answer.note:
         see = f" (see {places})" if places and not arrow else ""
