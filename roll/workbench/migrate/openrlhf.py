@@ -50,7 +50,7 @@ def _every(draft: Draft, place: str, *, trained: bool) -> list[str]:
 
 @conversion
 def flag_if(step: Step) -> None:
-    """A value of every role that there is, in our words, under the conditions of its row.
+    """The value in our words, for every role that has the key, under the conditions of its row.
 
     `if`: only where that holds; else nothing, or with `else` it is asked for. `also`: further places, where it is on.
     `given`: not its default. `trained`: of actor and critic alone. What is `ask` in our words is asked for.
@@ -78,7 +78,7 @@ def flag_if(step: Step) -> None:
 
 @conversion
 def flag_settled(step: Step) -> None:
-    """What is settled at the end, when roles and ranks are known, or by another flag."""
+    """Settled together with other flags, when roles and ranks are known."""
     step.draft.memo[step.use.key] = step.use
     step.use.ours = step.places if "batch" in step.last or step.use in step.draft.report.uses else ()
 
