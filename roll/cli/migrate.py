@@ -8,9 +8,8 @@ from pathlib import Path
 
 from roll.cli.exits import Exit, say
 from roll.workbench.migrate.explain import as_json, as_text, explain
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import Report, as_yaml, write_whole
 from roll.workbench.migrate.translate import migrate as translated
-from roll.workbench.migrate.writing import as_yaml, write_whole
 
 
 def migrate(options: argparse.Namespace) -> int:

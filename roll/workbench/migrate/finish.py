@@ -10,6 +10,7 @@ from roll.configs.parsing.loader import read_tree
 from roll.workbench.migrate.alibaba_roll import finish_roll
 from roll.workbench.migrate.conversions import is_engine
 from roll.workbench.migrate.draft import Draft, data_parallel, slots_of
+from roll.workbench.migrate.openrlhf import finish_openrlhf
 from roll.workbench.migrate.report import masked
 from roll.workbench.migrate.trl import finish_trl
 from roll.workbench.migrate.verl_finish import finish_sft, finish_verl
@@ -21,7 +22,8 @@ ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "t
 
 def finish(draft: Draft, system: str) -> None:
     """Settle all that is left."""
-    finishers = {"roll": finish_roll, "verl": finish_verl, "verl_sft": finish_sft, "trl": finish_trl}
+    finishers = {"roll": finish_roll, "verl": finish_verl, "verl_sft": finish_sft, "trl": finish_trl,
+                 "openrlhf": finish_openrlhf}  # fmt: skip
     if system in finishers:
         finishers[system](draft)
     _validation(draft)

@@ -86,4 +86,3 @@ def defaults(system: str, tree: Mapping[str, Any], job: str) -> dict[str, Any]:
         filled = Filler(merged(whole, tree), {}).fill(whole)
         found = {key: value for key, value in leaves_of(filled) if not unexpanded_in(value)}
     return found
-

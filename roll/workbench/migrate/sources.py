@@ -15,6 +15,7 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.roll_names import PRESETS
 from roll.configs.parsing.yaml_files import read_yaml
 from roll.utils.shipped import shipped
+from roll.workbench.migrate import openrlhf_flags
 from roll.workbench.migrate.overrides import Filler, Overrides, merged, read_flags, read_overrides, unexpanded_in
 from roll.workbench.migrate.peers import table
 from roll.workbench.migrate.shell_words import Script, Word, read_script
@@ -22,7 +23,6 @@ from roll.workbench.migrate.shell_words import Script, Word, read_script
 __all__ = ["Source", "read_source", "unexpanded_in"]
 _SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
 _VERL = re.compile(r"(?:^|[./])(main_\w+|fsdp_sft_trainer|sft_trainer\w*|main)(?:\.py)?$")
-_OPENRLHF = re.compile(r"openrlhf[./]cli[./](\w+)|(?:^|/)(train_(?:ppo_ray|sft|dpo|rm))\.py$")
 _TRL = ("grpo", "rloo", "dpo", "kto", "sft", "reward", "gkd", "online_dpo", "distillation")
 _ROLL = re.compile(r"start_\w*pipeline\.py$")
 _STARTS = re.compile(r"-m\s+\S*(verl|openrlhf|trl)\b|\btrl\s+(" + "|".join(_TRL) + r")\b|\.py\s+(\S+=|--)")
@@ -122,6 +122,8 @@ def _from_shell(text: str, file: Path) -> Source:
                     read_script(inside, script)
     except ValueError as error:
         raise ValueError(f"{file} can't be read as a shell script: {error}") from None
+    if flags := openrlhf_flags.read_commands(script.commands):
+        return Source(system="openrlhf", job=flags[0], tree=flags[1], notes=[*flags[2], *script.notes])
     jobs = [job for command in script.commands if (job := _job(command)) is not None]
     # A script of nobody's is TRL's way to start a trainer of one's own, or prepares the data.
     jobs = [job for job in jobs if job.system] or [job for job in jobs if _flags_known(job)]
@@ -163,8 +165,6 @@ def _job(command: Sequence[Word]) -> _Job | None:
         if _ROLL.search(text):
             raise ValueError(f"line {command[at].line}: it starts ROLL with {' '.join(texts[at + 1 :])[:200]}: give "
                              "roll migrate the YAML file that this names")  # fmt: skip
-        if match := _OPENRLHF.search(text):
-            return _Job("openrlhf", match[1] or match[2], command[at].line, before, words)
         if _VERL.search(text) and not text.startswith("trl"):
             return _Job("verl", text, command[at].line, before, words)
         name = text.removesuffix(".py").replace(".", "/").rpartition("/")[2]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.workbench.migrate import trl
+from roll.workbench.migrate.openrlhf_flags import SCRIPTS
 from roll.workbench.migrate.overrides import at, leaves_of
 from roll.workbench.migrate.sources import Source
 from roll.workbench.migrate.table import patterns, systems
@@ -45,7 +46,7 @@ def _likely(tree: Mapping[str, Any]) -> str | None:
     leaves = [path.split(".") for path, _ in leaves_of(tree)][:500]
     scores = {
         name: sum(_known(name, path) for path in leaves)
-        for name in ("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl")
+        for name in ("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf")
     }
     name = max(scores, key=lambda key: scores[key])
     return (name.split("_")[0] if scores[name] else None) if leaves else None
@@ -63,6 +64,8 @@ def pipeline_of(system: str, tree: Mapping[str, Any], job: str = "") -> str:
         return _roll(tree)
     if system == "trl":
         return trl.TRAINERS[trl.trainers_of(tree, job)[0]]
+    if system == "openrlhf":
+        return SCRIPTS[job]
     return "sft" if system == "verl_sft" else "rlvr"
 
 
@@ -93,4 +96,3 @@ def job_of(system: str, source: Source) -> str:
 def name_of(system: str) -> str:
     """Return a system's name as its project writes it."""
     return systems()[system].name
-

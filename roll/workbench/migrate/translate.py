@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.workbench.migrate import alibaba_roll, alibaba_roll_tasks, peers, trl, trl_policies, verl
+from roll.workbench.migrate import (
+    alibaba_roll,
+    alibaba_roll_tasks,
+    openrlhf,
+    openrlhf_flags,
+    peers,
+    trl,
+    trl_policies,
+    verl,
+)
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, at, is_section
 from roll.workbench.migrate.finish import finish, settle
@@ -18,7 +27,7 @@ from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_
 from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patterns, systems
 from roll.workbench.migrate.verl_finish import backends, command_of
 
-MODULES = (alibaba_roll, alibaba_roll_tasks, trl, trl_policies, verl)
+MODULES = (alibaba_roll, alibaba_roll_tasks, openrlhf, trl, trl_policies, verl)
 """Modules that enter conversions when they are imported."""
 _UNREADABLE = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError)
 """What a conversion raises for a value of a kind that nobody writes there."""
@@ -33,6 +42,8 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     """
     source = read_source(file)
     name = system_of(source, system)
+    if name == "openrlhf" and not source.job:
+        source.job, source.tree = openrlhf_flags.read_tree(source.tree, source.notes)
     report = Report(source=str(file), system=name_of(name))
     if name in ("verl_generation", "verl_evaluation"):
         command_of(name, source, report)

@@ -6,9 +6,8 @@ import shlex
 from typing import Any
 
 from roll.workbench.migrate.conversions import is_engine
-from roll.workbench.migrate.draft import Draft, leaves_of
+from roll.workbench.migrate.draft import Draft, data_parallel, leaves_of
 from roll.workbench.migrate.report import Report, Use
-from roll.workbench.migrate.sizes import data_parallel
 from roll.workbench.migrate.sources import Source, unexpanded_in
 from roll.workbench.migrate.table import DOMAIN, patterns
 from roll.workbench.migrate.verl import has_critic, theirs

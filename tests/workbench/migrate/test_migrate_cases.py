@@ -13,9 +13,8 @@ import yaml
 
 from roll.configs.parsing.loader import read_config, read_tree
 from roll.workbench.migrate import finish
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import Report, as_yaml
 from roll.workbench.migrate.translate import migrate
-from roll.workbench.migrate.writing import as_yaml
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -251,9 +251,7 @@ def test_on_policy_distillation_is_a_pipeline(switch: str, rewards: float | None
 def test_a_shared_model_that_grades_is_the_judge(tmp_path: Path):
     model = {"model_args": {"model_name_or_path": "some/Judge"}, "strategy_args": {"strategy_name": "vllm"},
              "device_mapping": "list(range(0,2))"}  # fmt: skip
-    _, ours = migrated(
-        tmp_path, RLVR, reward_model=model, **{"rewards.maths.worker_cls": "a.LLMJudgeRewardWorker"}
-    )
+    _, ours = migrated(tmp_path, RLVR, reward_model=model, **{"rewards.maths.worker_cls": "a.LLMJudgeRewardWorker"})
     assert ours["judge"]["model_args"]["model_name_or_path"] == "some/Judge"
     assert ours["rewards"]["maths"]["name"] == "judge" and "reward_model" not in ours
 
