@@ -146,6 +146,8 @@ def _set(found: Overrides, key: str, value: Any) -> None:
     if isinstance(node.get(last), dict) and isinstance(value, dict):
         node[last].update(value)
     else:
+        if isinstance(below := node.get(last), dict):
+            found.conflicts += [(f"{key}.{lost}", gone) for lost, gone in leaves_of(below)]
         node[last] = value
 
 

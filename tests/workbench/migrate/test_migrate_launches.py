@@ -100,6 +100,11 @@ def test_hydras_own_files_are_read(tmp_path: Path):
         source(tmp_path, "\npython examples/start_rlvr_pipeline.py --config_name a")
 
 
+def test_a_value_in_place_of_a_section_does_not_take_its_keys_along_in_silence(tmp_path: Path):
+    found = fates(tmp_path, VERL + "+data.x.y=1 +data.x.z.a=2 data.x=3")
+    assert {key for key, (fate, _) in found.items() if fate == "absent"} == {"data.x", "data.x.y", "data.x.z.a"}
+
+
 def test_words_and_conditions_that_change_the_job_are_named_with_their_lines(tmp_path: Path):
     found = source(
         tmp_path,
