@@ -307,3 +307,33 @@ def test_what_the_data_decide_in_trl_is_named(models: dict[str, Path], tmp_path:
         assert moved.tells("template", "text"), moved.lines
         if FILES[name].job in ("sft", "dpo", "kto"):
             assert moved.tells("behind the token that ends"), moved.lines
+
+
+PREFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sigmoid, smoothed": ("DPO", {"label_smoothing": 0.1}),
+    "sigmoid_norm": ("DPO", {"loss_type": "sigmoid_norm"}),
+    "robust": ("DPO", {"loss_type": "robust", "label_smoothing": 0.1}),
+    "hinge": ("DPO", {"loss_type": "hinge"}),
+    "ipo": ("DPO", {"loss_type": "ipo"}),
+    "exo_pair": ("DPO", {"loss_type": "exo_pair", "label_smoothing": 0.1}),
+    "apo_zero_unpaired": ("KTO", {"loss_type": "apo_zero_unpaired"}),
+    "dft": ("SFT on completions", {"loss_type": "dft"}),
+    "all tokens": ("SFT on messages", {"assistant_only_loss": False}),
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_another_loss_has_the_same_gradient_or_the_new_file_asks(
+    name: str, models: dict[str, Path], tmp_path: Path, evidence_folder: Path
+) -> None:
+    of, keys = PREFERENCES[name]
+    moved = _move(tmp_path / "run", models["policy"], FILES[of], **keys)
+    asked = [place for place, value in leaves(moved.ours) if value == "???"]
+    differs = (float("nan"), float("nan"))
+    if not asked:
+        theirs = their_step(moved.case, reference=models["other"])
+        differs = theirs.differs(our_step(moved.case, f"reference.model_args.model_name_or_path={models['other']}"))
+    with (evidence_folder / "migrate-trl-preferences.md").open("a") as table:
+        table.write(f"| {of}, {name} | {asked or differs} |\n")
+    assert bool(asked) is (name in ("exo_pair", "apo_zero_unpaired", "dft", "all tokens")), moved.lines
+    assert asked or max(differs) <= 1e-6

@@ -415,3 +415,26 @@ def test_values_of_any_kind_end_in_a_report(value: Any, tmp_path: Path):
                  {"desirable_weight": 1.0}, {"label_smoothing": 0.1, "loss_type": value}):  # fmt: skip
         report, _ = trl(tmp_path, yaml.safe_dump({**given, **more}))
         assert {use.key.split(".")[0] for use in report.uses} == given.keys() | more.keys()
+
+
+# What a first step by TRL's own trainers has shown to differ (tests/evidence/test_evidence_migrate_trl.py)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{LAST}warmup_steps: 10\n", "of w warm-up steps the first step has 1 / (w + 1) of the peak here"),
+        (f"{LAST}lr_scheduler_type: constant\nwarmup_steps: 10\n", "transformers' constant has no warm-up"),
+        (f"{GRPO}scale_rewards: batch\n", "1e-06 beside it here, 1e-04 in TRL"),
+        (f"{GRPO}use_vllm: true\nbeta: 0.04\n", "use_bias_correction_kl: the KL's factor is the ratio to the sampler"),
+        (GRPO, "the last prompts of an epoch that don't fill a batch of 1 are left out in TRL"),
+        (GRPO, "around prompts that are text"),
+        (LAST, "behind the token that ends a response"),
+        (f"{ROWS}center_rewards_coefficient: 0.01\n", "a response that is text ends with"),
+    ],
+)
+def test_what_differs_in_numbers_is_said(text: str, words: str, tmp_path: Path) -> None:
+    report, tree = trl(tmp_path, text)
+    lines = [*(use.line() for use in report.uses), *report.decisions]
+    assert any(words in line for line in lines), lines
+    assert at(tree, f"{ARGS}.warmup_steps") == (10 if text == f"{LAST}warmup_steps: 10\n" else None)
