@@ -8,6 +8,7 @@ from roll.workbench.migrate.conversions import is_engine
 from roll.workbench.migrate.draft import Draft
 from roll.workbench.migrate.finish_offline import finish_trl
 from roll.workbench.migrate.finish_roll import finish_roll
+from roll.workbench.migrate.openrlhf import finish_openrlhf
 from roll.workbench.migrate.sizes import data_parallel, slots_of
 from roll.workbench.migrate.verl_finish import finish_sft, finish_verl
 
@@ -16,7 +17,9 @@ ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "t
 
 def finish(draft: Draft, system: str) -> None:
     """Settle all that is left."""
-    {"roll": finish_roll, "verl": finish_verl, "verl_sft": finish_sft, "trl": finish_trl}[system](draft)
+    {"roll": finish_roll, "verl": finish_verl, "verl_sft": finish_sft, "trl": finish_trl, "openrlhf": finish_openrlhf}[
+        system
+    ](draft)
     _validation(draft)
     _engines(draft)
     _machines(draft)

@@ -25,6 +25,12 @@ _PLAIN_IN_QUOTES = re.compile(r"[^\"\\$`]+")
 _OPTIONS = 32
 """Words such as `declare -a` that may stand before an assignment."""
 _BREAKS = "\n;&|()"
+_READ = re.compile(
+    r"^[ \t]*read\b[^\n<]*?(?P<name>[A-Za-z_]\w*)[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n"
+    r"(?P<body>.*?)^[ \t]*(?P=end)[ \t]*$", re.MULTILINE | re.DOTALL,
+)  # fmt: skip
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+"""What stands behind a backslash in $'...'."""
 _KEYWORDS = ("if", "then", "else", "elif", "while", "until", "do", "!", "{", "time", "exec", "nohup")
 """Words that a command may follow on."""
 
@@ -65,7 +71,18 @@ def read_script(text: str) -> Script:
     Raises `ValueError` for a quote or bracket that isn't closed, for texts that grow beyond a megabyte, or all together
     beyond `_MOST`, and for expansions in each other that are too deep.
     """
-    return _Reader(text.replace("\r\n", "\n")).script()
+    return _Reader(_READ.sub(_assigned, text.replace("\r\n", "\n"))).script()
+
+
+def _assigned(match: re.Match[str]) -> str:
+    """A here-document that `read` puts into a variable, as an assignment over as many lines."""
+    name, quote, body = match["name"], match["quote"], match["body"]
+    inside = (
+        f"'{body.replace(chr(39), chr(39) + chr(92) + chr(39) + chr(39))}'"
+        if quote
+        else f'"{body.replace(chr(34), chr(92) + chr(34))}"'
+    )
+    return f"{name}={inside}\n"
 
 
 class _Reader:
@@ -92,7 +109,7 @@ class _Reader:
                 words = []
                 if sign == "\n":
                     self._skip_documents()
-            elif sign in "<>":
+            elif sign in "<>" or re.compile(r"\d+[<>]").match(self._text, self._at):
                 self._redirect()
             else:
                 match = _ASSIGNMENT.match(self._text, self._at)
@@ -123,12 +140,12 @@ class _Reader:
         self._at = len(self._text) if found < 0 else found
 
     def _redirect(self) -> None:
-        match = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1").match(self._text, self._at)
+        match = re.compile(r"\d*<<-?\s*(['\"]?)([A-Za-z_]\w*)\1").match(self._text, self._at)
         if match:
             self._here.append(match.group(2))
             self._at = match.end()
             return
-        match = re.compile(r"[<>]+&?[ \t]*(&?\d+|[^\s;&|]*)").match(self._text, self._at)
+        match = re.compile(r"\d*[<>]+&?[ \t]*(&?\d+|[^\s;&|]*)").match(self._text, self._at)
         self._at = match.end() if match else self._at + 1
 
     def _skip_documents(self) -> None:
@@ -192,6 +209,9 @@ class _Reader:
             elif sign == "\\":
                 self._add(words[-1], self._text[self._at + 1 : self._at + 2])
                 self._at += 2
+            elif self._text.startswith("$'", self._at):
+                self._escaped(words[-1])
+                quoted = True
             elif sign in "$`":
                 self._join(words, self._expansion(), split=split)
             else:
@@ -206,6 +226,14 @@ class _Reader:
         text = self._text[self._at + 1 : end]
         self._at = end + 1
         return text
+
+    def _escaped(self, word: Word) -> None:
+        """Text in $'...', with its escapes."""
+        match = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self._text, self._at)
+        if match is None:
+            raise ValueError(f"line {self._line(self._at)}: a quote $' isn't closed")
+        self._add(word, re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1], flags=re.DOTALL))
+        self._at = match.end()
 
     def _double(self, words: list[Word]) -> None:
         start = self._at

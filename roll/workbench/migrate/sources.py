@@ -12,6 +12,7 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.roll_names import PRESETS
 from roll.configs.parsing.yaml_files import read_yaml
 from roll.utils.shipped import shipped
+from roll.workbench.migrate import openrlhf_flags
 from roll.workbench.migrate.draft import leaves_of
 from roll.workbench.migrate.overrides import Unexpanded, read_overrides
 from roll.workbench.migrate.references import Filler
@@ -56,7 +57,7 @@ def read_source(file: Path) -> Source:
     """
     text = _text(file)
     first = text.split("\n", 1)[0]
-    if file.suffix in _SHELL or first.startswith("#!") or re.search(r"-m\s+\S*verl\S*", text):
+    if file.suffix in _SHELL or first.startswith("#!") or re.search(r"-m\s+\S*verl\S*|openrlhf\.cli\.", text):
         return _from_shell(text, file)
     if file.suffix in (".yaml", ".yml", ".json"):
         return _from_yaml(file)
@@ -82,6 +83,8 @@ def _from_shell(text: str, file: Path) -> Source:
         script = read_script(text)
     except ValueError as error:
         raise ValueError(f"{file} can't be read as a shell script: {error}") from None
+    if flags := openrlhf_flags.read_commands(script.commands):
+        return Source(job=flags[0], tree=flags[1], notes=flags[2])
     jobs = [(command, at) for command in script.commands if (at := _job_at(command)) is not None]
     if jobs:
         command, at = jobs[0]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.workbench.migrate.draft import at, leaves_of
+from roll.workbench.migrate.openrlhf_flags import SCRIPTS
 from roll.workbench.migrate.sources import Source
 from roll.workbench.migrate.table import patterns, systems
 
@@ -18,7 +19,9 @@ _JOBS = {"main_generation": "verl_generation", "main_eval": "verl_evaluation", "
 def system_of(source: Source, given: str | None) -> str:
     """Return the name of a table of `systems()`; raise `ValueError` where nobody can tell."""
     tree = source.tree
-    found = given or _likely(tree) or ("verl" if source.job else None)
+    found = given or (
+        "openrlhf" if source.job.startswith("train_") else _likely(tree) or ("verl" if source.job else None)
+    )
     if found is None:
         words = ", ".join(list(tree)[:5]) or "no keys"
         raise ValueError(f"whose file is it? It has {words}: say --from {', --from '.join(CHOICES)}")
@@ -47,7 +50,7 @@ def _likely(tree: Mapping[str, Any]) -> str | None:
     leaves = [path.split(".") for path, _ in leaves_of(tree)][:500]
     scores = {
         name: sum(_known(name, path) for path in leaves)
-        for name in ("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl")
+        for name in ("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf")
     }
     name = max(scores, key=lambda key: scores[key])
     return (name.split("_")[0] if scores[name] else None) if leaves else None
@@ -59,12 +62,14 @@ def _known(name: str, path: list[str]) -> bool:
     return row is not None and not row.key.startswith("**")
 
 
-def pipeline_of(system: str, tree: Mapping[str, Any]) -> str:
+def pipeline_of(system: str, tree: Mapping[str, Any], job: str = "") -> str:
     """Return the pipeline that a file becomes."""
     if system == "roll":
         return _roll(tree)
     if system == "trl":
         return _trl(tree)
+    if system == "openrlhf":
+        return SCRIPTS[job]
     return "sft" if system == "verl_sft" else "rlvr"
 
 

@@ -15,13 +15,14 @@ A `.keys` file is read line by line; a line that begins with blanks goes on the 
     -- reason (see ours) :: keys        nothing here needs it, and it changes nothing that is trained
     ~~ reason (see ours) :: keys        nothing here does this, and it changes nothing that is trained
     !! reason (see ours) :: keys        nothing here does this, and it changes what is trained: `ours` is asked for
+    @was old/new section.key            names they had before for rows above; without / the new one's dots were _
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,8 @@ Fate = Literal["translated", "decided", "dead", "quiet", "absent"]
 NOT_GIVEN: Any = object()
 """In place of a default that no row has."""
 ROLE = "<role>"
+CONDITIONS = ("if", "else", "also", "given", "trained")
+"""Words in {} that are no values of theirs: what they mean says the conversion (`flag_if` of openrlhf.py)."""
 _SIGNS: dict[str, Fate] = {"->": "translated", "?>": "decided", "--": "dead", "~~": "quiet", "!!": "absent"}
 _ROW = re.compile(
     r"(?P<keys>.+?) (?P<sign>->|\?>)(?P<to>(?: (?![:{=#] ?)\S+)*)(?: :(?P<how>\w+))?(?: (?P<values>\{.*?\}))?"
@@ -55,10 +58,21 @@ class Row:
     """Why, or what to know; a clause without a capital and a full stop."""
     values_text: str = ""
     default_text: str = ""
+    now: str = ""
+    """Of a name that they have given up, today's."""
 
     @cached_property
     def values(self) -> Mapping[Any, Any]:
         """Their values by ours; others stay."""
+        return {key: value for key, value in self._inside.items() if key not in CONDITIONS}
+
+    @cached_property
+    def rule(self) -> Mapping[str, Any]:
+        """When the value counts, in words of `CONDITIONS`."""
+        return {key: value for key, value in self._inside.items() if key in CONDITIONS}
+
+    @cached_property
+    def _inside(self) -> Mapping[Any, Any]:
         return yaml.safe_load(self.values_text) if self.values_text else {}
 
     @cached_property
@@ -150,6 +164,10 @@ class _Reader:
             self._system.roles[theirs] = ours
         elif word == "@under":
             self._under = f"{rest}." if rest else ""
+        elif word == "@was":
+            above = {row.key: row for rows in self._system.groups.values() for row in rows}
+            for old, _, new in (pair.rpartition("/") for pair in rest.split()):
+                self._rows.append(replace(above[new], key=old or new.replace(".", "_"), now=new))
         elif line.startswith("["):
             self._system.groups.pop("Keys", None) if not self._system.groups.get("Keys") else None
             self._under, self._rows = "", self._system.groups.setdefault(line[1:-1], [])

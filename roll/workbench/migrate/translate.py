@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.workbench.migrate import conversions_roll, conversions_tasks, conversions_trl, peers, verl
+from roll.workbench.migrate import (
+    conversions_roll,
+    conversions_tasks,
+    conversions_trl,
+    openrlhf,
+    openrlhf_flags,
+    peers,
+    verl,
+)
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.workbench.migrate.draft import Draft, Step
 from roll.workbench.migrate.finish import finish
@@ -18,7 +26,7 @@ from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patte
 from roll.workbench.migrate.verdict import settle
 from roll.workbench.migrate.verl_finish import backends, command_of
 
-MODULES = (conversions_roll, conversions_tasks, conversions_trl, verl)
+MODULES = (conversions_roll, conversions_tasks, conversions_trl, openrlhf, verl)
 """Modules that enter conversions when they are imported."""
 
 
@@ -31,11 +39,13 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     """
     source = read_source(file)
     name = system_of(source, system)
+    if name == "openrlhf" and not source.job:
+        source.job, source.tree = openrlhf_flags.read_tree(source.tree, source.notes)
     report = Report(source=str(file), system=name_of(name))
     if name in ("verl_generation", "verl_evaluation"):
         command_of(name, source, report)
         return report, None
-    report.pipeline = pipeline_of(name, source.tree)
+    report.pipeline = pipeline_of(name, source.tree, source.job)
     draft = Draft(report.pipeline, source.tree, report)
     draft.put("pipeline", report.pipeline)
     theirs = peers.defaults(name, source.tree, job_of(name, source))

@@ -52,7 +52,7 @@ def _take_out(draft: Draft, violation: Violation) -> bool:
 
 
 def _told(draft: Draft, violation: Violation) -> bool:
-    return any(line.startswith(violation.path) for line in draft.report.missing)
+    return any(line.startswith(violation.path.partition("[")[0]) for line in draft.report.missing)
 
 
 def _line(violation: Violation) -> str:

@@ -32,7 +32,7 @@ def words(text: str) -> list[str]:
         ("O='a=1 b=2'\nrun $O \"$O\"", ["run", "a=1", "b=2", "a=1 b=2"]),
         ("run a=1 \\\n  b=2 \\\n  # no\n", ["run", "a=1", "b=2"]),
         ("if true; then A=1; else A=2; fi\nexport B=3\nrun a=$A b=$B", ["run", "a=2", "b=3"]),
-        ("cat > f <<EOF\nrun a=9\nEOF\nrun a=1 > log 2>&1", ["run", "a=1", "2"]),
+        ("cat > f <<EOF\nrun a=9\nEOF\nrun a=1 > log 2>&1", ["run", "a=1"]),
         ("X=a; X+=b\nrun x=$X", ["run", "x=ab"]),
         ("N=4\nrun a=$((1024 * 2)) b=$((N*2+${M:-1})) c=$(( (7 - $N) ** 2 / 2 )) d=$((-7/2)) e=$((-7%2))",
          ["run", "a=2048", "b=9", "c=4", "d=-3", "e=-1"]),

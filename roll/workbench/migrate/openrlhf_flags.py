@@ -1,0 +1,157 @@
+"""Flags of OpenRLHF's scripts: found in a launch script, by their names of today."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from roll.workbench.migrate import peers
+from roll.workbench.migrate.draft import leaves_of
+from roll.workbench.migrate.overrides import Unexpanded, parsed
+from roll.workbench.migrate.report import HIDDEN
+from roll.workbench.migrate.shell_words import Word, read_script
+from roll.workbench.migrate.table import systems
+
+SCRIPTS = {"train_sft": "sft", "train_dpo": "dpo", "train_rm": "reward_model", "train_ppo_ray": "rlvr"}
+"""Their scripts, with the pipelines that they become."""
+_SCRIPT = re.compile(r"(?:.*[./])?(train_(?:sft|dpo|rm|ppo|ppo_ray|kto|kd|prm|opd))(?:\.py)?")
+_LAUNCHERS = {"--num_gpus": "num_gpus", "--nproc_per_node": "num_gpus", "--nproc-per-node": "num_gpus",
+              "--num_nodes": "num_nodes", "--nnodes": "num_nodes"}  # fmt: skip
+_FLAG = re.compile(r"-[^\d.]")
+"""How a word begins that is no value: a negative number is one."""
+
+
+def kinds_of(script: str) -> dict[str, list[Any]]:
+    """Return the type and default of each flag of a script."""
+    found: dict[str, list[Any]] = peers.table("openrlhf")[script]
+    return found
+
+
+def read_commands(commands: Sequence[list[Word]]) -> tuple[str, dict[str, Any], list[str]] | None:
+    """Return the script that the first of these commands starts, its flags nested, and what there is to say of them.
+
+    None where none starts one. Raises `ValueError` for a script that this release doesn't have.
+    """
+    jobs, notes = list(_started(commands)), list[str]()
+    if not jobs:
+        return None
+    command, place, script = jobs[0]
+    flags = _launched(command[:place]) | _flags(command[place + 1 :], script, notes)
+    notes += [
+        f"line {other[0].line}: {name} is another job; move it into a file of its own" for other, _, name in jobs[1:]
+    ]
+    # A comment between lines that go on ends the command there: the shell takes what follows for another one.
+    notes += [f"line {lost[0].line}: {lost[0].text} isn't part of the command, which has ended above"
+              for lost in commands if lost[0].text.startswith("--")]  # fmt: skip
+    return script, _nested(flags, notes), notes
+
+
+def _started(commands: Sequence[list[Word]], depth: int = 0) -> Iterator[tuple[list[Word], int, str]]:
+    """Commands that start one of the scripts, with its place and its name; `bash -c "..."` is looked into."""
+    for command in commands:
+        for place, word in enumerate(command):
+            match = _SCRIPT.fullmatch(word.text)
+            if match and ("openrlhf" in word.text or (place and command[place - 1].text in ("-m", "--module"))):
+                if match[1] not in SCRIPTS:
+                    theirs = f"OpenRLHF {peers.release('openrlhf')}"
+                    raise ValueError(f"line {word.line}: {theirs} has no {match[1]}; it has {', '.join(SCRIPTS)}")
+                yield command, place, match[1]
+                break
+            if depth < 2 and "openrlhf.cli." in word.text and " " in word.text.strip():
+                yield from _started(read_script(word.text).commands, depth + 1)
+
+
+def _flags(words: list[Word], script: str, notes: list[str]) -> dict[str, Any]:
+    """What flags say, by their names of today; the last of several counts."""
+    flags: dict[str, Any] = {}
+    words = [word for word in words if word.text or word.unexpanded]
+    while words:
+        word = words.pop(0)
+        if not word.text.startswith("--"):
+            if word.unexpanded:
+                notes.append(f"line {word.line}: flags in {word.text} aren't known here: {', '.join(word.unexpanded)}")
+            else:
+                notes.append(f"line {word.line}: {word.text[:60]} belongs to no flag")
+            continue
+        name, equals, rest = word.text[2:].partition("=")
+        names = _today(name, script, notes)
+        kind = kinds_of(script).get(names[0], ["?"])[0]
+        values = [Word(rest, word.unexpanded, word.line)] if equals else []
+        many = kind.startswith(("list", "?"))
+        while not equals and words and kind != "bool" and (many or not values) and not _FLAG.match(words[0].text):
+            values.append(words.pop(0))
+        flags |= {each: HIDDEN if each == "logger.wandb.key" else _typed(kind, values) for each in names}
+    return flags
+
+
+def _launched(words: list[Word]) -> dict[str, Any]:
+    """Devices and machines that deepspeed or torchrun are told."""
+    found: dict[str, Any] = {}
+    for word, after in zip(words, [*words[1:], Word()], strict=True):
+        name, equals, value = word.text.partition("=")
+        value = value if equals else after.text
+        key = _LAUNCHERS.get(name)
+        if key and value.isdecimal():
+            found[key] = int(value)
+        elif name == "--include" and "@" not in value and ":" in value:
+            found["num_gpus"] = len(value.partition(":")[2].split(","))
+    return found
+
+
+def _today(name: str, script: str, notes: list[str]) -> list[str]:
+    """What a flag is called today; argparse takes the beginning of a name, too."""
+    flags = kinds_of(script)
+    if name in flags:
+        return [name]
+    now = [row.now for rows in systems()["openrlhf"].groups.values() for row in rows if row.now and row.key == name]
+    word = "weight_decay" if name == "l2" else name
+    same = [flag for flag in flags if flag.rpartition(".")[2] == word and not flag.startswith("eval.")]
+    now = [flag for flag in now if flag in flags] or same
+    short = [flag for flag in flags if flag.startswith(name)] if not now else []
+    if now:
+        notes.append(f"--{name} is {' and '.join(f'--{flag}' for flag in now)} since 0.10")
+    elif len(short) == 1:
+        notes.append(f"--{name} is short for --{short[0]}")
+    return now or (short if len(short) == 1 else [name])
+
+
+def _typed(kind: str, words: list[Word]) -> Any:
+    kind, many = kind.removeprefix("list[").rstrip("]"), kind.startswith("list")
+    if unexpanded := [part for word in words for part in word.unexpanded]:
+        return Unexpanded(" ".join(word.text for word in words), tuple(unexpanded))
+    if not words:
+        return True
+    values = [_number(kind, word.text) for word in words]
+    return values if many or len(values) > 1 else values[0]
+
+
+def _number(kind: str, text: str) -> Any:
+    try:
+        return {"int": int, "float": float, "str": str}.get(kind, parsed)(text)
+    except ValueError:
+        return text
+
+
+def _nested(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return dotted keys as sections."""
+    tree: dict[str, Any] = {}
+    for key, value in flags.items():
+        node: Any = tree
+        *sections, word = key.split(".")
+        for section in sections:
+            node = node.setdefault(section, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node[word] = value
+        else:
+            notes.append(f"--{key}: a flag with the beginning of its name has a value itself")
+    return tree
+
+
+def read_tree(tree: dict[str, Any], notes: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the script whose flags the keys of a YAML file are, and those flags by their names of today."""
+    given = dict(leaves_of(tree))
+    known = {script: sum(_today(key, script, [])[0] in kinds_of(script) for key in given) for script in SCRIPTS}
+    script = max(known, key=lambda name: known[name])
+    notes.append(f"taken for flags of {script}, which has {known[script]} of these {len(given)}")
+    return script, _nested({name: value for key, value in given.items() for name in _today(key, script, notes)}, notes)
