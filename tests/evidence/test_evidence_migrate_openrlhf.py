@@ -30,8 +30,8 @@ from roll.strategies.micro import denominators
 from roll.types.batch import TokenOutputs
 from roll.types.episode import Group, Task, Trajectory, Turn
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.draft import leaves_of
 from roll.workbench.migrate.openrlhf_flags import kinds_of
+from roll.workbench.migrate.overrides import leaves_of
 from roll.workbench.migrate.sources import read_source
 from roll.workbench.migrate.translate import migrate
 from roll.workers.losses import actor_loss, critic_loss

@@ -8,7 +8,8 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.envs import ENVS
 from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in
 from roll.workbench.migrate.conversions import DTYPES, conversion, first, last
-from roll.workbench.migrate.draft import Draft, Step, leaves_of
+from roll.workbench.migrate.draft import Draft, Step
+from roll.workbench.migrate.overrides import leaves_of
 
 REWARD_CLASSES = {
     "MathRuleRewardWorker": "math_rule", "CodeSandboxRewardWorker": "code", "GeneralRuleRewardWorker": "ifeval",

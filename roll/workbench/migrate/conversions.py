@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 from roll.configs.schema.training_args import TrainingArgs
-from roll.workbench.migrate.draft import NOTHING, Step
+from roll.workbench.migrate.draft import Step
+from roll.workbench.migrate.overrides import NOTHING
 
 Conversion = Callable[[Step], None]
 CONVERSIONS: dict[str, Conversion] = {}

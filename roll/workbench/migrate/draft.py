@@ -13,11 +13,10 @@ from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.placement_plan import parse_device_mapping
 from roll.configs.schema.strategy_config import STRATEGIES
 from roll.configs.schema.strategy_options import StrategyConfig
-from roll.workbench.migrate.overrides import NOTHING, at, leaves_of, scalar, unexpanded_in
+from roll.workbench.migrate.overrides import NOTHING, at, scalar, unexpanded_in
 from roll.workbench.migrate.report import Report, Use
 from roll.workbench.migrate.table import Row
 
-__all__ = ["NOTHING", "UNKNOWN", "Draft", "Step", "at", "data_parallel", "is_section", "leaves_of", "slots_of"]
 UNKNOWN: Any = object()
 """There is no such key."""
 
@@ -281,3 +280,20 @@ def coerced(hint: Any, value: Any) -> Any:
     if isinstance(value, Mapping) and get_origin(hint) is dict:
         return {str(key): coerced(get_args(hint)[1], entry) for key, entry in value.items()}
     return value
+
+
+def say_curves(draft: Draft, whose: str) -> None:
+    """Say in what the start and the optimizer differ, which no key changes."""
+    decisions, given = draft.report.decisions, [use.key for use in draft.report.uses]
+    for role in ("actor_train", "critic"):
+        args = f"{role}.training_args"
+        if draft.get(f"{args}.warmup_steps") or draft.get(f"{args}.warmup_ratio"):
+            decisions.append(
+                f"{args}: a warm-up of w steps rises from 1 / (w + 1) of the peak here, and in {whose} from 0, so that "
+                "its first update changes nothing" + ("; a share is rounded up here, down in verl" * (whose == "verl"))
+            )
+    if whose == "verl" and not any(key.endswith("optim.weight_decay") for key in given):
+        decay = draft.get("actor_train.training_args.weight_decay", 0.01)
+        decisions.append(f"weight_decay: {decay} of matrices only here, in verl of biases and norms too")
+    if draft.has("critic"):
+        decisions.append(f"critic: the head for values starts at 0, in {whose} at random")

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 from roll.workbench.migrate.conversions import LAST, conversion, first, mapped
-from roll.workbench.migrate.draft import Draft, Step, data_parallel
+from roll.workbench.migrate.draft import Draft, Step, data_parallel, say_curves
 from roll.workbench.migrate.openrlhf_flags import SCRIPTS, kinds_of
 from roll.workbench.migrate.overrides import Unexpanded, at
 from roll.workbench.migrate.table import systems
@@ -403,6 +403,17 @@ def finish_openrlhf(draft: Draft) -> None:
         draft.put("overlong_shaping.penalty", weight * flag(draft, "reward.overlong_penalty_factor"))
     _names(draft)
     _refused(draft)
+    say_curves(draft, "OpenRLHF")
+    if draft.pipeline == "rlvr":
+        draft.report.decisions.append(
+            "num_train_epochs: prompts that don't fill a step are followed by the next episode's here; in OpenRLHF "
+            "they are a smaller step at the end of each episode"
+        )
+    if draft.get("whiten_advantages"):
+        draft.report.decisions.append(
+            "whiten_advantages: the deviation of n tokens is taken with n - 1 here, with n in OpenRLHF, whose "
+            "advantages are larger by 1 / 2n"
+        )
 
 
 def _refused(draft: Draft) -> None:

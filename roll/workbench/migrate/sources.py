@@ -16,11 +16,10 @@ from roll.configs.parsing.roll_names import PRESETS
 from roll.configs.parsing.yaml_files import read_yaml
 from roll.utils.shipped import shipped
 from roll.workbench.migrate import openrlhf_flags
-from roll.workbench.migrate.overrides import Filler, Overrides, merged, read_flags, read_overrides, unexpanded_in
+from roll.workbench.migrate.overrides import Filler, Overrides, merged, read_flags, read_overrides
 from roll.workbench.migrate.peers import table
 from roll.workbench.migrate.shell_words import Script, Word, read_script
 
-__all__ = ["Source", "read_source", "unexpanded_in"]
 _SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
 _VERL = re.compile(r"(?:^|[./])(main_\w+|fsdp_sft_trainer|sft_trainer\w*|main)(?:\.py)?$")
 _TRL = ("grpo", "rloo", "dpo", "kto", "sft", "reward", "gkd", "online_dpo", "distillation")

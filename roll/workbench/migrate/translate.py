@@ -18,9 +18,9 @@ from roll.workbench.migrate import (
     verl,
 )
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
-from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, at, is_section
+from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, is_section
 from roll.workbench.migrate.finish import finish, settle
-from roll.workbench.migrate.overrides import unexpanded_in
+from roll.workbench.migrate.overrides import at, unexpanded_in
 from roll.workbench.migrate.report import Report, Use
 from roll.workbench.migrate.sources import Source, read_source
 from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_of

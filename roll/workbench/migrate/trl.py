@@ -10,7 +10,8 @@ from roll.catalog.trackers import TRACKERS
 from roll.catalog.validation_metrics import better_of
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.conversions import DTYPES, SCHEDULES, conversion, first, mapped, schedule
-from roll.workbench.migrate.draft import Draft, Step, at, coerced
+from roll.workbench.migrate.draft import Draft, Step, coerced
+from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.report import Use
 from roll.workbench.migrate.table import DOMAIN
 

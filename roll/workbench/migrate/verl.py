@@ -20,8 +20,8 @@ from roll.workbench.migrate.conversions import (
     mapped,
     with_lora,
 )  # fmt: skip
-from roll.workbench.migrate.draft import NOTHING, Draft, Step, at
-from roll.workbench.migrate.overrides import Unexpanded
+from roll.workbench.migrate.draft import Draft, Step
+from roll.workbench.migrate.overrides import NOTHING, Unexpanded, at
 from roll.workbench.migrate.table import DOMAIN
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"

@@ -6,9 +6,10 @@ import shlex
 from typing import Any
 
 from roll.workbench.migrate.conversions import is_engine
-from roll.workbench.migrate.draft import Draft, data_parallel, leaves_of
+from roll.workbench.migrate.draft import Draft, data_parallel, say_curves
+from roll.workbench.migrate.overrides import leaves_of, unexpanded_in
 from roll.workbench.migrate.report import Report, Use
-from roll.workbench.migrate.sources import Source, unexpanded_in
+from roll.workbench.migrate.sources import Source
 from roll.workbench.migrate.table import DOMAIN, patterns
 from roll.workbench.migrate.verl import has_critic, theirs
 
@@ -25,6 +26,11 @@ def finish_verl(draft: Draft) -> None:
     _mini_batches(draft)
     _rewards(draft)
     _lengths(draft)
+    say_curves(draft, "verl")
+    draft.report.decisions.append(
+        "num_train_epochs: prompts that don't fill a step are followed by the next epoch's here, and left out in verl: "
+        "of N rows it takes N // batch steps x epochs, here it is N x epochs // batch"
+    )
 
 
 def finish_sft(draft: Draft) -> None:
@@ -44,6 +50,13 @@ def finish_sft(draft: Draft) -> None:
             draft.put(place, 10**9, draft.made_by.get(place))
             draft.report.decisions.append(f"{place}: 1000000000, so the last step alone, as in verl without a period")
     _needed(draft, "actor_train.data_args.file_name", "the training rows (data.train_files)")
+    say_curves(draft, "verl")
+    draft.report.decisions += [
+        "num_train_epochs: rows that don't fill a step are followed by the next epoch's here, and left out in verl: of "
+        "N rows it takes N // batch steps x epochs, here it is N x epochs / batch, the last one smaller",
+        "train_on: of a message the end of its turn is learnt, too; verl also learns what the template writes behind "
+        "that, such as a line break",
+    ]
 
 
 def _needed(draft: Draft, place: str, what: str) -> None:

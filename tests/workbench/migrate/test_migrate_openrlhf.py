@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from roll.configs.parsing.loader import read_tree
-from roll.workbench.migrate.draft import at
 from roll.workbench.migrate.hints import foreign_hint
 from roll.workbench.migrate.openrlhf_flags import SCRIPTS, kinds_of
+from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.report import Report
 from roll.workbench.migrate.table import patterns, systems
 from roll.workbench.migrate.translate import migrate

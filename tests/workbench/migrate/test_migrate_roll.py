@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from roll.workbench.migrate.draft import at
+from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.report import Report
 from roll.workbench.migrate.table import systems
 from roll.workbench.migrate.translate import migrate

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from roll.configs.parsing.loader import read_tree
-from roll.workbench.migrate.draft import at
+from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.report import Report
 from roll.workbench.migrate.translate import migrate
 
