@@ -108,6 +108,9 @@ def lengths(step: Step) -> None:
         step.put(number, f"{_ARGS}.warmup_ratio") if 0 < number < 1 else step.put(number // 1)
         if number:
             step.note("of w warm-up steps the first step has 1 / (w + 1) of the peak here, in TRL a rate of 0")
+    elif step.last == "max_prompt_length":
+        known = step.draft.knows("prompt_length") or number is None
+        step.put(number) if known else step.absent("rows have no bound for their prompts alone")
     elif step.last == "max_length":
         step.absent("null is no bound in TRL: write the longest row") if step.value is None else step.put(number)
     elif taken(step.draft, "max_steps") > 0:

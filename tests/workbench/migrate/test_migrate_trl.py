@@ -145,6 +145,7 @@ def test_what_changes_the_training_of_rows_and_has_no_counterpart_is_asked_for(t
         "datasets: [{path: a/b, fraction: 0.5}]": f"{DATA}.file_name",
         "average_tokens_across_devices: false": f"{ARGS}.per_device_train_batch_size",
         "lora_modules_to_save: [embed_tokens]": f"{MODEL}.lora_target", "load_in_4bit: true": f"{MODEL}.dtype",
+        "max_prompt_length: 64": "exp_name", "resume_from_checkpoint: out/checkpoint-5": "resume_from_checkpoint",
         "lora_target_parameters: [mlp.experts.down_proj]": f"{MODEL}.lora_target",
     }  # fmt: skip
     report, tree = trl(tmp_path, LAST + "\n".join(asks))
