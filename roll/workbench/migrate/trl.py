@@ -397,6 +397,9 @@ def _rollouts(draft: Draft) -> None:
             f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
             "accelerate: set actor_train.device_mapping, num_gpus_per_node and this for yours"
         )
+        if completions % n:
+            ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of one device",
+                "no whole groups, so TRL runs it on several: write the prompts of a step of all of them")  # fmt: skip
         decisions.append(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here "
                          "they are in the next batch")  # fmt: skip
         several, updates = completions > per_device * passes, completions / (per_device * passes) * rounds

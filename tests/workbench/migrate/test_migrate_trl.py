@@ -280,6 +280,13 @@ def test_steps_of_several_optimizer_steps_are_counted_in_steps(tmp_path: Path):
     check(tree, {"max_steps": 10, "save_steps": 2, "rollout_batch_size": 4, "num_train_epochs": None})
 
 
+def test_a_batch_that_only_several_devices_fill_is_asked_for(tmp_path: Path):
+    _, tree = trl(tmp_path, f"{GRPO}per_device_train_batch_size: 4\n")  # half a group of 8
+    assert asked(tree) == {"rollout_batch_size"}
+    _, tree = trl(tmp_path, f"{GRPO}per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n")
+    assert not asked(tree) and tree["rollout_batch_size"] == 1
+
+
 def test_means_that_differ_are_told(tmp_path: Path):
     report, _ = trl(tmp_path, f"{GRPO}steps_per_generation: 4\nuse_vllm: true\nbeta: 0.1\n")
     assert {line.split(":")[0] for line in report.decisions} >= {"use_bias_correction_kl", "loss_type dapo"}
