@@ -9,7 +9,7 @@ from typing import Any
 from roll.catalog.trackers import TRACKERS
 from roll.catalog.validation_metrics import better_of
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.conversions import DTYPES, SCHEDULES, conversion, first, mapped, schedule
+from roll.workbench.migrate.conversions import DTYPES, SCHEDULES, conversion, first, schedule
 from roll.workbench.migrate.conversions_verl import DOMAIN
 from roll.workbench.migrate.draft import Draft, Step, at
 from roll.workbench.migrate.key_types import coerced
@@ -77,12 +77,6 @@ def only(step: Step) -> None:
         step.dead(step.row.values[value])
     else:
         (step.decide if step.row.fate == "decided" else step.absent)(step.row.note)
-
-
-@conversion
-def of_vllm(step: Step) -> None:
-    """An option of the engine."""
-    step.put(mapped(step)) if taken(step.draft, "use_vllm") else step.dead("use_vllm is off")
 
 
 @first
@@ -315,13 +309,6 @@ def packs(step: Step) -> None:
     if step.last == "packing":
         step.absent("TRL fills rows of max_length with several of the file, so an optimizer step has more of them: "
                     "here it counts rows of the file; write how many")  # fmt: skip
-
-
-@conversion
-def smoothing(step: Step) -> None:
-    """The share of wrong labels, which TRL's `sigmoid` doesn't read."""
-    read = taken(step.draft, "loss_type") in ("robust", ["robust"])
-    step.put(step.value) if read else step.dead("of TRL's losses that are here only robust reads it")
 
 
 def finish_trl(draft: Draft) -> None:
