@@ -9,7 +9,7 @@ from typing import Any
 from roll.catalog.trackers import TRACKERS
 from roll.catalog.validation_metrics import better_of
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.conversions import DTYPES, SCHEDULES, conversion, first, mapped, schedule
+from roll.workbench.migrate.conversions import DTYPES, SCHEDULES, conversion, first, schedule
 from roll.workbench.migrate.draft import Draft, Step, coerced
 from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.report import Use
@@ -84,12 +84,6 @@ def only(step: Step) -> None:
         (step.decide if step.row.fate == "decided" else step.absent)(step.row.note)
 
 
-@conversion
-def of_vllm(step: Step) -> None:
-    """An option of the engine."""
-    step.put(mapped(step)) if taken(step.draft, "use_vllm") else step.dead("use_vllm is off")
-
-
 @first
 def report_to(step: Step) -> None:
     """Trackers."""
@@ -113,6 +107,9 @@ def lengths(step: Step) -> None:
         step.put(number, f"{_ARGS}.warmup_ratio") if 0 < number < 1 else step.put(number // 1)
         if number:
             step.note("of w warm-up steps the first step has 1 / (w + 1) of the peak here, in TRL a rate of 0")
+    elif step.last == "max_prompt_length":
+        known = step.draft.knows("prompt_length") or number is None
+        step.put(number) if known else step.absent("rows have no bound for their prompts alone")
     elif step.last == "max_length":
         step.absent("null is no bound in TRL: write the longest row") if step.value is None else step.put(number)
     elif taken(step.draft, "max_steps") > 0:
@@ -319,13 +316,6 @@ def packs(step: Step) -> None:
                     "here it counts rows of the file; write how many")  # fmt: skip
 
 
-@conversion
-def smoothing(step: Step) -> None:
-    """The share of wrong labels, which TRL's `sigmoid` doesn't read."""
-    read = taken(step.draft, "loss_type") in ("robust", ["robust"])
-    step.put(step.value) if read else step.dead("of TRL's losses that are here only robust reads it")
-
-
 def finish_trl(draft: Draft) -> None:
     """The trainer, the batch in prompts, a domain, held-out rows, a reference."""
     trainers, decisions = trainers_of(draft.theirs, draft.memo["job"]), draft.report.decisions
@@ -399,6 +389,9 @@ def _rollouts(draft: Draft) -> None:
             f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
             "accelerate: set actor_train.device_mapping, num_gpus_per_node and this for yours"
         )
+        if completions % n:
+            ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of one device",
+                "no whole groups, so TRL runs it on several: write the prompts of a step of all of them")  # fmt: skip
         decisions.append(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here "
                          "they are in the next batch")  # fmt: skip
         several, updates = completions > per_device * passes, completions / (per_device * passes) * rounds

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
-from roll.workbench.migrate.conversions import conversion, first
+from roll.workbench.migrate.conversions import conversion, first, mapped
 from roll.workbench.migrate.draft import Step
 from roll.workbench.migrate.table import DOMAIN
 from roll.workbench.migrate.trl import ask, is_for, taken
@@ -92,6 +92,13 @@ def _policy_loss(step: Step, value: str) -> None:
 
 
 @conversion
+def smoothing(step: Step) -> None:
+    """The share of wrong labels, which TRL's `sigmoid` doesn't read."""
+    read = taken(step.draft, "loss_type") in ("robust", ["robust"])
+    step.put(step.value) if read else step.dead("of TRL's losses that are here only robust reads it")
+
+
+@conversion
 def trl_clip(step: Step) -> None:
     """The clip's range, where the loss clips."""
     draft, loss, key = step.draft, taken(step.draft, "loss_type"), step.last
@@ -169,6 +176,12 @@ def kl_ratio(step: Step) -> None:
                                            "TRL that to the weights before the update")  # fmt: skip
     if step.value and taken(step.draft, "beta") and taken(step.draft, "importance_sampling_level") == "sequence":
         step.absent("the factor is each token's ratio, in TRL that of the sequence")
+
+
+@conversion
+def of_vllm(step: Step) -> None:
+    """An option of the engine."""
+    step.put(mapped(step)) if taken(step.draft, "use_vllm") else step.dead("use_vllm is off")
 
 
 @first
