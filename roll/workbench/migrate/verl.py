@@ -316,7 +316,7 @@ def _corrected(draft: Draft) -> Found:
     if level and not (bypass and not reinforces):
         threshold = given.get("rollout_is_threshold", theirs(draft, f"{CORRECTION}.rollout_is_threshold"))
         low, _, high = str(2.0 if threshold is None else threshold).rpartition("_")
-        puts = {f"{section}.importance_upper": float(high)}
+        puts: dict[str, Any] = {f"{section}.importance_upper": float(high)}
         if icepop := bool(low):
             puts |= {f"{section}.rejection": "icepop", f"{section}.ratio_low": float(low),
                      f"{section}.ratio_high": float(high)}  # fmt: skip
