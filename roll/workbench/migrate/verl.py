@@ -552,8 +552,9 @@ def custom_function(step: Step) -> None:
     if not path or not step.use.key.startswith(section) or isinstance(path, Unexpanded):
         step.dead("no function" if not path else f"{section}.path says it")
     else:
-        path = str(path).removeprefix("pkg://")
-        path = path if path.endswith(".py") or ":" in path else path.replace("/", ".")
+        package = str(path).startswith("pkg://")
+        path = str(path).removeprefix("pkg://").removeprefix("file://")
+        path = path.replace("/", ".") if package else path
         step.put(f"{path}:{step.draft.their(f'{section}.name', 'compute_score')}", f"{_REWARD}.name")
 
 
