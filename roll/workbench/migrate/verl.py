@@ -316,7 +316,7 @@ def _corrected(draft: Draft) -> Found:
     if level and not (bypass and not reinforces):
         threshold = given.get("rollout_is_threshold", theirs(draft, f"{CORRECTION}.rollout_is_threshold"))
         low, _, high = str(2.0 if threshold is None else threshold).rpartition("_")
-        puts = {f"{section}.importance_upper": float(high)}
+        puts: dict[str, Any] = {f"{section}.importance_upper": float(high)}
         if icepop := bool(low):
             puts |= {f"{section}.rejection": "icepop", f"{section}.ratio_low": float(low),
                      f"{section}.ratio_high": float(high)}  # fmt: skip
@@ -552,8 +552,9 @@ def custom_function(step: Step) -> None:
     if not path or not step.use.key.startswith(section) or isinstance(path, Unexpanded):
         step.dead("no function" if not path else f"{section}.path says it")
     else:
-        path = str(path).removeprefix("pkg://")
-        path = path if path.endswith(".py") or ":" in path else path.replace("/", ".")
+        package = str(path).startswith("pkg://")
+        path = str(path).removeprefix("pkg://").removeprefix("file://")
+        path = path.replace("/", ".") if package else path
         step.put(f"{path}:{step.draft.their(f'{section}.name', 'compute_score')}", f"{_REWARD}.name")
 
 

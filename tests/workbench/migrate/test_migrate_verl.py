@@ -309,6 +309,10 @@ def test_a_reward_function_is_the_rewards_in_both_of_verls_places(section: str, 
     assert values(tree["rewards"]["all"], "name", "reward_kwargs") == ["mine/score.py:score", {"scale": 2}]
     _, tree = job(tmp_path, f"{section}.path=mine/score.py")
     assert tree["rewards"]["all"]["name"] == "mine/score.py:compute_score"
+    _, tree = job(tmp_path, f"{section}.path=file://mine/score.py {section}.name=f")
+    assert tree["rewards"]["all"]["name"] == "mine/score.py:f"
+    _, tree = job(tmp_path, f"{section}.path=pkg://mine/score {section}.name=f")
+    assert tree["rewards"]["all"]["name"] == "mine.score:f"
     report, tree = job(tmp_path, f"{section}.path=$(pwd)/score.py {section}.name=score")
     assert tree["rewards"]["all"]["name"] == "???" and report.missing
 
