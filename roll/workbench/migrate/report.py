@@ -24,8 +24,8 @@ TITLES: dict[str, str] = {
 """Headings, in their order."""
 
 
-_SECRET = re.compile(r"(api_?key|password|secret|(^|_)token)$")
-"""Of names in small letters, besides those of `is_secret_key`: other systems have more."""
+_SECRET = re.compile(r"(api_?key|password|secret|(^|(?<!^eos)(?<!^pad)(?<!^bos)_)token)$")
+"""Of names in small letters, besides those of `is_secret_key`: other systems have more. Tokens of texts are none."""
 HIDDEN = "(not shown)"
 """In place of a key or password."""
 

@@ -209,7 +209,7 @@ def _run(steps: list[Step]) -> None:
 def _carry_out(step: Step) -> None:
     try:
         CONVERSIONS.get(step.row.how, simple)(step)
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         # A value of a kind that nobody writes there: the file's author is told, not shown a traceback.
         step.absent(f"its value can't be read as this key's: {error}")
 

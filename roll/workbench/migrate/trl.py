@@ -350,7 +350,7 @@ def _rows(draft: Draft) -> None:
     """Pairs, tokens, lengths of trainers that learn from rows."""
     decisions, place = draft.report.decisions, f"{_ARGS}.per_device_train_batch_size"
     value, loss = draft.get(place), taken(draft, "loss_type")
-    if draft.pipeline == "dpo" and not draft.theirs.get("loss_type"):
+    if draft.pipeline == "dpo" and draft.theirs.get("loss_type") is None:
         draft.put("loss_type", loss[0] if isinstance(loss, list) else loss)
         decisions.append(f"loss_type: {draft.get('loss_type')}, by default")
     if isinstance(value, int) and draft.pipeline != "sft" and not is_for(draft, "KTO"):
@@ -381,11 +381,12 @@ def _rollouts(draft: Draft) -> None:
         f"{_ARGS}.per_device_train_batch_size", f"{_ARGS}.gradient_accumulation_steps", "num_return_sequences_in_group",
         "ppo_epochs"))  # fmt: skip
     n = n if draft.has("num_return_sequences_in_group") or draft.pipeline == "distill" else 8
+    updates, several = 1.0, False
     if all(isinstance(size, int) and size > 0 for size in (per_device, passes, n, rounds)):
         size, use = next((draft.memo[key] for key in ("generation_batch_size", "steps_per_generation")
                           if key in draft.memo), (passes, None))  # fmt: skip
         completions = size if use and use.key == "generation_batch_size" else per_device * size
-        prompts = max(1, int(completions) // n)
+        prompts = max(1, completions // n)
         draft.put("rollout_batch_size", prompts)
         if use is not None:
             use.note = f"{completions} completions / {n} = prompts"
@@ -395,7 +396,16 @@ def _rollouts(draft: Draft) -> None:
         )
         decisions.append(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here "
                          "they are in the next batch")  # fmt: skip
-        _in_steps(draft, completions / (per_device * passes) * rounds)
+        several, updates = completions > per_device * passes, completions / (per_device * passes) * rounds
+    _in_steps(draft, updates)
+    loss, mode = taken(draft, "loss_type"), str(draft.get("loss_agg_mode"))
+    told = {
+        "max_len_mask: a response that is left out isn't one of the mean over responses; in TRL it counts as 0":
+            draft.get("max_len_mask") and (mode.startswith("seq-mean") or is_for(draft, "RLOO")),
+        f"loss_type {loss}: an optimizer step divides by its own tokens; in TRL by the mean of the generation's steps":
+            several and loss in ("dapo", "cispo"),
+    }  # fmt: skip
+    decisions += [line for line, differs in told.items() if differs]
     if not draft.has("prompt_length"):
         decisions.append("prompt_length: 1024; TRL has no bound for prompts, a longer one is an error here")
     if draft.pipeline == "distill":

@@ -21,10 +21,13 @@ _MEANS = {"grpo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean", "dr_grpo
 @conversion
 def trl_batch(step: Step) -> None:
     """Completions of a generation: settled at the end."""
-    if step.value is None:
+    number = taken(step.draft, step.last)
+    if number is None:
         step.dead("null leaves it to the batch of an optimizer step")
+    elif number < 1 or number % 1:
+        step.absent("a whole number of completions or steps")
     else:
-        step.draft.memo[step.last] = (taken(step.draft, step.last), step.use)
+        step.draft.memo[step.last] = (int(number), step.use)
         step.use.ours = (step.place,)
 
 
@@ -129,7 +132,7 @@ def advantages(step: Step) -> None:
 @conversion
 def reward_range(step: Step) -> None:
     """A range of rewards around 0."""
-    low, high = step.value or (0, 0)
+    low, high = step.value if isinstance(step.value, list) and len(step.value) == 2 else (0, step.value or 0)
     step.absent("reward_clip is as far below 0 as above") if low != -high else step.put(high or None)
 
 

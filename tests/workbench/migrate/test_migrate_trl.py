@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from roll.configs.parsing.loader import read_tree
 from roll.workbench.migrate.draft import at
@@ -147,6 +148,7 @@ def test_what_changes_the_training_of_rows_and_has_no_counterpart_is_asked_for(t
         "lora_target_parameters: [mlp.experts.down_proj]": f"{MODEL}.lora_target",
     }  # fmt: skip
     report, tree = trl(tmp_path, LAST + "\n".join(asks))
+    assert "<|im_end|>" in report.text() and "(not shown)" not in report.text(), "tokens of texts are no secrets"
     assert {use.key: use.ours[-1] for use in report.of("absent")} == {key.split(":")[0]: asks[key] for key in asks}
     assert asked(tree) == set(asks.values())
     asks = {"optim: paged_adamw_8bit": f"{ARGS}.optimizer", "save_steps: 0.1": "save_steps"}
@@ -277,6 +279,21 @@ def test_steps_of_several_optimizer_steps_are_counted_in_steps(tmp_path: Path):
     check(tree, {"max_steps": 10, "save_steps": 2, "rollout_batch_size": 4, "num_train_epochs": None})
 
 
+def test_means_that_differ_are_told(tmp_path: Path):
+    report, _ = trl(tmp_path, f"{GRPO}steps_per_generation: 4\nuse_vllm: true\nbeta: 0.1\n")
+    assert {line.split(":")[0] for line in report.decisions} >= {"use_bias_correction_kl", "loss_type dapo"}
+    report, _ = trl(tmp_path, f"{GRPO}loss_type: grpo\nmask_truncated_completions: true\n")
+    assert any(line.startswith("max_len_mask") for line in report.decisions)
+    report, _ = trl(tmp_path, GRPO)
+    assert not any(line.startswith(("max_len_mask", "use_bias", "loss_type")) for line in report.decisions)
+
+
+def test_zero_is_no_clipping_and_no_limit_of_checkpoints(tmp_path: Path):
+    _, tree = trl(tmp_path, f"{LAST}max_grad_norm: 0\nsave_total_limit: 0\nresume_from_checkpoint: false\n")
+    assert tree["max_grad_norm"] is None and tree["checkpoint_config"]["max_to_keep"] is None
+    assert not asked(tree) and read_tree(tree, "").sound
+
+
 def test_a_reward_model_beside_functions_is_added(tmp_path: Path):
     _, tree = trl(tmp_path, f"{ROWS}num_generations: 4\nreward_model_name_or_path: a/rm\nreward_funcs: [r.f, r.g]\n"
                             "reward_weights: [0.5, 1.0, 2.0]\n")  # fmt: skip
@@ -386,6 +403,18 @@ def test_a_file_is_for_the_trainer_whose_keys_it_has(keys: str, name: str, tmp_p
     assert f"TRL's {name}" in line
     assert ("keys fit" in line) is (keys in ("num_generations: 4", "max_length: 8", "precompute_ref_log_probs: true",
                                              "reward_funcs: a.b"))  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["abc", [], {"a": {"b": 1}}, -1, 0.5, True, None, [[1]]])
+def test_values_of_any_kind_end_in_a_report(value: Any, tmp_path: Path):
+    keys = ("generation_batch_size steps_per_generation num_iterations reward_clip_range loss_type reward_funcs beta "
+            "reward_weights chat_template_kwargs max_steps warmup_steps save_steps lora_alpha epsilon_high use_peft "
+            "datasets dataset_name max_length num_train_epochs lr_scheduler_kwargs")  # fmt: skip
+    given = dict.fromkeys(keys.split(), value)
+    for more in ({"num_generations": 8, "use_vllm": True}, {"normalize_advantages": True}, {"packing": False},
+                 {"desirable_weight": 1.0}, {"label_smoothing": 0.1, "loss_type": value}):  # fmt: skip
+        report, _ = trl(tmp_path, yaml.safe_dump({**given, **more}))
+        assert {use.key.split(".")[0] for use in report.uses} == given.keys() | more.keys()
 
 
 # What a first step by TRL's own trainers has shown to differ (tests/evidence/test_evidence_migrate_trl.py)
