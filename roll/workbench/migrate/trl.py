@@ -108,6 +108,9 @@ def lengths(step: Step) -> None:
         step.put(number, f"{_ARGS}.warmup_ratio") if 0 < number < 1 else step.put(number // 1)
         if number:
             step.note("of w warm-up steps the first step has 1 / (w + 1) of the peak here, in TRL a rate of 0")
+    elif step.last == "max_prompt_length":
+        known = step.draft.knows("prompt_length") or number is None
+        step.put(number) if known else step.absent("rows have no bound for their prompts alone")
     elif step.last == "max_length":
         step.absent("null is no bound in TRL: write the longest row") if step.value is None else step.put(number)
     elif taken(step.draft, "max_steps") > 0:
@@ -394,6 +397,9 @@ def _rollouts(draft: Draft) -> None:
             f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
             "accelerate: set actor_train.device_mapping, num_gpus_per_node and this for yours"
         )
+        if completions % n:
+            ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of one device",
+                "no whole groups, so TRL runs it on several: write the prompts of a step of all of them")  # fmt: skip
         decisions.append(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here "
                          "they are in the next batch")  # fmt: skip
         several, updates = completions > per_device * passes, completions / (per_device * passes) * rounds

@@ -145,6 +145,7 @@ def test_what_changes_the_training_of_rows_and_has_no_counterpart_is_asked_for(t
         "datasets: [{path: a/b, fraction: 0.5}]": f"{DATA}.file_name",
         "average_tokens_across_devices: false": f"{ARGS}.per_device_train_batch_size",
         "lora_modules_to_save: [embed_tokens]": f"{MODEL}.lora_target", "load_in_4bit: true": f"{MODEL}.dtype",
+        "max_prompt_length: 64": "exp_name", "resume_from_checkpoint: out/checkpoint-5": "resume_from_checkpoint",
         "lora_target_parameters: [mlp.experts.down_proj]": f"{MODEL}.lora_target",
     }  # fmt: skip
     report, tree = trl(tmp_path, LAST + "\n".join(asks))
@@ -277,6 +278,13 @@ def test_steps_of_several_optimizer_steps_are_counted_in_steps(tmp_path: Path):
     # 8 per device, 32 completions per generation, trained on twice: 8 optimizer steps.
     _, tree = trl(tmp_path, f"{GRPO}steps_per_generation: 4\nnum_iterations: 2\nmax_steps: 80\nsave_steps: 16\n")
     check(tree, {"max_steps": 10, "save_steps": 2, "rollout_batch_size": 4, "num_train_epochs": None})
+
+
+def test_a_batch_that_only_several_devices_fill_is_asked_for(tmp_path: Path):
+    _, tree = trl(tmp_path, f"{GRPO}per_device_train_batch_size: 4\n")  # half a group of 8
+    assert asked(tree) == {"rollout_batch_size"}
+    _, tree = trl(tmp_path, f"{GRPO}per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n")
+    assert not asked(tree) and tree["rollout_batch_size"] == 1
 
 
 def test_means_that_differ_are_told(tmp_path: Path):
