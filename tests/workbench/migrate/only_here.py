@@ -7,7 +7,8 @@ prepare print_summary rollout_dump_gib rollout_dump_outputs
 kl_top_k ray_init.object_store_memory tracing.enabled tracing.endpoint tracing.episode_share
 profiler.activities profiler.max_events profiler.max_traces profiler.ranks profiler.record_shapes profiler.with_stack
 adv_estimator_args allow_both_kl allow_uncorrected_async balance_by cosine_length.exceeded cosine_length.right
-cosine_length.wrong delta_weight_sync discount_over engine_restarts executor export_model lora_sync loss_type_args topr_level verify_weight_sync warm_start
+cosine_length.wrong delta_weight_sync discount_over engine_restarts executor export_model lora_sync loss_type_args
+topr_level verify_weight_sync warm_start
 
 custom_envs.<name>.max_actions_per_step custom_envs.<name>.thinking_tags env_workers.max_env_num_per_worker
 custom_envs.<name>.env_config.agent custom_envs.<name>.env_config.command custom_envs.<name>.env_config.cwd
@@ -50,7 +51,8 @@ rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.t
 <role>.model_args.recompute_granularity <role>.strategy_args.strategy_config.shard_between_micro_batches
 <manager>.generating_args.fire_temperature <manager>.generating_args.fire_top_k <role>.generating_args.fire_top_k
 <role>.training_args.end_weight_decay <role>.training_args.muon_adjust_lr_fn <role>.training_args.muon_momentum
-<role>.training_args.muon_ns_steps <role>.maj_at_k <role>.bootstrap <role>.pass_threshold validation_share <role>.data_args.curriculum.column <role>.data_args.curriculum.min_share
+<role>.training_args.muon_ns_steps <role>.maj_at_k <role>.bootstrap <role>.pass_threshold validation_share
+<role>.data_args.curriculum.column <role>.data_args.curriculum.min_share
 <role>.data_args.curriculum.success_threshold <role>.data_args.curriculum.window <role>.data_args.dataset_args
 <role>.data_args.deduplicate <role>.data_args.default_tag <role>.data_args.label
 <role>.data_args.max_bad_rows <role>.data_args.procedural.config <role>.data_args.procedural.dataset
