@@ -353,7 +353,7 @@ class Critic(nn.Module):
         return values
 
 
-def openrlhf_experience(args: Any, batch: Batch, values: Tensor) -> Any:
+def openrlhf_experience(args: Any, batch: Batch, values: Tensor | None) -> Any:
     """Return the batch with OpenRLHF's rewards, advantages and returns."""
     from openrlhf.models.utils import compute_approx_kl
     from openrlhf.trainer.ppo_utils.experience import Experience

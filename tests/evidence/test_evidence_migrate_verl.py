@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from first_steps import Migrated, Step, moved, read_migrated, rl_steps, sft_step
+from first_steps import Migrated, Step, module_of, moved, read_migrated, rl_steps, sft_step, started
 from peer_first_steps import BEFORE, UPDATE, Critic, Policy
 from tiny_models import build_tiny_model
 from torch import Tensor, nn
@@ -68,6 +68,40 @@ RL = {
     f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=0.5_2.0 {ACTOR}.entropy_coeff=0.001 "
     "actor_rollout_ref.rollout.calculate_log_probs=True",
 }
+OTHERS = {
+    "cispo": f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=0.1 {ACTOR}.clip_ratio_high=0.2",
+    "geo_mean": f"{ACTOR}.policy_loss.loss_mode=geo_mean {ACTOR}.clip_ratio_low=0.05 {ACTOR}.clip_ratio_high=0.03",
+    "sapo": f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.1",
+    "dr_grpo": f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm algorithm.norm_adv_by_std_in_grpo=False",
+    "kl_in_reward": "algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_in_reward=True "
+    "algorithm.kl_ctrl.kl_coef=0.05 algorithm.kl_penalty=low_var_kl",
+    "opo": f"algorithm.adv_estimator=opo {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3+ {ACTOR}.kl_loss_coef=0.1",
+    "icepop": f"{CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_threshold=0.5_1.5",
+    "geometric": f"{CORRECTION}.rollout_rs=seq_mean_k1 {CORRECTION}.rollout_rs_threshold=0.9_1.1",
+}
+NAMED = {
+    f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k1 {ACTOR}.kl_loss_coef=0.1": (
+        "kl_loss_type",
+        "gradient is that of",
+    ),
+    f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=2.0 "
+    f"{CORRECTION}.rollout_is_batch_normalize=True": ("importance_mean_one", "there of all rows"),
+    f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.loss_agg_mode=seq-mean-token-mean "
+    f"{CORRECTION}.rollout_rs=seq_mean_k3 {CORRECTION}.rollout_rs_threshold=0.05": (
+        "loss_agg_mode",
+        "they count in it",
+    ),
+}
+"""What isn't equal, and words of the line that says so."""
+FLAGS = {
+    "reinforce_baseline": "--algo.advantage.estimator reinforce_baseline --algo.advantage.is_correction_level token",
+    "rloo": "--algo.advantage.estimator rloo --algo.advantage.is_correction_level token "
+    "--algo.advantage.is_correction_mode clip --algo.advantage.is_correction_threshold 0.5 1.5",
+    "dr_grpo": "--algo.advantage.estimator dr_grpo --algo.advantage.is_correction_level token "
+    "--algo.advantage.is_correction_gating tv --algo.advantage.is_correction_threshold 0.01",
+    "flash_reinforce": "--algo.advantage.estimator flash_reinforce",
+}
+
 VERL_SFT = """#!/bin/bash
 MODEL={model}
 torchrun --standalone --nnodes=1 --nproc_per_node=8 -m verl.trainer.sft_trainer \\
@@ -149,6 +183,67 @@ def test_the_first_step_of_verl(name: str, model: Path, peers: Path, tmp_path: P
     require_same_curve(
         migrated, "actor_train", theirs.verl_rates(args.actor_rollout_ref.actor.optim, 40), number, "in verl"
     )
+
+
+@pytest.mark.parametrize(("more", "words"), [*((more, ()) for more in OTHERS.values()), *NAMED.items()])
+def test_other_losses_of_verl(more: str, words: tuple[str, ...], model: Path, peers: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(VERL.format(model=model, folder=tmp_path, name="other", more=more))
+    migrated, args = read_migrated(script), theirs.verl_arguments(script, peers)
+    batch, groups = theirs.batch_of(
+        model, args.actor_rollout_ref.rollout.temperature, next(iter(migrated.config.rewards))
+    )
+    steps, _, moves = rl_steps(migrated.alone, groups, move, batch.sampled[batch.mask])
+    policy = Policy(model, BEFORE, *([UPDATE] if moves else []))
+    loss, _ = theirs.verl_step(args, batch, steps["actor_train"].rows, policy)
+    if words:
+        assert max(differences(steps["actor_train"], loss, policy)) > TOLERANCE
+        assert migrated.says(*words)
+    else:
+        require_equal(more, steps["actor_train"], loss, policy)
+
+
+@pytest.mark.parametrize("more", ["", " actor_rollout_ref.model.lora_alpha=64"])
+def test_adapters_are_those_that_peft_makes_of_verls_arguments(
+    more: str, model: Path, peers: Path, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    script = tmp_path / "run.sh"
+    more = f"actor_rollout_ref.model.lora_rank=8{more}"
+    script.write_text(VERL.format(model=model, folder=tmp_path, name="lora", more=more))
+    migrated, args = read_migrated(script), theirs.verl_arguments(script, peers).actor_rollout_ref.model
+    # As in verl/workers/engine/fsdp/transformer_impl.py, line 359.
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        target_modules=args.target_modules,
+        bias="none",
+    )
+    adapted = get_peft_model(Policy(model).lm, lora)
+    with started(migrated.alone, total_steps=10) as clusters:
+        mine = sorted(tuple(p.shape) for p in module_of(clusters, "actor_train").parameters() if p.requires_grad)
+    assert mine == sorted(tuple(p.shape) for p in adapted.parameters() if p.requires_grad)
+    own = migrated.config.actor_train.model_args
+    assert (own.lora_rank, own.lora_alpha, own.lora_dropout) == (lora.r, lora.lora_alpha, lora.lora_dropout)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_other_estimators_of_openrlhf(name: str, model: Path, peers: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    text = OPENRLHF.format(model=model, folder=tmp_path).replace("--critic.model_name_or_path $MODEL ", "")
+    script.write_text(f"{text.rstrip()} {FLAGS[name]}\n")
+    args, migrated = theirs.openrlhf_arguments(script, peers), read_migrated(script, "rewards.all.name=math_rule")
+    batch, groups = theirs.batch_of(model, args.rollout.temperature, next(iter(migrated.config.rewards)))
+    steps, _, moves = rl_steps(migrated.alone, groups, move, batch.sampled[batch.mask])
+    policy = Policy(model, BEFORE, *([UPDATE] if moves else []))
+    advantages = theirs.openrlhf_experience(args, batch, None).advantages
+    if migrated.config.whiten_advantages or migrated.config.adv_estimator == "reinforce_plus_plus":
+        advantages = advantages * (1 - 1 / int(batch.mask.sum())) ** 0.5
+        assert migrated.says("n - 1", "OpenRLHF")
+    loss = theirs.openrlhf_actor(args, batch, advantages, steps["actor_train"].rows, policy)
+    require_equal(f"openrlhf, {name}", steps["actor_train"], loss, policy)
 
 
 def same_arithmetic(migrated: Migrated, args: Any) -> None:

@@ -283,8 +283,8 @@ def coerced(hint: Any, value: Any) -> Any:
 
 
 def say_curves(draft: Draft, whose: str) -> None:
-    """Say in what the start and the optimizer differ, which no key changes."""
-    decisions, given = draft.report.decisions, [use.key for use in draft.report.uses]
+    """Say in what the start differs, which no key changes."""
+    decisions = draft.report.decisions
     for role in ("actor_train", "critic"):
         args = f"{role}.training_args"
         if draft.get(f"{args}.warmup_steps") or draft.get(f"{args}.warmup_ratio"):
@@ -292,8 +292,5 @@ def say_curves(draft: Draft, whose: str) -> None:
                 f"{args}: a warm-up of w steps rises from 1 / (w + 1) of the peak here, and in {whose} from 0, so that "
                 "its first update changes nothing" + ("; a share is rounded up here, down in verl" * (whose == "verl"))
             )
-    if whose == "verl" and not any(key.endswith("optim.weight_decay") for key in given):
-        decay = draft.get("actor_train.training_args.weight_decay", 0.01)
-        decisions.append(f"weight_decay: {decay} of matrices only here, in verl of biases and norms too")
     if draft.has("critic"):
         decisions.append(f"critic: the head for values starts at 0, in {whose} at random")

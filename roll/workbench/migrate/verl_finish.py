@@ -27,6 +27,13 @@ def finish_verl(draft: Draft) -> None:
     _rewards(draft)
     _lengths(draft)
     say_curves(draft, "verl")
+    rule = draft.get("train_infer_correction")
+    filters = isinstance(rule, dict) and any(key.endswith(("_low", "_high")) and rule[key] for key in rule)
+    if filters and str(draft.get("loss_agg_mode")).startswith("seq-mean"):
+        draft.report.decisions.append(
+            "loss_agg_mode: responses that train_infer_correction rejects leave the mean over responses here; in verl "
+            "they count in it, so that its loss is smaller by their share"
+        )
     draft.report.decisions.append(
         "num_train_epochs: prompts that don't fill a step are followed by the next epoch's here, and left out in verl: "
         "of N rows it takes N // batch steps x epochs, here it is N x epochs // batch"
