@@ -78,33 +78,43 @@ def _positive(value: Any) -> Any:
     return None if isinstance(value, (int, float)) and value <= 0 else value
 
 
-_VALUES: dict[str, Callable[[Any], Any]] = {
-    "not": lambda value: not _truth(value),
-    "truth": _truth,
-    "positive": _positive,
-    "steps": _positive,
-    "period": lambda value: max(0, int(value or 0)),
-    "or_zero": lambda value: 0.0 if value is None else value,
-    "stops": lambda value: [text for text in value if text] if isinstance(value, list) else value or [],
-}
-"""Conversions of a value by itself: the other way round; a switch, where a number of ranks counts as on; null in place
-of 0 and -1 (as a number of steps that leaves it to the epochs); steps between two events, where -1 and null are never;
-null is 0; texts that end a response."""
-CONVERSIONS.update({name: lambda step, of=of: step.put(of(step.value)) for name, of in _VALUES.items()})  # type: ignore[misc]
+_VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "not": (lambda value: not _truth(value), "The other way round."),
+    "truth": (_truth, "A switch; a number of ranks counts as on."),
+    "positive": (_positive, "Null in place of 0 and -1."),
+    "steps": (_positive, "A number of steps; null, 0 and -1 leave it to the epochs."),
+    "period": (lambda value: max(0, int(value or 0)), "Steps between two events; -1 and null are never."),
+    "or_zero": (lambda value: 0.0 if value is None else value, "Null is 0."),
+    "stops": (lambda value: [text for text in value if text] if isinstance(value, list) else value or [],
+              "Texts that end a response."),
+}  # fmt: skip
+"""Conversions of a value by itself, with what they do."""
 _NEUTRAL = {"zero_is_none": 0, "one_is_none": 1, "false_is_none": False, "none_is_none": None}
 """Conversions of keys without a counterpart, by what asks for nothing besides null."""
 
 
+def _of_value(convert: Callable[[Any], Any], text: str) -> Conversion:
+    def conversion_(step: Step) -> None:
+        step.put(convert(step.value))
+
+    conversion_.__doc__ = text
+    return conversion_
+
+
 def _unless(neutral: Any) -> Conversion:
-    def convert(step: Step) -> None:
+    word = "null" if neutral is None else str(neutral).lower()
+
+    def conversion_(step: Step) -> None:
         if step.value is None or step.value == neutral:
-            step.dead(f"{'null' if neutral is None else str(neutral).lower()} asks for nothing")
+            step.dead(f"{word} asks for nothing")
         else:
             step.absent(step.row.note)
 
-    return convert
+    conversion_.__doc__ = f"Null and {word} ask for nothing."
+    return conversion_
 
 
+CONVERSIONS.update({name: _of_value(*how) for name, how in _VALUES.items()})
 CONVERSIONS.update({name: _unless(neutral) for name, neutral in _NEUTRAL.items()})
 
 

@@ -306,7 +306,8 @@ def _ask(draft: Draft) -> None:
         if use.fate in ("absent", "unexpanded") and (id(use) in of_file or use.value not in (None, False, [], {}, "")):
             if id(use) not in of_file and not any(use is other for other in report.filled):
                 report.filled.append(use)
-            place = "exp_name" if isinstance(draft.get(place), dict) else place  # what is written there stays
+            # What other keys have written into a section stays.
+            place = "exp_name" if isinstance(draft.get(place), dict) and is_section(draft.hint(place)) else place
             draft.put(place, "???", use)
             use.ours = (*use.ours, place) if place not in use.ours else use.ours
             draft.report.missing.append(f"{place}: {use.line().partition(' -> ')[0]}: {use.note}")

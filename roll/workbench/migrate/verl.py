@@ -115,6 +115,7 @@ _SIMPLE: dict[str, tuple[Callable[[Step], Any], str]] = {
 
 
 def _carry_out(step: Step) -> None:
+    """The value as it is meant here, or nothing where it has no effect."""
     value, why = _SIMPLE[step.row.how]
     found = value(step)
     step.dead(why) if found is NOTHING else step.put(found)

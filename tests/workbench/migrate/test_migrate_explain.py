@@ -52,7 +52,7 @@ def test_the_last_words_are_enough_and_several_projects_are_listed(capsys: pytes
     text = answered(capsys, "rollout.n")
     assert "verl 0.9.1: actor_rollout_ref.rollout.n ->" in text
     projects = {answer.project for answer in explain("warmup_ratio")}
-    assert {"Alibaba's ROLL", "TRL 1.16.0"} <= projects
+    assert "TRL 1.16.0" in projects and any(project.startswith("Alibaba's ROLL") for project in projects)
 
 
 def test_a_section_names_the_keys_below_it(capsys: pytest.CaptureFixture[str]):

@@ -40,14 +40,12 @@ def fates(tmp_path: Path, text: str, name: str = "run.sh") -> dict[str, tuple[st
         ("uv run python -m trl.scripts.reward {}", "trl", "reward"),
         ("torchrun --nproc_per_node=2 my_training.py --dataset_name x {}", "trl", "my_training"),
         ("python -m torch.distributed.run --nproc_per_node 2 x/grpo.py {}", "trl", "grpo"),
-        ("deepspeed --module openrlhf.cli.train_sft {}", "openrlhf", "train_sft"),
-        ("ray job submit --working-dir . -- python3 -m openrlhf.cli.train_ppo_ray {}", "openrlhf", "train_ppo_ray"),
         ("bash -c 'trl kto {}'", "trl", "kto"),
         ("sh <<EOF\ntrl rloo {}\nEOF", "trl", "rloo"),
         ("CMD='trl grpo {}'\n$CMD | tee log 2>&1", "trl", "grpo"),
     ],
 )
-def test_options_of_trl_and_openrlhf_are_read_whoever_starts_them(command, system, job, tmp_path):
+def test_options_of_trl_are_read_whoever_starts_them(command, system, job, tmp_path):
     text = command.format("--model_name_or_path a/b --learning-rate=1e-6 --a.b one 2 --bf16 --seed -1 --n true")
     found = source(tmp_path, f"set -x\npython prepare.py --out d\n{text}\n")
     found.tree.pop("dataset_name", None)

@@ -367,11 +367,11 @@ def test_a_reward_that_would_be_lost_is_asked_for(words: str, keys: set[str], tm
 @pytest.mark.parametrize("system", ["verl", "verl_sft"])
 @pytest.mark.parametrize("backend", ["fsdp", "megatron"])
 def test_a_file_with_every_default_of_verl_asks_for_what_a_run_must_name(system: str, backend: str, tmp_path: Path):
-    from roll.workbench.migrate.peers import merged, table
+    from roll.workbench.migrate.peers import table
 
     tree = table("verl")[system]
     if system == "verl" and backend == "megatron":
-        tree = merged(tree, table("verl")["verl_megatron"])
+        tree = table("verl")["verl_megatron"]
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(tree), "utf-8")
     report, _ = migrate(tmp_path / "all.yaml", "verl")
     assert not report.of("absent") and not report.of("unexpanded")
