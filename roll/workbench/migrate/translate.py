@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.workbench.migrate import conversions_roll, conversions_tasks, conversions_trl, peers, verl
+from roll.workbench.migrate import conversions_roll, conversions_tasks, conversions_trl, peers, verl, verl_algorithm
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.workbench.migrate.draft import Draft, Step
 from roll.workbench.migrate.finish import finish
@@ -18,7 +18,7 @@ from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patte
 from roll.workbench.migrate.verdict import settle
 from roll.workbench.migrate.verl_finish import backends, command_of
 
-MODULES = (conversions_roll, conversions_tasks, conversions_trl, verl)
+MODULES = (conversions_roll, conversions_tasks, conversions_trl, verl, verl_algorithm)
 """Modules that enter conversions when they are imported."""
 
 
