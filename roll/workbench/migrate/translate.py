@@ -16,6 +16,7 @@ from roll.workbench.migrate import (
     trl,
     trl_policies,
     verl,
+    verl_algorithm,
 )
 from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, is_section
@@ -27,7 +28,7 @@ from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_
 from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patterns, systems
 from roll.workbench.migrate.verl_finish import backends, command_of
 
-MODULES = (alibaba_roll, alibaba_roll_tasks, openrlhf, trl, trl_policies, verl)
+MODULES = (alibaba_roll, alibaba_roll_tasks, openrlhf, trl, trl_policies, verl, verl_algorithm)
 """Modules that enter conversions when they are imported."""
 _UNREADABLE = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError)
 """What a conversion raises for a value of a kind that nobody writes there."""
