@@ -108,7 +108,10 @@ def steps(step: Step) -> None:
 def period(step: Step) -> None:
     """Steps between two events; -1 and null are never."""
     value = step.value
-    step.put(0 if not isinstance(value, (int, float)) or value <= 0 else int(value))
+    if isinstance(value, str) and not value.lstrip("-").isdecimal():
+        step.absent("a number of steps was expected")
+    else:
+        step.put(max(0, int(value or 0)))
 
 
 @conversion

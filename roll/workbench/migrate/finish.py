@@ -71,7 +71,7 @@ def _engines(draft: Draft) -> None:
             draft.report.decisions.append(said)
         slots = slots_of(draft, role)
         per_rank = draft.get(place, 1)
-        if slots and isinstance(per_rank, int) and len(slots) % per_rank:
+        if slots and isinstance(per_rank, int) and per_rank > 0 and len(slots) % per_rank:
             kept = slots[: len(slots) // per_rank * per_rank]
             if kept:
                 draft.put(f"{role}.device_mapping", list(kept))

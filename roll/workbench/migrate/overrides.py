@@ -39,18 +39,22 @@ class Overrides:
     """Keys with `~`."""
     conflicts: list[tuple[str, Any]] = field(default_factory=list)
     """Keys below a key that has a value itself."""
+    choices: list[tuple[str, Any]] = field(default_factory=list)
+    """Hydra's choices of a file of defaults for a section that has overrides, `optim=fsdp optim.lr=1e-5`."""
 
 
 def read_overrides(words: Iterable[Word]) -> Overrides:
     """Return what the overrides among the words say; the last of a key counts."""
     found = Overrides()
-    for word in words:
-        match = OVERRIDE.match(word.text)
-        if match is None:
-            continue
-        sign, key, value = match.groups()
+    pairs = [(word, match.groups()) for word in words if (match := OVERRIDE.match(word.text)) is not None]
+    sections = {key.partition(".")[0] for _, (_, key, _) in pairs if "." in key}
+    for word, (sign, key, value) in pairs:
         if sign == "~":
             found.deleted.append(key)
+        elif key in sections and value is not None and re.fullmatch(r"\w+", value):
+            found.choices.append((key, value))
+            if key == "engine":
+                _set(found, "engine.strategy", value)
         elif value is not None:
             _set(found, key, Unexpanded(value, word.unexpanded) if word.unexpanded else parsed(value))
     return found

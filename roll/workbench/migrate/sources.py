@@ -43,6 +43,8 @@ class Source:
     """Keys of included files, before the file's own."""
     deleted: list[str] = field(default_factory=list)
     conflicts: list[tuple[str, Any]] = field(default_factory=list)
+    choices: list[tuple[str, Any]] = field(default_factory=list)
+    """Hydra's, of files of defaults."""
     notes: list[str] = field(default_factory=list)
     presets: list[str] = field(default_factory=list)
     """Defaults that presets of this package stand for."""
@@ -132,7 +134,8 @@ def _launched(words: list[Word], found: Source) -> None:
 def _source(overrides: Any) -> Source:
     filler = Filler(overrides.tree, {})
     tree = filler.fill(overrides.tree)
-    return Source(tree=tree, sections=filler.sections, deleted=overrides.deleted, conflicts=overrides.conflicts)
+    return Source(tree=tree, sections=filler.sections, deleted=overrides.deleted, conflicts=overrides.conflicts,
+                  choices=overrides.choices)  # fmt: skip
 
 
 def _job_at(command: list[Word]) -> int | None:

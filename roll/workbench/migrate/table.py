@@ -2,10 +2,10 @@
 
 A `.keys` file is read line by line; a line that begins with blanks goes on the one above.
 
-    @system trl TRL                     what follows is of this system, again or anew; its name as its project writes it
+    @system trl TRL                     what follows is of this system; with its project's name for it where it begins
     @let t actor_train.training_args    $t stands for it in what follows
     @role student actor_train           <role> in a key is `student`, in ours actor_train
-    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c; <ours> and <in> likewise
+    @each a.b/actor_train c/critic/verl until @end once for each: <at> is a.b, then c, of system verl; <ours> likewise
     @under trainer                      keys that follow stand below `trainer`
     [Sampling]                          heading on docs/coming_from.md
     their.key other -> ours $t.* :how {true: a} = 8 # note
@@ -118,6 +118,8 @@ def read_keys(text: str) -> dict[str, System]:
     reader = _Reader(found)
     for line in _logical(text):
         reader.take(line)
+    for system in found.values():
+        system.groups = {title: rows for title, rows in system.groups.items() if rows}
     return found
 
 
@@ -137,8 +139,9 @@ def _logical(text: str) -> Iterator[str]:
             continue
         end = lines.index("@end", at)
         for pair in lines[at].split()[1:]:
-            words = dict(zip(("<at>", "<ours>", "<in>"), pair.split("/"), strict=False))
-            yield from (re.sub("<at>|<ours>|<in>", lambda word: words[word[0]], line) for line in lines[at + 1 : end])  # noqa: B023
+            theirs, ours, *system = pair.split("/")
+            yield from (f"@system {name}" for name in system)
+            yield from (line.replace("<at>", theirs).replace("<ours>", ours) for line in lines[at + 1 : end])
         at = end + 1
 
 
@@ -146,16 +149,17 @@ class _Reader:
     def __init__(self, found: dict[str, System]) -> None:
         self._found = found
         self._short: dict[str, str] = {}
-        self._under = ""
+        self._under, self._heading = "", "Keys"
         self._rows: list[Row] = []
 
     def take(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "@system":
             name, _, title = rest.partition(" ")
+            self._heading = "Keys" if title else self._heading
             self._system = self._found.setdefault(name, System(name=title))
             self._system.name = title or self._system.name
-            self._under, self._rows = "", self._system.groups.setdefault("Keys", [])
+            self._under, self._rows = "", self._system.groups.setdefault(self._heading, [])
         elif word == "@let":
             name, _, place = rest.partition(" ")
             self._short[name] = place
@@ -169,8 +173,8 @@ class _Reader:
             for old, _, new in (pair.rpartition("/") for pair in rest.split()):
                 self._rows.append(replace(above[new], key=old or new.replace(".", "_"), now=new))
         elif line.startswith("["):
-            self._system.groups.pop("Keys", None) if not self._system.groups.get("Keys") else None
-            self._under, self._rows = "", self._system.groups.setdefault(line[1:-1], [])
+            self._heading = line[1:-1]
+            self._under, self._rows = "", self._system.groups.setdefault(self._heading, [])
         else:
             self._rows += self._read(line)
 

@@ -199,7 +199,7 @@ def _run(steps: list[Step]) -> None:
 def _carry_out(step: Step) -> None:
     try:
         CONVERSIONS.get(step.row.how, simple)(step)
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
+    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
         # A value of a kind that nobody writes there: the file's author is told, not shown a traceback.
         step.absent(f"its value can't be read as this key's: {error}")
 
@@ -213,6 +213,8 @@ def _remarks(draft: Draft, source: Source) -> None:
     report = draft.report
     for key in source.deleted:
         report.uses.append(Use(key=f"~{key}", value=None, fate="dead", note="a key that is taken out"))
+    for key, value in source.choices:
+        report.uses.append(Use(key=key, value=value, fate="dead", note="the defaults of verl that this chooses"))
     for key, value in source.conflicts:
         note = "a key above it has a value itself"
         report.uses.append(Use(key=key, value=value, fate="absent", note=note))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 from roll.catalog.trackers import TRACKERS
-from roll.configs.schema.strategy_config import STRATEGIES
-from roll.workbench.migrate.conversions import SCHEDULES, conversion, first, is_engine, last, mapped, with_lora
+from roll.workbench.migrate.conversions import (
+    CONVERSIONS,
+    FIRST,
+    LAST,
+    SCHEDULES,
+    conversion,
+    first,
+    is_engine,
+    last,
+    mapped,
+    with_lora,
+)  # fmt: skip
 from roll.workbench.migrate.draft import NOTHING, Draft, Step, at
 from roll.workbench.migrate.overrides import Unexpanded
 from roll.workbench.migrate.table import DOMAIN
@@ -54,6 +64,67 @@ def _only_if(step: Step, on: bool, why: str) -> bool:
     return on
 
 
+def _if(on: Any, value: Any) -> Any:
+    return value if on else NOTHING
+
+
+def _backend(step: Step, key: str) -> Any:
+    return step.draft.get(f"{step.role}.strategy_args.strategy_config.{key}", 1)
+
+
+def _generates(step: Step) -> bool:
+    return is_engine(step.draft.strategies.get("actor_infer", ""))
+
+
+def _number(step: Step) -> bool:
+    return isinstance(step.value, (int, float)) and step.value > 0
+
+
+_SIMPLE: dict[str, tuple[Callable[[Step], Any], str]] = {
+    "engine": (mapped, ""),
+    "engine_strategy": (lambda step: _if(step.use.key in ("engine.strategy", "model_engine"), mapped(step)),
+                        "the role's own strategy says it"),
+    "name": (lambda step: str(step.value).strip().replace("/", "_") if step.value is not None else None, ""),
+    "from_step": (lambda step: max(0, step.value - 1), ""),
+    "positive_or_default": (lambda step: _if(_number(step), step.value), "it leaves the default"),
+    "keep_one": (lambda step: _if(step.value, 1), "false asks for nothing"),
+    "address": (lambda step: _if(step.value is not None, step.value), "null asks for none"),
+    "timeline": (lambda step: _if(step.value is not None, True), "null asks for none"),
+    "val_dir": (lambda step: _if(step.value is not None, step.draft.their("trainer.log_val_generations") or 64),
+                "null asks for none"),
+    "fire": (lambda step: _if(step.value, 30.0), "false asks for nothing"),
+    "load_format": (lambda step: _if(_generates(step), "dummy" if "dummy" in str(step.value) else "auto"), "no engine"),
+    "half_cosine": (lambda step: _if(step.value not in (None, 0.5), step.value), "half a cosine is what cosine does"),
+    "incr_style": (lambda step: _if(step.value not in (None, "constant"), step.value), "constant is without it"),
+    "wsd_style": (lambda step: _if(str(_sibling(step, "lr_decay_style")).lower() == "wsd", step.value),
+                  "only lr_decay_style: WSD reads it"),
+    "warmup_ratio": (lambda step: _if(not step.draft.get(f"{step.role}.training_args.warmup_steps"), step.value or 0.0),
+                     "lr_warmup_steps says it"),
+    "tokenizer": (lambda step: _if(step.value and step.role in ("actor_train", "reward_model"), step.value),
+                  "it is the model's, or that of actor_train"),
+    "of_training": (lambda step: _if(step.value is not None and step.role in ("actor_train", "critic"), step.value),
+                    "null, or it doesn't train"),
+    "recompute_modules": (lambda step: _if(_backend(step, "recompute_granularity") == "selective", step.value),
+                          "only recompute_granularity: selective reads it"),
+    "sequence_parallel": (lambda step: _if(not step.value or _backend(step, "tensor_model_parallel_size") != 1,
+                                           step.value), "tensor_model_parallel_size is 1"),
+    "each_domain": (lambda step: _if(step.value and step.draft.get(f"{_REWARD}.name") != "reward_model", step.value),
+                    "the default does"),
+}  # fmt: skip
+"""Conversions that write a value, or drop the key for a reason where that is `NOTHING`."""
+
+
+def _carry_out(step: Step) -> None:
+    value, why = _SIMPLE[step.row.how]
+    found = value(step)
+    step.dead(why) if found is NOTHING else step.put(found)
+
+
+CONVERSIONS.update(dict.fromkeys(_SIMPLE, _carry_out))
+FIRST.update({"engine", "engine_strategy"})
+LAST.update({"keep_one", "address", "warmup_ratio", "recompute_modules", "sequence_parallel", "each_domain"})
+
+
 # --- data, names, folders --------------------------------------------------------------------------------------------
 
 
@@ -69,12 +140,6 @@ def _where_rows_are(step: Step, value: Any) -> None:
         if not place.startswith("validation") or step.draft.their("data.val_files"):
             step.put(value, place)
     step.use.fate, step.use.note = "translated", ""
-
-
-@conversion
-def name(step: Step) -> None:
-    """A name without slashes."""
-    step.put(str(step.value).strip().replace("/", "_") if step.value is not None else None)
 
 
 @first
@@ -113,35 +178,6 @@ def resume(step: Step) -> None:
 
 
 @conversion
-def val_dir(step: Step) -> None:
-    """A folder for validation samples."""
-    if _only_if(step, step.value is not None, "null asks for none"):
-        if not step.draft.their("trainer.log_val_generations"):
-            step.put(64, "log_val_generations")
-        step.decide("validation samples go to the log and the trackers")
-
-
-@conversion
-def positive_or_default(step: Step) -> None:
-    """A number above 0; others leave the default."""
-    if _only_if(step, isinstance(step.value, (int, float)) and step.value > 0, "it leaves the default"):
-        step.put(step.value)
-
-
-@conversion
-def from_step(step: Step) -> None:
-    """The first step in which the actor trains, of steps that are counted from 1."""
-    step.put(max(0, step.value - 1) if isinstance(step.value, int) else step.value)
-
-
-@conversion
-def trainer_mode(step: Step) -> None:
-    """Whether generation runs ahead."""
-    if _only_if(step, step.value not in ("sync", None), "sync is the default"):
-        step.absent(f"{step.value} trains on samples of older weights: set async_generation_ratio and a correction")
-
-
-@conversion
 def contents(step: Step) -> None:
     """What a checkpoint holds, or what of it is loaded; the actor's counts for all roles."""
     wanted, state = step.value if isinstance(step.value, list) else [step.value], ["model", "optimizer", "extra"]
@@ -154,21 +190,6 @@ def contents(step: Step) -> None:
             step.decide("hf_model is saved, never loaded")
 
 
-@last
-def address(step: Step) -> None:
-    """A second place of checkpoints, which here is the only one."""
-    if _only_if(step, step.value is not None, "null asks for none"):
-        step.put(step.value)
-        step.decide("checkpoints go to this address alone; default_local_dir isn't written")
-
-
-@last
-def keep_one(step: Step) -> None:
-    """Whether the checkpoint before goes."""
-    if _only_if(step, bool(step.value), "false asks for nothing"):
-        step.put(1)
-
-
 @conversion
 def profiled(step: Step) -> None:
     """What a profile is made with, where steps are profiled."""
@@ -178,14 +199,6 @@ def profiled(step: Step) -> None:
         step.quiet("tools are torch, memory and nsight")
     else:
         step.put(mapped(step))
-
-
-@conversion
-def timeline(step: Step) -> None:
-    """Ray's own timeline."""
-    if _only_if(step, step.value is not None, "null asks for none"):
-        step.put(True)
-        step.decide("the file is ray_timeline.json in profiler_output_dir")
 
 
 # --- algorithm -------------------------------------------------------------------------------------------------------
@@ -303,7 +316,7 @@ def _corrected(draft: Draft) -> Found:
     if level and not (bypass and not reinforces):
         threshold = given.get("rollout_is_threshold", theirs(draft, f"{CORRECTION}.rollout_is_threshold"))
         low, _, high = str(2.0 if threshold is None else threshold).rpartition("_")
-        puts = {f"{section}.importance_upper": float(high)}
+        puts: dict[str, Any] = {f"{section}.importance_upper": float(high)}
         if icepop := bool(low):
             puts |= {f"{section}.rejection": "icepop", f"{section}.ratio_low": float(low),
                      f"{section}.ratio_high": float(high)}  # fmt: skip
@@ -319,30 +332,27 @@ def _corrected(draft: Draft) -> Found:
             rejects = _rejection(options, spec, given.get("rollout_rs_threshold_lower"))
             if icepop:
                 raise ValueError("icepop and a filter don't go together here")
-            if "rollout_is" in found and rejects.get("level", level) != level:
-                raise ValueError(f"weights are by {level}, and so would be the filter")
         except (ValueError, TypeError) as error:
-            found["rollout_rs"], found["rollout_rs_threshold"] = (
-                ("absent", str(error), {}),
-                ("dead", "see rollout_rs", {}),
-            )
-        else:
-            weights = {} if "rollout_is" in found else {f"{section}.importance_upper": None}
-            puts = {f"{section}.{key}": value for key, value in rejects.items()}
-            found["rollout_rs"] = ("translated", "", {**weights, **puts})
-            found["rollout_rs_threshold"] = found["rollout_rs_threshold_lower"] = ("translated", "", puts)
+            found["rollout_rs"] = ("absent", str(error), {})
+            found["rollout_rs_threshold"] = ("dead", "see rollout_rs", {})
+            return found
+        weights = {} if "rollout_is" in found else {f"{section}.importance_upper": None}
+        puts = {f"{section}.{key}": value for key, value in rejects.items()}
+        found["rollout_rs"] = ("translated", "", {**weights, **puts})
+        if not weights and rejects.get("level", level) != level:
+            why = f"weights are by {level}, the filter is by {rejects['level']}, and one level is for both"
+            found["rollout_rs"] = ("absent", why, {})
+            del puts[f"{section}.level"]
+        found["rollout_rs_threshold"] = found["rollout_rs_threshold_lower"] = ("translated", "", puts)
     return found
 
 
 def _bypass(draft: Draft) -> tuple[bool, bool]:
     """Whether the sampler's log-probs are the old ones, and whether the loss then is that of REINFORCE."""
-    words = {word: theirs(draft, f"{CORRECTION}.{word}") for word in
-             ("bypass_mode", "bypass_old_logprob_for_rollout", "loss_type", "use_policy_gradient",
-              "use_pure_rollout_correction")}  # fmt: skip
-    reinforces = (
-        words["loss_type"] == "reinforce" or words["use_policy_gradient"] or words["use_pure_rollout_correction"]
-    )
-    return bool(words["bypass_mode"] or words["bypass_old_logprob_for_rollout"]), bool(reinforces)
+    on = {word for word in ("bypass_mode", "bypass_old_logprob_for_rollout", "use_policy_gradient",
+          "use_pure_rollout_correction") if theirs(draft, f"{CORRECTION}.{word}")}  # fmt: skip
+    reinforces = theirs(draft, f"{CORRECTION}.loss_type") == "reinforce" or any("use_" in word for word in on)
+    return any("bypass" in word for word in on), reinforces
 
 
 @last
@@ -391,8 +401,8 @@ def loss_mode(step: Step) -> None:
     mode = _mode(step.draft)
     if _bypass(step.draft)[0]:
         step.dead("bypass_mode has its own loss")
-    elif mode not in MODES:
-        step.absent("a loss of your own is a function here: path/to/file.py:name")
+    elif mode not in MODES or (mode == "dro" and not theirs(step.draft, f"{ACTOR}.policy_loss.dro_beta")):
+        step.absent("a loss of your own is a function here: path/to/file.py:name; dro needs dro_beta")
     else:
         step.put(MODES[mode][0])
         if mode == "dro":
@@ -452,12 +462,9 @@ def loss_agg(step: Step) -> None:
 @last
 def loss_scale(step: Step) -> None:
     """What seq-mean-token-sum-norm divides by."""
-    norm = theirs(step.draft, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
-    if _only_if(
-        step,
-        norm and step.value not in (None, theirs(step.draft, "data.max_response_length")),
-        "response_length, or unread",
-    ):
+    read = theirs(step.draft, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and step.value is not None
+    other = read and step.value != theirs(step.draft, "data.max_response_length")
+    if _only_if(step, other, "it is response_length, or nothing reads it"):
         step.absent("seq-mean-token-sum-norm divides by response_length; scale learning_rate, or write a loss")
 
 
@@ -483,16 +490,14 @@ def as_the_actor(step: Step) -> None:
         step.absent(f"it is {now} for the actor, and one for both")
 
 
-@conversion
+@last
 def clip_grad(step: Step) -> None:
     """The bound of the gradient's norm; the actor's rules."""
-    if not step.use.key.startswith("critic."):
+    if step.use.key.startswith("critic."):
+        as_the_actor(step)
+    else:
         step.put(step.value)
         step.use.fate, step.use.note = "translated", ""
-    elif not has_critic(step.draft):
-        step.dead("there is no critic")
-    elif _only_if(step, step.value not in (None, theirs(step.draft, f"{ACTOR}.optim.clip_grad")), "that of the actor"):
-        step.absent("one bound is for all roles, the actor's")
 
 
 @conversion
@@ -509,24 +514,25 @@ def grad_clip(step: Step) -> None:
 @conversion
 def distillation(step: Step) -> None:
     """A teacher on what the student samples."""
-    section = "distillation.distillation_loss"
-    mode, gradient, rewards = (theirs(step.draft, f"{section}.{word}") for word in
+    mode, gradient, rewards = (theirs(step.draft, f"distillation.distillation_loss.{word}") for word in
                                ("loss_mode", "use_policy_gradient", "use_task_rewards"))  # fmt: skip
-    use = "loss" if mode == "forward_kl_topk" and not gradient else "advantage" if mode in ("k1", "kl") else ""
-    found: Found = {
-        "enabled": ("decided", "the teacher's likeliest tokens and all others together, verl leaves the others out"
-                    if use == "loss" else "a part of the advantage, there a loss with a clip of its own",
-                    {"distill.use_as": use}) if use and (use == "loss" or gradient) else
-                   ("absent", f"loss_mode {mode} with use_policy_gradient {gradient} is neither of both", {}),
-        "distillation_loss_coef": ("translated", "", {"distill.coef": step.value if rewards else 1.0}),
-        "use_task_rewards": ("translated", "", {"distill.reward_coef": 1.0 if rewards else 0.0}),
-        "model_path": ("translated", "", {step.place: step.value}),
-    }  # fmt: skip
-    if use == "loss":
-        found["loss_mode"] = ("translated", "", {"distill.divergence": "forward_kl"})
-        found["topk"] = ("translated", "", {"distill.top_k": step.value})
-    if _only_if(step, bool(theirs(step.draft, "distillation.enabled")), "distillation is off"):
-        _settle(step, found, "distill.use_as says it")
+    uses = {("forward_kl_topk", False): "loss", ("k1", True): "advantage", ("kl", True): "advantage"}
+    use = uses.get((mode, gradient), "")
+    notes = {"loss": "the teacher's likeliest tokens and all others together, verl leaves the others out",
+             "advantage": "a part of the advantage, there a loss with a clip of its own"}  # fmt: skip
+    written: dict[str, Any] = {"model_path": step.value, "use_task_rewards": 1.0 if rewards else 0.0,
+                               "distillation_loss_coef": step.value if rewards else 1.0}  # fmt: skip
+    if not theirs(step.draft, "distillation.enabled"):
+        step.dead("distillation is off")
+    elif step.last == "enabled" and not use:
+        step.absent(f"loss_mode {mode} with use_policy_gradient {gradient} is neither of distill.use_as")
+    elif step.last == "enabled":
+        step.put(use)
+        step.decide(notes[use])
+    elif step.last == "loss_mode" and use == "loss":
+        step.put("forward_kl", "distill.divergence")
+    elif _only_if(step, step.last in written or (step.last == "topk" and use == "loss"), "distill.use_as says it"):
+        step.put(written.get(step.last, step.value))
 
 
 # --- rewards ---------------------------------------------------------------------------------------------------------
@@ -546,8 +552,9 @@ def custom_function(step: Step) -> None:
     if not path or not step.use.key.startswith(section) or isinstance(path, Unexpanded):
         step.dead("no function" if not path else f"{section}.path says it")
     else:
-        path = str(path).removeprefix("pkg://")
-        path = path if path.endswith(".py") or ":" in path else path.replace("/", ".")
+        package = str(path).startswith("pkg://")
+        path = str(path).removeprefix("pkg://").removeprefix("file://")
+        path = path.replace("/", ".") if package else path
         step.put(f"{path}:{step.draft.their(f'{section}.name', 'compute_score')}", f"{_REWARD}.name")
 
 
@@ -586,16 +593,7 @@ def reward_manager(step: Step) -> None:
         step.absent("a manager of your own becomes a reward function")
 
 
-@last
-def each_domain(step: Step) -> None:
-    """A key of every domain that a function scores."""
-    if _only_if(
-        step, step.value is not None and step.draft.get(f"{_REWARD}.name") != "reward_model", "the default does"
-    ):
-        step.put(step.value)
-
-
-@last
+@first
 def reward_model(step: Step) -> None:
     """Whether a model scores."""
     if _only_if(step, bool(step.value), "false asks for none"):
@@ -642,65 +640,34 @@ def thinking(step: Step) -> None:
 # --- the engine that generates ---------------------------------------------------------------------------------------
 
 
-@first
-def engine(step: Step) -> None:
-    """An inference engine."""
-    step.put(mapped(step))
-
-
 @conversion
 def engine_option(step: Step) -> None:
     """An option of vLLM, and its name with SGLang."""
     engine, word, value = step.draft.strategies.get("actor_infer", ""), step.last, step.value
     sglang = {"pipeline_model_parallel_size": "pp_size", "gpu_memory_utilization": "mem_fraction_static"}
-    options: Any = STRATEGIES.get(engine)
     if word == "free_cache_engine" and engine == "vllm":
         # Theirs keep a copy of the weights in host memory, which here the next sync would overwrite.
         step.put(None if value else 0)
         step.use.fate, step.use.note = "translated", ""
-    elif value is None or not is_engine(engine) or (word.endswith("parallel_size") and value == 1 and word[0] != "t"):
+    elif value is None or not _generates(step) or (value == 1 and word[:6] in ("expert", "pipeli")):
         step.dead("the default, or not of this engine")
     elif word == "tensor_model_parallel_size":
         for place in step.places:
             step.put(value, place)
-    elif engine == "sglang":
-        if _only_if(step, word in sglang, "it is vLLM's, and the engine is sglang"):
-            step.put(value, f"{_ENGINE}.{sglang[word]}")
-    elif reason := options.reserved.get(word) or options.gone.get(word):
-        step.dead(reason)
-    else:
+    elif engine == "vllm":
         step.put(True if word == "expert_parallel_size" else value)
-
-
-@conversion
-def load_format(step: Step) -> None:
-    """How an engine reads its weights."""
-    if _only_if(step, is_engine(step.draft.strategies.get("actor_infer", "")) and step.value is not None, "no engine"):
-        step.put("dummy" if str(step.value).startswith("dummy") else "auto")
-        step.use.fate, step.use.note = "translated", ""
-        if step.value not in ("dummy", "auto"):
-            step.decide(f"{step.value} is {step.draft.get(f'{_ENGINE}.load_format')}")
+    elif _only_if(step, word in sglang, "it is vLLM's, and the engine is sglang"):
+        step.put(value, f"{_ENGINE}.{sglang[word]}")
 
 
 @conversion
 def engine_kwargs(step: Step) -> None:
     """An argument of the engine itself."""
     of, dot, word = step.use.key.partition("engine_kwargs.")[2].partition(".")
-    engine, word = step.draft.strategies.get("actor_infer", ""), word or of
-    options: Any = STRATEGIES.get(engine)
-    if step.value in (None, {}) or (dot and of != engine) or not is_engine(engine):
-        step.dead(f"null leaves the engine's choice, or the engine is {engine or 'another'}")
-    elif reason := options.reserved.get(word.split(".")[0]) or options.gone.get(word.split(".")[0]):
-        step.dead(reason)
-    else:
-        step.put(step.value, f"{_ENGINE}.{word}")
-
-
-@conversion
-def fire(step: Step) -> None:
-    """A hot first token."""
-    if _only_if(step, bool(step.value), "false asks for nothing"):
-        step.put(30.0)
+    engine = step.draft.strategies.get("actor_infer", "")
+    takes = step.value not in (None, {}) and (not dot or of == engine) and _generates(step)
+    if _only_if(step, takes, f"null leaves the engine's choice, or the engine is {engine or 'another'}"):
+        step.put(step.value, f"{_ENGINE}.{word or of}")
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -727,22 +694,11 @@ def token_budget(step: Step) -> None:
     way, draft = step.place.rpartition("_")[2], step.draft
     on = step.value is not None and draft.get(f"{step.role}.use_dynamic_batching_in_{way}")
     if _only_if(step, bool(on), "dynamic batching is off"):
-        sizes = (
-            f"{step.role}.model_args.ulysses_size",
-            f"{step.role}.strategy_args.strategy_config.context_parallel_size",
-        )
-        ranks = max(size for place in sizes if isinstance(size := draft.get(place, 1), int))
+        sizes = draft.get(f"{step.role}.model_args.ulysses_size", 1), _backend(step, "context_parallel_size")
+        ranks = max(size for size in (1, *sizes) if isinstance(size, int))
         step.put(step.value * ranks if isinstance(step.value, int) else step.value)
         if ranks > 1:
             step.note(f"times the {ranks} ranks that share a sequence")
-
-
-@last
-def warmup_ratio(step: Step) -> None:
-    """A share of all steps, where no number is given."""
-    steps = step.draft.get(f"{step.role}.training_args.warmup_steps")
-    if _only_if(step, bool(step.value) and not steps, "0 is the default, or lr_warmup_steps says it"):
-        step.put(step.value)
 
 
 @conversion
@@ -758,17 +714,10 @@ def verl_schedule(step: Step) -> None:
         step.put(known)
 
 
-@conversion
-def wsd_style(step: Step) -> None:
-    """How wsd falls, for a schedule that is wsd."""
-    if _only_if(step, str(_sibling(step, "lr_decay_style")).lower() == "wsd", "only lr_decay_style: WSD reads it"):
-        step.put(step.value)
-
-
 @last
 def min_lr(step: Step) -> None:
     """The lowest rate as a share of the peak."""
-    peak = step.draft.get(f"{step.role}.training_args.learning_rate", 1e-6)
+    peak = step.draft.get(f"{step.role}.training_args.learning_rate") or _sibling(step, "lr")
     if not step.value:
         step.dead("0 is the default")
     elif isinstance(peak, (int, float)) and peak and isinstance(step.value, (int, float)):
@@ -776,38 +725,6 @@ def min_lr(step: Step) -> None:
         step.use.fate, step.use.note = "translated", f"a share of the peak {peak:g}"
     else:
         step.absent("there is no learning rate to take a share of")
-
-
-@conversion
-def betas(step: Step) -> None:
-    """Both of Adam's constants."""
-    if isinstance(step.value, list) and len(step.value) == 2:
-        for place, value in zip(step.places, step.value, strict=True):
-            step.put(value, place)
-    else:
-        step.absent("two numbers were expected")
-
-
-@conversion
-def half_cosine(step: Step) -> None:
-    """Cycles of the cosine."""
-    if _only_if(step, step.value not in (None, 0.5), "half a cosine is what cosine does"):
-        step.put(step.value)
-
-
-@conversion
-def incr_style(step: Step) -> None:
-    """How the weight decay grows."""
-    if _only_if(step, step.value not in (None, "constant"), "constant is without it"):
-        step.put(step.value)
-
-
-@conversion
-def tokenizer(step: Step) -> None:
-    """A tokenizer of its own, for roles that have one."""
-    own = step.value is not None and step.role not in ("actor_infer", "reference", "critic")
-    if _only_if(step, own, "it is the model's, or that of actor_train"):
-        step.put(step.value)
 
 
 @last
@@ -822,10 +739,11 @@ def verl_targets(step: Step) -> None:
 
 
 @conversion
-def compile_(step: Step) -> None:
-    """torch.compile is of the log-probs there, of the layers here."""
-    if _only_if(step, bool(step.value), "false asks for nothing"):
-        step.dead("left off: there it compiles the log-probs alone, model_args.torch_compile here the layers")
+def betas(step: Step) -> None:
+    """Both of Adam's constants."""
+    first_, second = map(float, step.value)
+    step.put(first_)
+    step.put(second, step.places[1])
 
 
 @conversion
@@ -834,36 +752,6 @@ def master_dtype(step: Step) -> None:
     trains = step.role in ("actor_train", "critic") and str(step.value) not in ("fp32", "float32", "None")
     if _only_if(step, trains, "weights that are trained are fp32"):
         step.decide("weights that are trained stay fp32; dtype is that of the forward pass")
-
-
-@first
-def engine_strategy(step: Step) -> None:
-    """The backend of fine-tuning; those of other jobs stand in the role's own section."""
-    if _only_if(step, step.use.key in ("engine.strategy", "model_engine"), "the role's own strategy says it"):
-        step.put(mapped(step))
-
-
-@conversion
-def of_training(step: Step) -> None:
-    """A key of recomputation."""
-    if _only_if(step, step.value is not None and step.role in ("actor_train", "critic"), "null, or it doesn't train"):
-        step.put(step.value)
-
-
-@last
-def recompute_modules(step: Step) -> None:
-    """What is recomputed selectively."""
-    granularity = step.draft.get(f"{step.role}.strategy_args.strategy_config.recompute_granularity")
-    if _only_if(step, granularity == "selective", "only recompute_granularity: selective reads it"):
-        step.put(step.value)
-
-
-@last
-def sequence_parallel(step: Step) -> None:
-    """Splitting along the sequence, which tensor parallelism makes possible."""
-    size = step.draft.get(f"{step.role}.strategy_args.strategy_config.tensor_model_parallel_size", 1)
-    if _only_if(step, not step.value or size != 1, "tensor_model_parallel_size is 1"):
-        step.put(step.value)
 
 
 @conversion

@@ -52,6 +52,10 @@ def finish_sft(draft: Draft) -> None:
                 if not draft.has(f"{role}.data_args.{key}") and (role == "actor_train" or draft.has(role)):
                     draft.put(f"{role}.data_args.{key}", default)
                     draft.report.decisions.append(f"{role}.data_args.{key}: {default}, the default of old releases")
+    for place, there in (("save_steps", True), ("eval_steps", draft.has("validation"))):
+        if there and not draft.get(place):
+            draft.put(place, 10**9, draft.made_by.get(place))
+            draft.report.decisions.append(f"{place}: 1000000000, so the last step alone, as in verl without a period")
     _needed(draft, "actor_train.data_args.file_name", "the training rows (data.train_files)")
     say_curves(draft, "verl")
     draft.report.decisions += [
@@ -174,20 +178,21 @@ def _devices(draft: Draft) -> None:
 def _mini_batches(draft: Draft) -> None:
     """A mini-batch in prompts there, in passes of responses here; and what is counted in steps."""
     offline = draft.pipeline == "sft"
-    n = 1 if offline else draft.get("num_return_sequences_in_group", 1)
-    actor_size, actor_use = draft.memo["mini:actor_train"]
+    n, epochs = (1, 1) if offline else (draft.get(key, 1) for key in ("num_return_sequences_in_group", "ppo_epochs"))
+    actor_size, actor_use = draft.memo.get("mini:actor_train", (None, None))
     prompts = actor_size if offline else draft.get("rollout_batch_size", 1024)
     for role in ("actor_train", "critic"):
-        if not draft.has(role):
+        args = f"{role}.training_args"
+        wide_place, deep_place = f"{args}.per_device_train_batch_size", f"{args}.gradient_accumulation_steps"
+        if not draft.has(role) or draft.get(deep_place) == "???":
             continue
         size, use = draft.memo.get(f"mini:{role}", (actor_size, actor_use))
-        size = actor_size if size is None else size
-        if not isinstance(size, int) or not isinstance(n, int) or not isinstance(prompts, int):
+        size, per_device, ranks = size or actor_size, draft.get(wide_place, 1), data_parallel(draft, role)
+        if not all(isinstance(number, int) and number > 0 for number in (size, n, prompts, per_device, epochs)):
+            draft.put(deep_place, "???", use)
+            if use is not None:
+                use.fate, use.note = "absent", "whole numbers above 0 were expected of it, of n, passes and prompts"
             continue
-        ranks, args = data_parallel(draft, role), f"{role}.training_args"
-        wide_place = f"{args}.per_device_train_batch_size"
-        per_device = draft.get(wide_place, 1)
-        per_device = per_device if isinstance(per_device, int) else 1
         responses = min(size, prompts) * n
         wide = min(per_device, max(1, responses // ranks))
         while wide > 1 and responses % (wide * ranks):
@@ -195,14 +200,17 @@ def _mini_batches(draft: Draft) -> None:
         deep = max(1, responses // (wide * ranks))
         used = draft.made_by.get(wide_place)
         draft.put(wide_place, wide, used)
-        draft.put(f"{args}.gradient_accumulation_steps", deep, use)
+        draft.put(deep_place, deep, use)
         rows = f"{responses} rows" if offline else f"{min(size, prompts)} prompts x {n} = {responses} responses"
-        use.note = f"{rows}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
-        use.fate = "translated" if wide * deep * ranks == responses and wide == per_device else "decided"
+        if use is not None:
+            use.note = (
+                f"{rows}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
+            )
+            use.fate = "translated" if wide * deep * ranks == responses and wide == per_device else "decided"
         if wide != per_device and used is not None:
             used.fate, used.note = "decided", f"{wide}, so that passes fill the mini-batch"
         if not offline:
-            _in_optimizer_steps(draft, args, -(-prompts // min(size, prompts)) * int(draft.get("ppo_epochs", 1)))
+            _in_optimizer_steps(draft, args, -(-prompts // min(size, prompts)) * epochs)
 
 
 def _in_optimizer_steps(draft: Draft, args: str, number: int) -> None:

@@ -99,6 +99,8 @@ def test_a_loss_of_verl_keeps_its_own_numbers(words: str, tmp_path: Path):
     ("words", "keys"),
     [
         (f"{A}.policy_loss.loss_mode=mine", {"loss_mode"}),
+        (f"{A}.policy_loss.loss_mode=dro", {"loss_mode"}),
+        (f"{A}.use_rollout_log_probs=True", {"use_rollout_log_probs"}),
         (f"{A}.policy_loss.loss_mode=dppo_tv {A}.clip_ratio_low=0.1", {"clip_ratio_low"}),
         (f"{A}.loss_agg_mode=seq-mean-token-sum-norm {A}.loss_scale_factor=1024", {"loss_scale_factor"}),
         (f"{A}.qat.enable=true", {"enable"}),
@@ -200,6 +202,8 @@ def test_a_correction_that_isnt_here_is_asked_for(words: str, keys: set[str], tm
     assert asked(report) == keys
     assert report.missing
     assert at(tree, f"{T}.ratio_high") is None
+    if "seq_mean" in words:
+        assert values(tree, f"{T}.level", f"{T}.divergence_high", f"{T}.importance_upper") == ["???", 0.01, 2.0]
 
 
 def test_reinforce_around_the_sampler_is_reinforce_with_weights(tmp_path: Path):
@@ -305,6 +309,10 @@ def test_a_reward_function_is_the_rewards_in_both_of_verls_places(section: str, 
     assert values(tree["rewards"]["all"], "name", "reward_kwargs") == ["mine/score.py:score", {"scale": 2}]
     _, tree = job(tmp_path, f"{section}.path=mine/score.py")
     assert tree["rewards"]["all"]["name"] == "mine/score.py:compute_score"
+    _, tree = job(tmp_path, f"{section}.path=file://mine/score.py {section}.name=f")
+    assert tree["rewards"]["all"]["name"] == "mine/score.py:f"
+    _, tree = job(tmp_path, f"{section}.path=pkg://mine/score {section}.name=f")
+    assert tree["rewards"]["all"]["name"] == "mine.score:f"
     report, tree = job(tmp_path, f"{section}.path=$(pwd)/score.py {section}.name=score")
     assert tree["rewards"]["all"]["name"] == "???" and report.missing
 
@@ -397,6 +405,31 @@ def test_fine_tuning_learns_every_message_of_the_assistant(tmp_path: Path):
     assert "train_on" not in tree and tree["actor_train"]["data_args"]["response"] == "answer"
     report, _ = job(tmp_path, "data.truncation=left", SFT)
     assert report.missing
+
+
+def test_what_verl_saves_in_the_end_is_saved(tmp_path: Path):
+    # verl's fine-tuning saves its last step whatever save_freq says, and keeps all of its checkpoints.
+    _, tree = job(tmp_path, "", SFT)
+    assert (tree["save_steps"], tree["checkpoint_config"]["max_to_keep"]) == (10**9, None)
+    report, _ = job(tmp_path, "trainer.save_freq=after_each_epoch", SFT)
+    assert asked(report) == {"save_freq"} and report.missing
+    _, tree = job(tmp_path, "")
+    assert (tree.get("save_steps"), tree["checkpoint_config"]["max_to_keep"]) == (None, None)
+
+
+def test_a_choice_of_hydra_leaves_the_keys_of_its_section(tmp_path: Path):
+    words = "optim=fsdp optim.lr=2e-5 engine.fsdp_size=4 engine=fsdp model=hf_model optim.betas=[0.9,0.95]"
+    report, tree = job(tmp_path, words, SFT)
+    args = tree["actor_train"]["training_args"]
+    assert (args["learning_rate"], args["adam_beta2"]) == (2e-5, 0.95)
+    assert not report.missing and {"optim", "engine", "model"} <= {use.key for use in report.of("dead")}
+
+
+@pytest.mark.parametrize("value", ["$(wc -l a)", "abc", "0", "[1,2]"])
+def test_a_mini_batch_that_is_no_number_is_asked_for(value: str, tmp_path: Path):
+    report, tree = job(tmp_path, f"{A}.ppo_mini_batch_size={value}")
+    assert tree["actor_train"]["training_args"]["gradient_accumulation_steps"] == "???"
+    assert report.missing and fates(report)[f"{A}.ppo_mini_batch_size"] in ("absent", "unexpanded")
 
 
 @pytest.mark.parametrize(
