@@ -8,7 +8,8 @@ from typing import Any
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 from roll.workbench.migrate.conversions import conversion, last, mapped
-from roll.workbench.migrate.draft import Draft, Step, at
+from roll.workbench.migrate.draft import Draft, Step
+from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.verl import ACTOR, has_critic, only_if, sibling, theirs
 
 CORRECTION = "algorithm.rollout_correction"

@@ -50,7 +50,8 @@ rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.t
 <role>.model_args.recompute_granularity <role>.strategy_args.strategy_config.shard_between_micro_batches
 <manager>.generating_args.fire_temperature <manager>.generating_args.fire_top_k <role>.generating_args.fire_top_k
 <role>.training_args.end_weight_decay <role>.training_args.muon_adjust_lr_fn <role>.training_args.muon_momentum
-<role>.training_args.muon_ns_steps <role>.training_args.wsd_decay_ratio pipeline <role>.maj_at_k <role>.bootstrap <role>.pass_threshold
+<role>.training_args.muon_ns_steps <role>.training_args.wsd_decay_ratio
+pipeline <role>.maj_at_k <role>.bootstrap <role>.pass_threshold
 <role>.data_args.curriculum.column <role>.data_args.curriculum.min_share
 <role>.data_args.curriculum.success_threshold <role>.data_args.curriculum.window <role>.data_args.dataset_args
 <role>.data_args.deduplicate <role>.data_args.default_tag <role>.data_args.label

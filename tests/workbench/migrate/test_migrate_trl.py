@@ -211,7 +211,8 @@ def test_what_changes_a_policy_and_has_no_counterpart_is_asked_for(tmp_path: Pat
     asks = {
         "loss_type: sapo": "policy_loss", "importance_sampling_level: sequence": "policy_loss", "min_p: 0.1": top_p,
         "entropy_coef: 0.01": "entropy_loss_coef", "generation_kwargs: {min_tokens: 4}": top_p,
-        "sync_ref_model: true": "reference.model_args.model_name_or_path", "cast_lm_head_to_fp32: true": f"{MODEL}.dtype",
+        "sync_ref_model: true": "reference.model_args.model_name_or_path",
+        "cast_lm_head_to_fp32: true": f"{MODEL}.dtype",
         "use_bias_correction_kl: true": "kl_loss_ratio", "off_policy_mask_threshold: 0.1": "policy_loss",
         "max_tool_calling_iterations: 3": "tool_use.max_turns",
         "vllm_importance_sampling_clip_max: 0.5": "train_infer_correction.importance_upper",
