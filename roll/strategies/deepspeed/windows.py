@@ -29,8 +29,8 @@ def finish_gathers(engine: Any) -> None:
     After a pass without gradients DeepSpeed 0.19.8 leaves them on their way until the next one begins, and fails
     where they are gathered for another purpose.
     """
-    offload = getattr(engine.optimizer, "parameter_offload", engine.optimizer) if engine is not None else None
-    if hasattr(offload, "get_param_coordinator"):
+    offload = None if engine is None else getattr(engine.optimizer, "parameter_offload", engine.optimizer)
+    if offload is not None and hasattr(offload, "get_param_coordinator"):
         offload.get_param_coordinator()._clean_inflight_param_registry()
 
 
