@@ -320,7 +320,7 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
         "a manager's class",
         [f"{LAKE}.env_manager_cls=x.TrajEnvManager"],
         f"{LAKE}.env_manager_cls",
-        ["sample_unit: trajectory for TrajEnvManager"],
+        ["sample_unit", "trajectory for TrajEnvManager"],
     ),
     ("a worker's class", [f"{TRAIN}.worker_cls=x.EnvironmentWorker"], f"{TRAIN}.worker_cls", ["code of your own"]),
     (

@@ -60,7 +60,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
         "an option of vLLM elsewhere",
         ["actor_infer.gpu_memory_utilization=0.5"],
         "actor_infer.gpu_memory_utilization",
-        ["an option of vllm", "actor_infer.strategy_args.strategy_config"],
+        ["with sglang mem_fraction_static", "actor_infer.strategy_args.strategy_config"],
     ),
     (
         "an unknown engine",
@@ -192,7 +192,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
         "validation.validation_shuffle",
         ["write validation.shuffle"],
     ),
-    ("verl's images", [f"{DATA}.image_key=images"], f"{DATA}.image_key", ["models of images aren't supported"]),
+    ("verl's images", [f"{DATA}.image_key=images"], f"{DATA}.image_key", ["rows with pictures are refused"]),
     (
         "verl's baseline for turns",
         ["adv_estimator=tir_optimal_token_baseline"],

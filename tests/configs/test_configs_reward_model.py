@@ -38,7 +38,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
      ["in the section reward_model"]),
     ("a misspelt name", [*ALONE, "rewards.math.name=reward_modle"], "rewards.math.name",
      ["did you mean 'reward_model'"]),
-    ("a word of before", ["+reward={}"], "reward", ["write reward_model"]),
+    ("a word of before", ["+reward={}"], "reward", ["judge for a model that grades"]),
     ("a training backend", [*ALONE, "reward_model.strategy_args.strategy_name=fsdp2_train"],
      "reward_model.strategy_args.strategy_name", ["fsdp2_infer"]),
     ("a backend without classifiers", [*ALONE, "reward_model.strategy_args.strategy_name=megatron_infer"],
