@@ -20,6 +20,8 @@ _JOBS = {"main_generation": "verl_generation", "main_eval": "verl_evaluation", "
 def system_of(source: Source, given: str | None) -> str:
     """Return the name of a table of `systems()`; raise `ValueError` where nobody can tell."""
     found = given or source.system or _likely(source.tree)
+    if given and source.job and source.system not in ("", given):
+        raise ValueError(f"it starts {source.job}, a job of {name_of(source.system)}: leave out --from {given}")
     if found is None:
         words = ", ".join(list(source.tree)[:5]) or "no keys"
         raise ValueError(f"whose file is it? It has {words}: say --from {', --from '.join(CHOICES)}")
