@@ -159,21 +159,24 @@ def _job(command: Sequence[Word]) -> _Job | None:
     """The trainer that a command starts; of a script of nobody's that one, with an empty `system`."""
     texts = [word.text for word in command]
     unknown = None
+    last_flag = max((at for at, text in enumerate(texts) if text.startswith("--")), default=-1)
     for at, text in enumerate(texts):
-        before, words = list(command[:at]), list(command[at + 1 :])
         module = at > 0 and texts[at - 1] in ("-m", "--module")
         if text.rpartition("/")[2] == "trl" and at + 1 < len(texts) and texts[at + 1] in _TRL and not module:
-            return _Job("trl", texts[at + 1], command[at].line, before, words[1:])
+            return _Job("trl", texts[at + 1], command[at].line, list(command[:at]), list(command[at + 2 :]))
         if "=" in text or not (module or text.endswith(".py")) or text.startswith(_LAUNCH_MODULES):
             continue
         if _ROLL.search(text):
             raise ValueError(f"line {command[at].line}: it starts ROLL with {' '.join(texts[at + 1 :])[:200]}: give "
                              "roll migrate the YAML file that this names")  # fmt: skip
-        if _VERL.search(text) and not text.startswith("trl"):
+        is_verl = _VERL.search(text) and not text.startswith("trl")
+        if not is_verl and (unknown is not None or at > last_flag):
+            continue
+        before, words = list(command[:at]), list(command[at + 1 :])
+        if is_verl:
             return _Job("verl", text, command[at].line, before, words)
         name = text.removesuffix(".py").replace(".", "/").rpartition("/")[2]
-        job = _Job("trl" if re.search(r"\btrl\b", text) else "", name, command[at].line, before, words)
-        unknown = unknown or job if any(word.text.startswith("--") for word in words) else unknown
+        unknown = _Job("trl" if re.search(r"\btrl\b", text) else "", name, command[at].line, before, words)
     return unknown
 
 

@@ -218,6 +218,7 @@ JOB = "python3 -m verl.trainer.main_ppo "
         (f"{JOB}{'.'.join(['a'] * 5000)}=1", "words"),
         ("cat <<EOF\n" + "\n" * 500_000, "no key=value"),
         (f"export{' -a b=1' * 20_000}", "no key=value"),
+        (f"echo{' x.py' * 100_000}", "no key=value"),
     ],
 )
 def test_scripts_that_grow_or_nest_without_end_get_one_plain_error(text: str, said: str, tmp_path: Path):
