@@ -222,7 +222,7 @@ def is_earlier(system: str, row: Row) -> bool:
 def counterparts(row: Row, words: Sequence[str], system: str) -> tuple[str, ...]:
     """Return the places of a row with the roles and names of a key filled in, and `DOMAIN` where it has no name."""
     roles = systems()[system].roles
-    names = {their: roles.get(word, word) if their == ROLE else word
+    names = {"<name>": DOMAIN} | {their: roles.get(word, word) if their == ROLE else word
              for their, word in zip(row.key.split("."), words, strict=False) if their[0] == "<"}  # fmt: skip
     return tuple(".".join(names.get(part, part) for part in place.split(".")) for place in row.to)
 
