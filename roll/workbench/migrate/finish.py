@@ -106,9 +106,7 @@ def _machines(draft: Draft) -> None:
 
 def _end(draft: Draft) -> None:
     """A run ends."""
-    if not draft.knows("num_train_epochs") or draft.has("max_steps"):
-        return
-    if draft.has("num_train_epochs"):
+    if draft.has("num_train_epochs") and not draft.has("max_steps"):
         draft.put("max_steps", None)
         draft.report.decisions.append("max_steps: null, so num_train_epochs decides")
 
@@ -144,9 +142,8 @@ def _batches(draft: Draft) -> None:
         fitting = [(wide, next(deep for deep in range(min(passes, share // wide), 0, -1) if share // wide % deep == 0))
                    for wide in range(min(per_device, share), 0, -1) if share % wide == 0]  # fmt: skip
         wide, deep = max(fitting, key=lambda sizes: (sizes[0] * sizes[1], sizes[0]))
-        for key, value, now in (("per_device_train_batch_size", wide, per_device),
-                                ("gradient_accumulation_steps", deep, passes)):  # fmt: skip
-            if value != now:
+        for key, value in (("per_device_train_batch_size", wide), ("gradient_accumulation_steps", deep)):
+            if value != draft.get(f"{args}.{key}", 1):
                 draft.put(f"{args}.{key}", value)
         draft.report.decisions.append(
             f"{args}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}, which "
@@ -164,8 +161,7 @@ def _budgets(draft: Draft) -> None:
         for way in ("train", "infer"):
             key, switch = f"{role}.max_tokens_per_microbatch_in_{way}", f"{role}.use_dynamic_batching_in_{way}"
             budget: Any = draft.get(key)
-            if draft.get(switch) and not isinstance(budget, int):
-                budget = 0
+            budget = budget if isinstance(budget, int) else 0
             if draft.get(switch) and isinstance(longest, int) and budget < longest:
                 draft.put(key, longest)
                 draft.report.decisions.append(

@@ -129,11 +129,10 @@ def _step(
         return _unlisted(draft, use, source, table)
     elif use.value == {}:
         use.fate, use.note = "dead", "an empty section says nothing"
-    elif row.fate in ("translated", "decided"):
-        use.fate, use.note = row.fate, row.note
-        return Step(draft, row, use, places)
     else:
         use.fate, use.note = row.fate, row.note
+        if row.fate in ("translated", "decided"):
+            return Step(draft, row, use, places)
         if row.fate == "absent" and (why := _asks_nothing(use, row, source.tree, theirs)):
             use.fate, use.note = "dead", why
         elif row.fate == "absent":
