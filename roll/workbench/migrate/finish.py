@@ -130,9 +130,8 @@ def _batches(draft: Draft) -> None:
         args = f"{role}.training_args"
         if not draft.has(role) or rows <= 0:
             continue
-        per_device, passes = (
-            draft.get(f"{args}.{key}", 1) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")
-        )
+        per_device = draft.get(f"{args}.per_device_train_batch_size", 1)
+        passes = draft.get(f"{args}.gradient_accumulation_steps", 1)
         ranks = data_parallel(draft, role)
         if not isinstance(per_device, int) or not isinstance(passes, int) or min(per_device, passes) < 1:
             continue
@@ -154,9 +153,8 @@ def _batches(draft: Draft) -> None:
 def _budgets(draft: Draft) -> None:
     """A token budget holds the longest sequence."""
     prompt, response = (draft.get(f"{part}_length", 1024) for part in ("prompt", "response"))
-    longest = draft.get("sequence_length") or (
-        prompt + response if isinstance(prompt, int) and isinstance(response, int) else 0
-    )
+    both = prompt + response if isinstance(prompt, int) and isinstance(response, int) else 0
+    longest = draft.get("sequence_length") or both
     for role in ROLES:
         for way in ("train", "infer"):
             key, switch = f"{role}.max_tokens_per_microbatch_in_{way}", f"{role}.use_dynamic_batching_in_{way}"
@@ -164,9 +162,8 @@ def _budgets(draft: Draft) -> None:
             budget = budget if isinstance(budget, int) else 0
             if draft.get(switch) and isinstance(longest, int) and budget < longest:
                 draft.put(key, longest)
-                draft.report.decisions.append(
-                    f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
-                )
+                said = f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
+                draft.report.decisions.append(said)
             elif draft.has(key) and not draft.get(switch):
                 draft.abandon(key, f"{switch.rpartition('.')[2]} is off")
 

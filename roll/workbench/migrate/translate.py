@@ -24,7 +24,7 @@ from roll.workbench.migrate.finish import finish, settle
 from roll.workbench.migrate.overrides import at, unexpanded_in
 from roll.workbench.migrate.report import Report, Use
 from roll.workbench.migrate.sources import Source, read_source
-from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_of
+from roll.workbench.migrate.systems import job_of, pipeline_of, system_of
 from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, counterparts, patterns, systems
 from roll.workbench.migrate.verl_finish import backends, command_of
 
@@ -45,7 +45,7 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     name = system_of(source, system)
     if name == "openrlhf" and not source.job:
         source.job, source.tree = openrlhf_flags.read_tree(source.tree, source.notes)
-    report = Report(source=str(file), system=name_of(name))
+    report = Report(source=str(file), system=systems()[name].name)
     if name in ("verl_generation", "verl_evaluation"):
         command_of(name, source, report)
         return report, None
