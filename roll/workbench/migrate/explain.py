@@ -53,6 +53,7 @@ def explain(text: str, project: str | None = None) -> list[Answer]:
             return found
     known = {word for name in names for key in _keys(name) for word in (key, key.rpartition(".")[2])}
     known |= {word for cls in _CLASSES for word in homes_of(cls)}
+    known = {word for word in known if word.strip("*.")}
     near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
     whose = systems()[project].name if project else "ROLL, verl, TRL or OpenRLHF, nor of ours"
     raise ValueError(f"{shown(key)!r} is no key of {whose}{near and f'; {near}'}")

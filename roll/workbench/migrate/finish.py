@@ -106,9 +106,7 @@ def _machines(draft: Draft) -> None:
 
 def _end(draft: Draft) -> None:
     """A run ends."""
-    if not draft.knows("num_train_epochs") or draft.has("max_steps"):
-        return
-    if draft.has("num_train_epochs"):
+    if draft.has("num_train_epochs") and not draft.has("max_steps"):
         draft.put("max_steps", None)
         draft.report.decisions.append("max_steps: null, so num_train_epochs decides")
 
@@ -132,9 +130,8 @@ def _batches(draft: Draft) -> None:
         args = f"{role}.training_args"
         if not draft.has(role) or rows <= 0:
             continue
-        per_device, passes = (
-            draft.get(f"{args}.{key}", 1) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")
-        )
+        per_device = draft.get(f"{args}.per_device_train_batch_size", 1)
+        passes = draft.get(f"{args}.gradient_accumulation_steps", 1)
         ranks = data_parallel(draft, role)
         if not isinstance(per_device, int) or not isinstance(passes, int) or min(per_device, passes) < 1:
             continue
@@ -144,9 +141,8 @@ def _batches(draft: Draft) -> None:
         fitting = [(wide, next(deep for deep in range(min(passes, share // wide), 0, -1) if share // wide % deep == 0))
                    for wide in range(min(per_device, share), 0, -1) if share % wide == 0]  # fmt: skip
         wide, deep = max(fitting, key=lambda sizes: (sizes[0] * sizes[1], sizes[0]))
-        for key, value, now in (("per_device_train_batch_size", wide, per_device),
-                                ("gradient_accumulation_steps", deep, passes)):  # fmt: skip
-            if value != now:
+        for key, value in (("per_device_train_batch_size", wide), ("gradient_accumulation_steps", deep)):
+            if value != draft.get(f"{args}.{key}", 1):
                 draft.put(f"{args}.{key}", value)
         draft.report.decisions.append(
             f"{args}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}, which "
@@ -157,20 +153,17 @@ def _batches(draft: Draft) -> None:
 def _budgets(draft: Draft) -> None:
     """A token budget holds the longest sequence."""
     prompt, response = (draft.get(f"{part}_length", 1024) for part in ("prompt", "response"))
-    longest = draft.get("sequence_length") or (
-        prompt + response if isinstance(prompt, int) and isinstance(response, int) else 0
-    )
+    both = prompt + response if isinstance(prompt, int) and isinstance(response, int) else 0
+    longest = draft.get("sequence_length") or both
     for role in ROLES:
         for way in ("train", "infer"):
             key, switch = f"{role}.max_tokens_per_microbatch_in_{way}", f"{role}.use_dynamic_batching_in_{way}"
             budget: Any = draft.get(key)
-            if draft.get(switch) and not isinstance(budget, int):
-                budget = 0
+            budget = budget if isinstance(budget, int) else 0
             if draft.get(switch) and isinstance(longest, int) and budget < longest:
                 draft.put(key, longest)
-                draft.report.decisions.append(
-                    f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
-                )
+                said = f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
+                draft.report.decisions.append(said)
             elif draft.has(key) and not draft.get(switch):
                 draft.abandon(key, f"{switch.rpartition('.')[2]} is off")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.workbench.migrate.table import ROLE, Row, by_leaf, by_section, canonical, patterns, systems
+from roll.workbench.migrate.table import ROLE, Row, by_word, canonical, patterns, systems
 
 _OFFLINE = "Fine-tuning, preferences, distillation"
 _SHOWN = 3
@@ -45,7 +45,7 @@ def also(words: Sequence[str], elsewhere: Sequence[str]) -> str:
     if len(words) > 1:
         return ""
     known = {canonical(place) for place in elsewhere}
-    rows = {canonical(row.to[0]): (name, row) for name, row in reversed(by_leaf().get(words[0], ()))
+    rows = {canonical(row.to[0]): (name, row) for name, row in reversed(by_word(-1).get(words[0], ()))
             if row.to and row.fate == "translated" and canonical(row.to[0]) not in known}  # fmt: skip
     said = [f"; {systems()[name].name}'s {_shown(row.key)} is {_shown(row.to[0])}" for name, row in rows.values()]
     return "".join(list(reversed(said))[:_SHOWN])
@@ -79,10 +79,10 @@ def unneeded(path: Sequence[str]) -> str:
 def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
     """A hint by the last word of the key, for one that has lost the sections around it."""
     general = ("**",) if len(words) == 1 else ("**", "tracker_kwargs.")
-    rows = [(name, row) for name, row in by_leaf().get(words[-1], ()) if not row.key.startswith(general)]
+    rows = [(name, row) for name, row in by_word(-1).get(words[-1], ()) if not row.key.startswith(general)]
     rows = [found for found in rows if _suits(*found, offline)] or rows
     if not rows:
-        inside = by_section().get(words[-1])
+        inside = by_word(-2).get(words[-1])
         return _sentence(inside[0][1], words, inside[0][0]) if inside else ""
     # Most of the same words at the end first; then keys that have a counterpart, of another last word (a key of the
     # same one would rarely be unknown), in the section that the key stands in.

@@ -495,6 +495,7 @@ def _batch(draft: Draft, role: str) -> None:
     )
     if min(micro, size) < 1:
         draft.put(f"{role}.training_args.gradient_accumulation_steps", "???")
+        draft.put(f"{role}.training_args.per_device_train_batch_size", micro if micro >= 1 else "???")
         draft.report.missing.append(
             f"{role}.training_args.gradient_accumulation_steps: batch sizes from 1 were expected"
         )

@@ -19,6 +19,7 @@ _OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 _PLAIN = re.compile(r"[\w./-]*[A-Za-z_/][\w./-]*")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_BRACKETS = 500
 _DEEPEST = 64
 """Words of a key."""
 _WORDS = {"null": None, "none": None, "": None, "true": True, "false": False}
@@ -168,7 +169,7 @@ def scalar(text: str) -> Any:
 def parsed(text: str) -> Any:
     """Return the value that Hydra reads in a text, else what YAML does, else the text."""
     text = text.strip()
-    if len(text) > 2**16:
+    if len(text) > 2**16 or sum(map(text.count, "[{(")) > _BRACKETS:  # parsers take minutes for them in each other
         return text
     if text in ("null", "None", ""):
         return None

@@ -130,16 +130,10 @@ class Report:
         """The same for programs."""
         lists = {fate: [_plain(use) for use in self.of(fate)] for fate in TITLES}
         return {
-            "source": self.source,
-            "system": self.system,
-            "pipeline": self.pipeline,
-            **lists,
-            "filled": [_plain(use) for use in self.filled],
-            "decisions": self.decisions,
-            "missing": self.missing,
-            "elsewhere": self.elsewhere,
-            "command": self.command,
-        }
+            "source": self.source, "system": self.system, "pipeline": self.pipeline, **lists,
+            "filled": [_plain(use) for use in self.filled], "decisions": self.decisions, "missing": self.missing,
+            "elsewhere": self.elsewhere, "command": self.command,
+        }  # fmt: skip
 
     def json(self) -> str:
         """The same as text."""

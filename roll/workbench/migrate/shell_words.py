@@ -18,9 +18,14 @@ _LONGEST = 2**20
 _MOST = 64 * 2**20
 """Characters that all expansions of a script together may give, `_PER_WORD` more for each word."""
 _PER_WORD = 256
+_PER_CALL = 2**16
+"""What a call of a function counts as."""
 _DEEPEST = 40
 _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
 _PLAIN_IN_QUOTES = re.compile(r"[^\"\\$`]+")
+_PLAIN_IN_A_DOCUMENT = re.compile(r"[^\\$`]+")
+_FUNCTION = re.compile(r"(?:^|(?<=\n))(?:function[ \t]+([\w-]+)[ \t]*(?:\(\))?|([A-Za-z_][\w-]*)[ \t]*\(\))\s*\{(?=\s)")
+_ARGUMENTS = ("@", *"123456789")
 _DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
@@ -50,9 +55,16 @@ class Script:
     commands: list[list[Word]] = field(default_factory=list)
     variables: dict[str, list[Word]] = field(default_factory=dict)
     """Values by name; of an array one by element."""
-    documents: list[tuple[str, str]] = field(default_factory=list)
-    """Here-documents, with the file that each is written to."""
+    documents: list[tuple[str, str, Word]] = field(default_factory=list)
+    """Here-documents: the file that each is written to, the text in the script, and with its variables filled in."""
     notes: list[str] = field(default_factory=list)
+    conditions: dict[str, str] = field(default_factory=dict)
+    """Of variables that are set under a condition: which value was taken."""
+    used: set[str] = field(default_factory=set)
+    """Variables that something refers to."""
+    functions: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Bodies of functions, with their line."""
+    called: set[str] = field(default_factory=set)
     room: int = _MOST
 
     def spend(self, characters: int) -> None:
@@ -73,20 +85,26 @@ def read_script(text: str, script: Script | None = None) -> Script:
     closed, for texts that grow beyond a megabyte, or all together beyond `_MOST`, and for expansions in each other that
     are too deep.
     """
-    return _Reader(text.replace("\r\n", "\n"), script or Script(), 0).script()
+    script = _Reader(text.replace("\r\n", "\n"), script or Script(), 0).script()
+    for name in [name for name in script.functions if name not in script.called]:
+        body, line = script.functions.pop(name)
+        _Reader(body, script, 1, line).script()
+    return script
 
 
 class _Reader:
-    def __init__(self, text: str, script: Script, depth: int) -> None:
+    def __init__(self, text: str, script: Script, depth: int, line: int = 1) -> None:
         if depth > _DEEPEST:
             raise TooMuch(f"its expansions stand in each other more than {_DEEPEST} levels deep")
         self._text, self._at, self._script, self._depth = text, 0, script, depth
-        self._counted, self._lines = 0, 1
+        self._counted, self._lines = 0, line
         self._ends: list[tuple[str, str]] = []
         """Ends of here-documents that begin on the next line, with the quotes around them."""
         self._target = ""
         """File that the command's output goes to."""
         self._branches = 0
+        self._if = False
+        """Whether `&&` or `||` stands in front."""
 
     def script(self) -> Script:
         words: list[Word] = []
@@ -99,13 +117,16 @@ class _Reader:
             elif self._continued():
                 self._at += 2
             elif sign in _BREAKS:
-                self._at += 1
-                self._script.commands += [words] if words else []
+                self._command(words)
                 words = []
+                self._if = self._text[self._at : self._at + 2] in ("&&", "||") or (self._if and sign in "&|()")
+                self._at += 2 if self._if and sign in "&|" else 1
                 if sign == "\n":
                     self._documents()
             elif sign in "<>":
                 self._redirect()
+            elif not words and (match := _FUNCTION.match(self._text, self._at)) and self._function(match):
+                continue
             else:
                 match = _ASSIGNMENT.match(self._text, self._at)
                 starts = len(words) < _OPTIONS and all(
@@ -118,8 +139,55 @@ class _Reader:
                     words += self._word()
                     self._branches += _BRANCHES.get(words[0].text, 0) if len(words) == 1 else 0
                     words = [] if len(words) == 1 and words[0].text in _KEYWORDS else words
-        self._script.commands += [words] if words else []
+        self._command(words)
         return self._script
+
+    def _function(self, head: re.Match[str]) -> bool:
+        """Keep the body of a function for its calls, which ends on its line or with a } at the start of another."""
+        line_end = (self._text.find("\n", head.end()) + 1 or len(self._text) + 1) - 1
+        body = self._text[head.end() : line_end].rstrip()
+        end = line_end if body.endswith("}") else self._text.find("\n}", head.end(), head.end() + _LONGEST) + 2
+        if end < 2:
+            return False
+        line = self._line() + head.group().count("\n")
+        self._script.functions[head[1] or head[2]] = (self._text[head.end() : end].rstrip().removesuffix("}"), line)
+        self._at = end
+        return True
+
+    def _command(self, words: list[Word]) -> None:
+        """Enter a command: of a function those of its body, with its arguments."""
+        name, names = words[0].text if words else "", [word.text for word in words[1:] if _NAME.fullmatch(word.text)]
+        variables = self._script.variables
+        if name in self._script.functions:
+            body, line = self._script.functions.pop(name)  # one that calls itself has no end here
+            self._script.called.add(name)
+            self._script.spend(_PER_CALL)
+            before = {key: variables.pop(key) for key in list(variables) if key in _ARGUMENTS}
+            self._arguments(words[1:])
+            _Reader(body, self._script, self._depth + 1, line).script()
+            self._arguments([])
+            variables.update(before)
+            self._script.functions.setdefault(name, (body, line))
+        elif name == "shift" and "@" in variables:
+            by = int(words[1].text) if len(words) > 1 and words[1].text.isdecimal() and len(words[1].text) < 4 else 1
+            self._arguments(variables["@"][by:])
+        elif words:
+            self._script.commands.append(words)
+        if name in ("source", ".") and len(words) > 1:
+            self._script.notes.append(f"line {words[0].line}: {words[1].text[:60]} isn't read: variables that it sets "
+                                      "have other values there than here")  # fmt: skip
+        names = names[:1] if name in ("for", "select") else names if name in ("read", "mapfile", "unset") else []
+        for unknown in names:
+            why = "unsets" if name == "unset" else "sets while it runs"
+            variables[unknown] = [Word(f"${unknown}", (f"${unknown}, which the script {why}",))]
+
+    def _arguments(self, words: list[Word]) -> None:
+        """Set $1, $2, ... and $@ of a function."""
+        variables = self._script.variables
+        for key in _ARGUMENTS:
+            variables.pop(key, None)
+        if words or self._depth:
+            variables |= {str(i): [word] for i, word in enumerate(words[:9], 1)} | {"@": words}
 
     def _continued(self) -> bool:
         return self._text.startswith("\\\n", self._at)
@@ -150,7 +218,8 @@ class _Reader:
             match = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self._text, start)
             self._at = match.end() if match else len(self._text)
             body = self._text[start : match.start() if match else self._at]
-            self._script.documents.append((self._target, body))
+            filled = Word(body) if quote else _Reader(body, self._script, self._depth + 1)._document()
+            self._script.documents.append((self._target, body, filled))
             for command in self._script.commands[-2:]:
                 if command[0].text == "read":  # into a variable
                     self._script.variables[command[-1].text] = [Word(body) if quote else self._whole(body)]
@@ -173,10 +242,12 @@ class _Reader:
         if place:
             raw = f"{name}{place}"
             values = [Word(f"${name}", (f"${name}, of which the script sets {raw} by itself",))]
-        if self._branches > 0 and before and [word.text for word in before] != [word.text for word in values]:
-            said = " ".join(word.text for word in values)
-            self._script.notes.append(f"line {line}: {name} depends on a condition; the last in the script was taken, "
-                                      f"{said if len(said) < 60 else said[:60] + '...'}")  # fmt: skip
+        if (self._branches > 0 or self._if) and [word.text for word in before] != [word.text for word in values]:
+            said = " ".join(word.text for word in values) or "an empty text"
+            self._script.conditions[name] = (
+                f"line {line}: {name} depends on a condition; the last in the script was taken, "
+                f"{said if len(said) < 60 else said[:60] + '...'}"
+            )
         self._script.variables[name] = values
 
     def _array(self) -> Iterator[Word]:
@@ -229,6 +300,19 @@ class _Reader:
         if self._text[self._at : self._at + 1] in ("<", ">") and words[0].text.isdecimal() and not quoted:
             return []  # the 2 of 2>&1
         return [word for word in words if word.text or word.unexpanded or quoted]
+
+    def _document(self) -> Word:
+        """A here-document, in which quotes mean nothing."""
+        words = [Word()]
+        while self._at < len(self._text):
+            if self._text[self._at] in "$`":
+                self._join(words, *self._expansion(), split=False)
+            elif self._text[self._at] == "\\" and self._text[self._at + 1 : self._at + 2] in ("\\", "$", "`", "\n"):
+                self._add(words[-1], self._text[self._at + 1].strip("\n"))
+                self._at += 2
+            else:
+                self._run(words[-1], _PLAIN_IN_A_DOCUMENT)
+        return Word(" ".join(word.text for word in words), tuple(part for word in words for part in word.unexpanded))
 
     def _single(self, word: Word) -> None:
         """Text in '...', or in $'...' with its escapes."""
@@ -285,9 +369,11 @@ class _Reader:
         if match := _NAME.match(text, start + 1):
             self._at = match.end()
             return self._variable(match.group()), False
-        sign = text[start + 1 : start + 2]
+        sign = text[start + 1 : start + 2].replace("*", "@")
         self._at += 2 if sign and sign in "@*#?$!-0123456789" else 1
         raw = text[start : self._at]
+        if sign and sign in self._script.variables:
+            return self._script.variables[sign], sign == "@"
         return (_stopped(raw) if len(raw) > 1 else [Word(raw)]), False
 
     def _balanced(self, pair: str) -> str:
@@ -302,6 +388,7 @@ class _Reader:
 
     def _variable(self, name: str) -> list[Word]:
         """The value of a variable, of an array its first element."""
+        self._script.used.add(name)
         if name in self._script.variables:
             return self._script.variables[name][:1] or [Word()]
         if name in _OF_THE_USER:
@@ -315,6 +402,7 @@ class _Reader:
             return _stopped(f"${{{inside}}}"), False
         name, element, sign, word = match.groups()
         values = self._script.variables.get(name, [])
+        self._script.used.add(name)
         if sign is None:
             if element is None:
                 return (self._variable(name) if _NAME.match(name) else _stopped(f"${{{inside}}}")), False

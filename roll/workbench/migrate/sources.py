@@ -16,7 +16,7 @@ from roll.configs.parsing.roll_names import PRESETS
 from roll.configs.parsing.yaml_files import read_yaml
 from roll.utils.shipped import shipped
 from roll.workbench.migrate import openrlhf_flags
-from roll.workbench.migrate.overrides import Filler, Overrides, merged, read_flags, read_overrides
+from roll.workbench.migrate.overrides import Filler, Overrides, Unexpanded, merged, read_flags, read_overrides
 from roll.workbench.migrate.peers import table
 from roll.workbench.migrate.shell_words import Script, Word, read_script
 
@@ -27,6 +27,7 @@ _ROLL = re.compile(r"start_\w*pipeline\.py$")
 _STARTS = re.compile(r"-m\s+\S*(verl|openrlhf|trl)\b|\btrl\s+(" + "|".join(_TRL) + r")\b|\.py\s+(\S+=|--)")
 _IN_A_LIST = re.compile(r"[+~]*[\w-]+\.[\w.-]+=|[+~]+[\w.-]+(=|$)")
 """An override among other words: it has a dot in its key, or a sign in front of it."""
+_LEFT_OVER = re.compile(rf"--[a-z]|{_IN_A_LIST.pattern}")
 _LISTED = re.compile(r"-\s+['\"]?(\+?\+?[A-Za-z_][\w.@/-]*=|~\w)")
 _LAUNCH_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
 _LAUNCHERS = {"nproc_per_node": "each", "nnodes": "machines", "num_processes": "all", "num_machines": "machines",
@@ -115,12 +116,13 @@ class _Job:
 def _from_shell(text: str, file: Path) -> Source:
     try:
         script = read_script(text)
-        for _, inside in [*script.documents, *_texts_inside(script)]:
+        for inside in [*(text for _, text, _ in script.documents), *_texts_inside(script)]:
             if _STARTS.search(inside):
                 with contextlib.suppress(ValueError):  # a program in another language
                     read_script(inside, script)
     except ValueError as error:
         raise ValueError(f"{file} can't be read as a shell script: {error}") from None
+    script.notes += [note for name, note in script.conditions.items() if name in script.used]
     if flags := openrlhf_flags.read_commands(script.commands):
         return Source(system="openrlhf", job=flags[0], tree=flags[1], notes=[*flags[2], *script.notes])
     jobs = [job for command in script.commands if (job := _job(command)) is not None]
@@ -130,6 +132,9 @@ def _from_shell(text: str, file: Path) -> Source:
         found = _of_job(jobs[0], file, script)
         found.notes += [f"line {job.line}: {job.name} is another job; move it into a file of its own"
                         for job in jobs[1:]]  # fmt: skip
+        script.notes += [f"line {words[0].line}: {words[0].text[:60]} isn't of the command above it, which ends before "
+                         "that, at a comment, an empty line or a blank behind its \\" for words in script.commands
+                         if words[0].line > jobs[0].line and _LEFT_OVER.match(words[0].text)]  # fmt: skip
     else:
         words = [word for command in script.commands for word in command if _IN_A_LIST.match(word.text)]
         found = _source(read_overrides(words), {})
@@ -138,37 +143,40 @@ def _from_shell(text: str, file: Path) -> Source:
         raise ValueError(
             f"{file} has no key=value that could be translated; it should start verl (python3 -m verl.trainer.main_ppo "
             "key=value ...), TRL (trl grpo --key value ...) or OpenRLHF (python3 -m openrlhf.cli.train_ppo_ray --key "
-            "value ...), be a list of such overrides, or a YAML file"
+            f"value ...), be a list of such overrides, or a YAML file{''.join(f'; {note}' for note in found.notes[:3])}"
         )
     return found
 
 
-def _texts_inside(script: Script) -> Iterable[tuple[str, str]]:
+def _texts_inside(script: Script) -> Iterable[str]:
     """Commands that stand in quotes: `bash -c "..."`, `srun`, `ssh`."""
     for command in list(script.commands):
         if _job(command) is None:
-            yield from (("", word.text) for word in command if " " in word.text)
+            yield from (word.text for word in command if " " in word.text)
 
 
 def _job(command: Sequence[Word]) -> _Job | None:
     """The trainer that a command starts; of a script of nobody's that one, with an empty `system`."""
     texts = [word.text for word in command]
     unknown = None
+    last_flag = max((at for at, text in enumerate(texts) if text.startswith("--")), default=-1)
     for at, text in enumerate(texts):
-        before, words = list(command[:at]), list(command[at + 1 :])
         module = at > 0 and texts[at - 1] in ("-m", "--module")
         if text.rpartition("/")[2] == "trl" and at + 1 < len(texts) and texts[at + 1] in _TRL and not module:
-            return _Job("trl", texts[at + 1], command[at].line, before, words[1:])
+            return _Job("trl", texts[at + 1], command[at].line, list(command[:at]), list(command[at + 2 :]))
         if "=" in text or not (module or text.endswith(".py")) or text.startswith(_LAUNCH_MODULES):
             continue
         if _ROLL.search(text):
             raise ValueError(f"line {command[at].line}: it starts ROLL with {' '.join(texts[at + 1 :])[:200]}: give "
                              "roll migrate the YAML file that this names")  # fmt: skip
-        if _VERL.search(text) and not text.startswith("trl"):
+        is_verl = _VERL.search(text) and not text.startswith("trl")
+        if not is_verl and (unknown is not None or at > last_flag):
+            continue
+        before, words = list(command[:at]), list(command[at + 1 :])
+        if is_verl:
             return _Job("verl", text, command[at].line, before, words)
         name = text.removesuffix(".py").replace(".", "/").rpartition("/")[2]
-        job = _Job("trl" if re.search(r"\btrl\b", text) else "", name, command[at].line, before, words)
-        unknown = unknown or job if any(word.text.startswith("--") for word in words) else unknown
+        unknown = _Job("trl" if re.search(r"\btrl\b", text) else "", name, command[at].line, before, words)
     return unknown
 
 
@@ -219,11 +227,13 @@ def _trl_fields() -> set[str]:
 
 def _named_file(name: str, file: Path, script: Script) -> Source:
     """What the file of configuration says that a command names: one that the script itself writes, or that is here."""
-    for target, text in script.documents:
+    for target, _, text in script.documents:
         if target and Path(target).name == Path(name).name:
             with tempfile.TemporaryDirectory() as folder:
-                (inside := Path(folder) / f"{Path(name).name}").write_text(text, "utf-8")
-                return _from_yaml(inside)
+                (inside := Path(folder) / f"{Path(name).name}").write_text(text.text, "utf-8")
+                found = _from_yaml(inside)
+            found.tree = _stopped(found.tree, text.unexpanded)
+            return found
     for path in [folder / (name + suffix) for folder in (file.parent, Path()) for suffix in ("", ".yaml", ".yml")]:
         there = False
         with contextlib.suppress(OSError, ValueError):  # a name that can be no file
@@ -231,6 +241,16 @@ def _named_file(name: str, file: Path, script: Script) -> Source:
         if there:
             return _from_yaml(path)
     return Source(tree={}, absent=[name])
+
+
+def _stopped(node: Any, parts: Sequence[str]) -> Any:
+    """With `Unexpanded` for texts that have parts in them which the shell would have filled in."""
+    if isinstance(node, Mapping):
+        return {key: _stopped(value, parts) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_stopped(value, parts) for value in node]
+    inside = tuple(part for part in parts if part.partition(",")[0] in node) if isinstance(node, str) else ()
+    return Unexpanded(node, inside) if inside else node
 
 
 def _launched(words: list[Word], found: Source) -> None:

@@ -20,6 +20,8 @@ _JOBS = {"main_generation": "verl_generation", "main_eval": "verl_evaluation", "
 def system_of(source: Source, given: str | None) -> str:
     """Return the name of a table of `systems()`; raise `ValueError` where nobody can tell."""
     found = given or source.system or _likely(source.tree)
+    if given and source.job and source.system not in ("", given):
+        raise ValueError(f"it starts {source.job}, a job of {systems()[source.system].name}: leave out --from {given}")
     if found is None:
         words = ", ".join(list(source.tree)[:5]) or "no keys"
         raise ValueError(f"whose file is it? It has {words}: say --from {', --from '.join(CHOICES)}")
@@ -44,18 +46,13 @@ def _job(tree: Mapping[str, Any], job: str) -> str:
 def _likely(tree: Mapping[str, Any]) -> str | None:
     """The system whose table knows most of the keys."""
     leaves = [path.split(".") for path, _ in leaves_of(tree)][:500]
-    scores = {
-        name: sum(_known(name, path) for path in leaves)
-        for name in ("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf")
-    }
-    name = max(scores, key=lambda key: scores[key])
-    return (name.split("_")[0] if scores[name] else None) if leaves else None
-
-
-def _known(name: str, path: list[str]) -> bool:
-    row = patterns(name).find(path)
-    # A row that takes whatever is below says little.
-    return row is not None and not row.key.startswith("**")
+    scores = dict.fromkeys(("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf"), 0)
+    for name in scores:
+        rows = [patterns(name).find(path) for path in leaves]
+        # A row that takes whatever is below says little.
+        scores[name] = sum(row is not None and not row.key.startswith("**") for row in rows)
+    best = max(scores, key=lambda name: scores[name])
+    return best.partition("_")[0] if scores[best] else None
 
 
 def pipeline_of(system: str, tree: Mapping[str, Any], job: str = "") -> str:
@@ -91,8 +88,3 @@ def job_of(system: str, source: Source) -> str:
     actor = at(source.tree, "actor_rollout_ref.actor", {})
     backend = (at(actor, "strategy", "megatron" if "megatron" in actor else ""), source.tree.get("model_engine"))
     return f"{source.job} megatron" if "megatron" in backend else source.job
-
-
-def name_of(system: str) -> str:
-    """Return a system's name as its project writes it."""
-    return systems()[system].name

@@ -84,11 +84,6 @@ class Row:
         """Theirs, if the row says it."""
         return yaml.safe_load(self.default_text) if self.default_text else NOT_GIVEN
 
-    @property
-    def leaf(self) -> str:
-        """The last word of the key that isn't a placeholder."""
-        return next(part for part in reversed(self.key.split(".")) if part[0] not in "<*")
-
 
 @dataclass(kw_only=True)
 class System:
@@ -220,9 +215,9 @@ def is_earlier(system: str, row: Row) -> bool:
 
 
 def counterparts(row: Row, words: Sequence[str], system: str) -> tuple[str, ...]:
-    """Return the places of a row with the roles and names of a key filled in."""
+    """Return the places of a row with the roles and names of a key filled in, and `DOMAIN` where it has no name."""
     roles = systems()[system].roles
-    names = {their: roles.get(word, word) if their == ROLE else word
+    names = {"<name>": DOMAIN} | {their: roles.get(word, word) if their == ROLE else word
              for their, word in zip(row.key.split("."), words, strict=False) if their[0] == "<"}  # fmt: skip
     return tuple(".".join(names.get(part, part) for part in place.split(".")) for place in row.to)
 
@@ -248,25 +243,14 @@ def targets() -> frozenset[str]:
 
 
 @cache
-def by_leaf() -> Mapping[str, tuple[tuple[str, Row], ...]]:
-    """Systems and rows by the last word of the key."""
-    found: dict[str, list[tuple[str, Row]]] = {}
-    for name, system in systems().items():
-        for row in system.rows:
-            if row.key.strip("*. "):
-                found.setdefault(row.leaf, []).append((name, row))
-    return {leaf: tuple(rows) for leaf, rows in found.items()}
-
-
-@cache
-def by_section() -> Mapping[str, tuple[tuple[str, Row], ...]]:
-    """Systems and rows by the word of a section right above the key, for one that was typed without what is in it."""
+def by_word(place: int) -> Mapping[str, tuple[tuple[str, Row], ...]]:
+    """Systems and rows by a word of the key: -1 is the last one, -2 that of the section right above it."""
     found: dict[str, list[tuple[str, Row]]] = {}
     for name, system in systems().items():
         for row in system.rows:
             words = [word for word in row.key.split(".") if word[0] not in "<*"]
-            if len(words) > 2:
-                found.setdefault(words[-2], []).append((name, row))
+            if len(words) > 2 or (words and place == -1):
+                found.setdefault(words[place], []).append((name, row))
     return {word: tuple(rows) for word, rows in found.items()}
 
 

@@ -24,8 +24,8 @@ from roll.workbench.migrate.finish import finish, settle
 from roll.workbench.migrate.overrides import at, unexpanded_in
 from roll.workbench.migrate.report import Report, Use
 from roll.workbench.migrate.sources import Source, read_source
-from roll.workbench.migrate.systems import job_of, name_of, pipeline_of, system_of
-from roll.workbench.migrate.table import DOMAIN, NOT_GIVEN, Patterns, Row, patterns, systems
+from roll.workbench.migrate.systems import job_of, pipeline_of, system_of
+from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, counterparts, patterns, systems
 from roll.workbench.migrate.verl_finish import backends, command_of
 
 MODULES = (alibaba_roll, alibaba_roll_tasks, openrlhf, trl, trl_policies, verl, verl_algorithm)
@@ -45,7 +45,7 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     name = system_of(source, system)
     if name == "openrlhf" and not source.job:
         source.job, source.tree = openrlhf_flags.read_tree(source.tree, source.notes)
-    report = Report(source=str(file), system=name_of(name))
+    report = Report(source=str(file), system=systems()[name].name)
     if name in ("verl_generation", "verl_evaluation"):
         command_of(name, source, report)
         return report, None
@@ -113,7 +113,7 @@ def _step(
     """The step of a key that goes on; None where its fate is clear."""
     words = use.key.split(".")
     row = table.find(words)
-    places = () if row is None else _places(row, words, system)
+    places = () if row is None else counterparts(row, words, system)
     if (stopped := unexpanded_in(use.value)) and (row is None or row.fate not in ("dead", "quiet")):
         use.fate, use.value = "unexpanded", str(stopped)
         use.note = f"{', '.join(stopped.parts)}{f'; write {places[0]}' if places else ''}"
@@ -129,11 +129,10 @@ def _step(
         return _unlisted(draft, use, source, table)
     elif use.value == {}:
         use.fate, use.note = "dead", "an empty section says nothing"
-    elif row.fate in ("translated", "decided"):
-        use.fate, use.note = row.fate, row.note
-        return Step(draft, row, use, places)
     else:
         use.fate, use.note = row.fate, row.note
+        if row.fate in ("translated", "decided"):
+            return Step(draft, row, use, places)
         if row.fate == "absent" and (why := _asks_nothing(use, row, source.tree, theirs)):
             use.fate, use.note = "dead", why
         elif row.fate == "absent":
@@ -194,16 +193,6 @@ def _nearest(table: Patterns, key: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _places(row: Row, words: list[str], system: str) -> tuple[str, ...]:
-    """The row's counterparts with roles and names filled in."""
-    roles = systems()[system].roles
-    stand_ins: dict[str, str] = {"<name>": DOMAIN}
-    for pattern, word in zip(row.key.split("."), words, strict=False):
-        if pattern in ("<role>", "<name>", "<manager>"):
-            stand_ins[pattern] = roles.get(word, word) if pattern == "<role>" else word
-    return tuple(".".join(stand_ins.get(part, part) for part in place.split(".")) for place in row.to)
-
-
 def _run(steps: list[Step]) -> None:
     """Carry out steps, those that look at others last."""
     for step in sorted(steps, key=lambda step: step.row.how in LAST):
@@ -244,7 +233,7 @@ def _fill_in(draft: Draft, system: str, theirs: Mapping[str, Any], *, first: boo
         if _comes_first(row) is not first:
             continue
         use = Use(key=key, value=value, fate="translated", note=row.note if row.fate == "decided" else "")
-        step = Step(draft, row, use, _places(row, key.split("."), system))
+        step = Step(draft, row, use, counterparts(row, key.split("."), system))
         if _wanted(draft, step):
             draft.report.filled.append(use)
             steps.append(step)

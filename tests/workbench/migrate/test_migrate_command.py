@@ -86,3 +86,10 @@ def test_what_a_terminal_would_obey_is_shown_as_escapes(tmp_path: Path, capsys: 
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err and "\\x1b[2J" in err
     assert not any(line.strip().startswith("made up") for line in err.splitlines())
+
+
+@pytest.mark.parametrize("system", ["trl", "openrlhf", "roll"])
+def test_a_job_that_is_another_projects_is_a_mistake(system: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo data.train_files=a.parquet\n", "utf-8")
+    assert main(["migrate", "--from", system, str(tmp_path / "run.sh")]) == 2
+    assert f"a job of verl: leave out --from {system}" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import yaml
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build_partly
 from roll.configs.parsing.loader import PIPELINES, load_config, read_config
-from roll.workbench.migrate.table import Row, by_leaf, systems
+from roll.workbench.migrate.table import Row, by_word, systems
 
 SHELVES = [name for name in systems() if name not in ("verl_generation", "verl_evaluation")]
 
@@ -70,7 +70,7 @@ def test_a_dotted_key_gets_its_counterparts_name(system: str):
 
 def test_a_leaf_word_gets_a_counterparts_name_and_none_misleads():
     unnamed, misleading = [], []
-    for word, found in by_leaf().items():
+    for word, found in by_word(-1).items():
         rows = [row for name, row in found if name in SHELVES and "**" not in row.key]
         if not rows:
             continue

@@ -218,6 +218,7 @@ JOB = "python3 -m verl.trainer.main_ppo "
         (f"{JOB}{'.'.join(['a'] * 5000)}=1", "words"),
         ("cat <<EOF\n" + "\n" * 500_000, "no key=value"),
         (f"export{' -a b=1' * 20_000}", "no key=value"),
+        (f"echo{' x.py' * 100_000}", "no key=value"),
     ],
 )
 def test_scripts_that_grow_or_nest_without_end_get_one_plain_error(text: str, said: str, tmp_path: Path):
@@ -243,3 +244,69 @@ def test_an_included_file_without_a_list_of_defaults_is_read(tmp_path: Path):
     (tmp_path / "b.yaml").write_text("defaults: 5\nmax_steps: 3\n", "utf-8")
     _, tree = migrate(tmp_path / "a.yaml", "roll")
     assert tree["max_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("LR=1\nrun() {\n  local name=$1; shift\n  go lr=$LR name=$name \"$@\"\n}\nLR=2\nrun x a=1 'b=1 2'",
+         ["go", "lr=2", "name=x", "a=1", "b=1 2"]),
+        ("function f { go a=$1 b=${2:-3} c=$*; }\nf 1", ["go", "a=1", "b=3", "c=1"]),
+        ("f() {\n  f\n  go a=1\n}\nf", ["go", "a=1"]),
+        ("f() {\n  go a=$1\n}", ["go", "a=$1"]),
+    ],
+)  # fmt: skip
+def test_a_function_is_read_where_it_is_called_with_its_arguments(script: str, expected: list[str]):
+    assert words(script) == expected
+
+
+def test_functions_that_call_each_other_many_times_over_get_one_plain_error():
+    # f0 would be called 2 ** 30 times.
+    script = "f0() { go; }\n" + "".join(f"f{i}() {{ f{i - 1}; f{i - 1}; }}\n" for i in range(1, 31)) + "f30"
+    with pytest.raises(ValueError, match="grow beyond"):
+        read_script(script)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("L=1\nfor L in 2 3; do\n{}\ndone", "which the script sets while it runs"),
+        ("L=1\nread -r L < f\n{}", "which the script sets while it runs"),
+        ("L=1\nunset L\n{}", "which the script unsets"),
+        ("L=1\nwhile [ $# -gt 0 ]; do case $1 in --lr) L=$2;; esac; done\n{}", "$2"),
+    ],
+)
+def test_a_variable_that_is_set_while_the_script_runs_is_named(script: str, why: str, tmp_path: Path):
+    found = source(tmp_path, script.replace("{}", "python -m verl.trainer.main_ppo a.lr=$L")).tree["a"]["lr"]
+    assert isinstance(found, Unexpanded) and why in found.parts[0]
+
+
+def test_a_file_that_the_script_writes_has_its_variables_filled_in(tmp_path: Path):
+    text = "M=a/b\ncat > c.yaml <<EOF\nm: \"$M\"\nn: 'x $N'\no: \\$M\np: [$1]\nEOF\ntrl sft --config c.yaml"
+    tree = source(tmp_path, text).tree
+    assert (tree["m"], tree["o"]) == ("a/b", "$M")
+    assert tree["n"] == Unexpanded("x $N", ("$N, which the script doesn't set",))
+    assert tree["p"] == [Unexpanded("$1", ("$1",))]
+    assert source(tmp_path, text.replace("<<EOF", "<<'EOF'")).tree["m"] == "$M"
+
+
+@pytest.mark.parametrize(
+    ("script", "note"),
+    [
+        ("[ $X ] && L=1 || L=2\n{} a.lr=$L", "line 1: L depends on a condition; the last in the script was taken, 2"),
+        ("if $X; then L=a.b=1; fi\n{} a.lr=1 $L", "line 1: L depends on a condition"),
+        ("if $X; then L=1; else L=; fi\n{} a.lr=1 $L", "was taken, an empty text"),
+        ("source .env\n{} a.lr=1", "line 1: .env isn't read"),
+        ("{} a.lr=1 \\\n  # no \\\n  a.b=2", "line 3: a.b=2 isn't of the command above it"),
+        ("{} a.lr=1 \\ \n  a.b=2", "line 2: a.b=2 isn't of the command above it"),
+    ],
+)
+def test_what_may_differ_when_the_script_runs_is_told_with_its_line(script: str, note: str, tmp_path: Path):
+    notes = source(tmp_path, script.replace("{}", "python -m verl.trainer.main_ppo")).notes
+    assert any(note in line for line in notes), notes
+    plain = source(tmp_path, "if $X; then export NCCL_DEBUG=INFO; fi\npython -m verl.trainer.main_ppo a.lr=1")
+    assert not plain.notes  # nothing refers to it
+
+
+def test_brackets_in_each_other_stay_text():
+    assert parsed("[" * 600 + "]" * 600) == "[" * 600 + "]" * 600
