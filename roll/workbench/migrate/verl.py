@@ -81,7 +81,6 @@ _SIMPLE: dict[str, tuple[Callable[[Step], Any], str]] = {
     "fire": (lambda step: _if(step.value, 30.0), "false asks for nothing"),
     "load_format": (lambda step: _if(_generates(step), "dummy" if "dummy" in str(step.value) else "auto"), "no engine"),
     "half_cosine": (lambda step: _if(step.value not in (None, 0.5), step.value), "half a cosine is what cosine does"),
-    "incr_style": (lambda step: _if(step.value not in (None, "constant"), step.value), "constant is without it"),
     "wsd_style": (lambda step: _if(str(sibling(step, "lr_decay_style")).lower() == "wsd", step.value),
                   "only lr_decay_style: WSD reads it"),
     "warmup_ratio": (lambda step: _if(not step.draft.get(f"{step.role}.training_args.warmup_steps"), step.value or 0.0),
@@ -374,7 +373,7 @@ def min_lr(step: Step) -> None:
     if not step.value:
         step.dead("0 is the default")
     elif isinstance(peak, (int, float)) and peak and isinstance(step.value, (int, float)):
-        step.put(step.value / peak)
+        step.put(round(step.value / peak, 12))
         step.use.fate, step.use.note = "translated", f"a share of the peak {peak:g}"
     else:
         step.absent("there is no learning rate to take a share of")

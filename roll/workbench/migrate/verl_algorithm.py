@@ -145,6 +145,8 @@ def _corrected(draft: Draft) -> Found:
             puts |= {f"{section}.rejection": "icepop", f"{section}.ratio_low": float(low),
                      f"{section}.ratio_high": float(high)}  # fmt: skip
         found["rollout_is"] = found["rollout_is_level"] = ("translated", "", {f"{section}.level": level, **puts})
+        if given.get("rollout_is_mode", "truncate") != "truncate":
+            found["rollout_is_mode"] = ("absent", "weights are cut off at their cap; to reject, see rejection", {})
         found["rollout_is_threshold"] = ("translated", "icepop: weights outside are 0" if icepop else "", puts)
         mean = f"{section}.importance_mean_one"
         note = "over the mean of all tokens, there of all rows" if level == "sequence" else ""

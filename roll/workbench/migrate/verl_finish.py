@@ -105,7 +105,7 @@ def _roles(draft: Draft) -> None:
     elif not draft.has("critic"):
         draft.put("critic", {})
     if draft.get(f"rewards.{DOMAIN}.name") != "reward_model":
-        _drop(draft, ("reward_model",), "reward_model.enable is false")
+        _drop(draft, ("reward_model",), "no reward model scores by itself")
     if not theirs(draft, "distillation.enabled"):
         _drop(draft, ("teacher", "distill"), "distillation is off")
     if estimator not in ("gae", "reinforce_plus_plus", "optimal_token_baseline"):
@@ -168,7 +168,9 @@ def _devices(draft: Draft) -> None:
     )
     for place in [key.removeprefix("micro:") for key in draft.memo if key.startswith("micro:")]:
         value, use = draft.memo[f"micro:{place}"]
-        if isinstance(value, int) and (not draft.has(place) or draft.made_by.get(place) in draft.report.filled):
+        if not draft.has(place.partition(".")[0]):
+            use.fate, use.ours, use.note = "dead", (), "the run has no such role"
+        elif isinstance(value, int) and (not draft.has(place) or draft.made_by.get(place) in draft.report.filled):
             draft.put(place, max(1, value // count), use)
             use.note = f"of all devices: {value} / {count} = {max(1, value // count)}"
         else:
@@ -305,6 +307,8 @@ def command_of(system: str, source: Source, report: Report) -> None:
             else:
                 options += [to, text] if to.startswith("-") else []
                 overrides += [] if to.startswith("-") else [f"{to}={text}"]
+    if system == "verl_generation" and "--temperature" not in options:
+        options += ["--temperature", "1.0"]  # theirs; one response is greedy here
     if reward.get("path"):
         options += ["--reward", f"{reward['path']}:{reward.get('name', 'compute_score')}"]
     words = ["roll", "eval", _COMMANDS[system], *(positional or ["FILE"]), *options, *overrides]
