@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from roll.workbench.migrate.writing import as_yaml
 from torch import Tensor, nn
 
 from roll.configs.parsing.loader import load_config
@@ -35,7 +34,7 @@ from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.batch import TokenBatch
 from roll.types.episode import Group, Task, Trajectory, Turn
 from roll.types.metrics import Metrics
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import Report, as_yaml
 from roll.workbench.migrate.translate import migrate
 from roll.workers.train import TrainWorker, resolved_model_args
 

@@ -22,6 +22,8 @@ from roll.workbench.migrate.shell_words import Script, Word, read_script
 
 _SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
 _VERL = re.compile(r"(?:^|[./])(main_\w+|fsdp_sft_trainer|sft_trainer\w*|main)(?:\.py)?$")
+_VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "evaluation", "generation")
+"""Files of configuration that come with verl: their keys are its defaults."""
 _TRL = ("grpo", "rloo", "dpo", "kto", "sft", "reward", "gkd", "online_dpo", "distillation")
 _ROLL = re.compile(r"start_\w*pipeline\.py$")
 _STARTS = re.compile(r"-m\s+\S*(verl|openrlhf|trl)\b|\btrl\s+(" + "|".join(_TRL) + r")\b|\.py\s+(\S+=|--)")
@@ -228,7 +230,7 @@ def _trl_fields() -> set[str]:
 def _named_file(name: str, file: Path, script: Script) -> Source:
     """What the file of configuration says that a command names: one that the script itself writes, or that is here."""
     for target, _, text in script.documents:
-        if target and Path(target).name == Path(name).name:
+        if target and Path(target).name in (Path(name).name, f"{Path(name).name}.yaml"):
             with tempfile.TemporaryDirectory() as folder:
                 (inside := Path(folder) / f"{Path(name).name}").write_text(text.text, "utf-8")
                 found = _from_yaml(inside)
@@ -240,7 +242,7 @@ def _named_file(name: str, file: Path, script: Script) -> Source:
             there = path.is_file()
         if there:
             return _from_yaml(path)
-    return Source(tree={}, absent=[name])
+    return Source(tree={}, absent=[] if Path(name).stem in _VERLS_OWN else [name])
 
 
 def _stopped(node: Any, parts: Sequence[str]) -> Any:
@@ -336,7 +338,7 @@ def _include(
         elif stem in PRESETS:
             _preset(stem, presets)
             found.presets.append(given)
-        else:
+        elif stem not in _VERLS_OWN:
             found.absent.append(given)
 
 

@@ -75,13 +75,9 @@ _SIMPLE: dict[str, tuple[Callable[[Step], Any], str]] = {
     "positive_or_default": (lambda step: _if(_number(step), step.value), "it leaves the default"),
     "keep_one": (lambda step: _if(step.value, 1), "false asks for nothing"),
     "address": (lambda step: _if(step.value is not None, step.value), "null asks for none"),
-    "timeline": (lambda step: _if(step.value is not None, True), "null asks for none"),
-    "val_dir": (lambda step: _if(step.value is not None, step.draft.their("trainer.log_val_generations") or 64),
-                "null asks for none"),
     "fire": (lambda step: _if(step.value, 30.0), "false asks for nothing"),
     "load_format": (lambda step: _if(_generates(step), "dummy" if "dummy" in str(step.value) else "auto"), "no engine"),
     "half_cosine": (lambda step: _if(step.value not in (None, 0.5), step.value), "half a cosine is what cosine does"),
-    "incr_style": (lambda step: _if(step.value not in (None, "constant"), step.value), "constant is without it"),
     "wsd_style": (lambda step: _if(str(sibling(step, "lr_decay_style")).lower() == "wsd", step.value),
                   "only lr_decay_style: WSD reads it"),
     "warmup_ratio": (lambda step: _if(not step.draft.get(f"{step.role}.training_args.warmup_steps"), step.value or 0.0),
@@ -112,9 +108,6 @@ FIRST.update({"engine", "engine_strategy"})
 LAST.update({"keep_one", "address", "warmup_ratio", "recompute_modules", "sequence_parallel", "each_domain"})
 
 
-# --- data, names, folders --------------------------------------------------------------------------------------------
-
-
 @conversion
 def of_rows(step: Step) -> None:
     """A column, where it isn't the one that is found by itself."""
@@ -124,7 +117,7 @@ def of_rows(step: Step) -> None:
 
 def _where_rows_are(step: Step, value: Any) -> None:
     for place in step.places:
-        if not place.startswith("validation") or step.draft.their("data.val_files"):
+        if place.startswith("actor_train") or (place.startswith("validation") and step.draft.their("data.val_files")):
             step.put(value, place)
     step.use.fate, step.use.note = "translated", ""
 
@@ -142,9 +135,8 @@ def loggers(step: Step) -> None:
 @last
 def project(step: Step) -> None:
     """A project's name, for trackers that have projects."""
-    takers = [
-        one for one in step.draft.get("track_with", ()) or () if "project" in getattr(TRACKERS.get(one), "options", ())
-    ]
+    trackers = step.draft.get("track_with", ()) or ()
+    takers = [one for one in trackers if "project" in getattr(TRACKERS.get(one), "options", ())]
     for taker in takers:
         step.put(step.value, f"tracker_kwargs.{taker}.project")
     only_if(step, bool(takers), "no tracker of the file has projects")
@@ -175,20 +167,6 @@ def contents(step: Step) -> None:
         step.put(loaded)
         if loaded != wanted:
             step.decide("hf_model is saved, never loaded")
-
-
-@conversion
-def profiled(step: Step) -> None:
-    """What a profile is made with, where steps are profiled."""
-    if not step.draft.their("global_profiler.steps"):
-        step.dead("no step is profiled")
-    elif step.value is None or (step.last == "tool" and mapped(step) == step.value and step.value != "torch"):
-        step.quiet("tools are torch, memory and nsight")
-    else:
-        step.put(mapped(step))
-
-
-# --- rewards ---------------------------------------------------------------------------------------------------------
 
 
 def _function(draft: Draft) -> str:
@@ -256,9 +234,6 @@ def reward_model(step: Step) -> None:
             step.put("reward_model")
 
 
-# --- fine-tuning -----------------------------------------------------------------------------------------------------
-
-
 @conversion
 def sft_column(step: Step) -> None:
     """A column, or one inside a column, of releases before 0.9."""
@@ -277,10 +252,8 @@ def sft_messages(step: Step) -> None:
     pairs = not step.draft.their("data.multiturn.enable") and {"prompt_key", "response_key"} & set(data)
     if only_if(step, not pairs, "rows are prompts with responses"):
         step.put("all", "train_on")
-        key = step.draft.their("data.multiturn.messages_key") or theirs(step.draft, "data.messages_key")
-        for place in ("actor_train.data_args.messages", "validation.data_args.messages"):
-            if place.startswith("actor_train") or step.draft.their("data.val_files"):
-                step.put(key, place)
+        older = step.draft.their("data.multiturn.messages_key")
+        _where_rows_are(step, older or theirs(step.draft, "data.messages_key"))
 
 
 @conversion
@@ -288,9 +261,6 @@ def thinking(step: Step) -> None:
     """Whether templates think, in rows that don't say it."""
     if only_if(step, step.value not in (None, "none", "None"), "none leaves it to the template"):
         step.put(step.value, "chat_template_kwargs.enable_thinking")
-
-
-# --- the engine that generates ---------------------------------------------------------------------------------------
 
 
 @conversion
@@ -323,9 +293,6 @@ def engine_kwargs(step: Step) -> None:
         step.put(step.value, f"{_ENGINE}.{word or of}")
 
 
-# --- training --------------------------------------------------------------------------------------------------------
-
-
 @conversion
 def mini_batch(step: Step) -> None:
     """Prompts of a mini-batch, or rows of one of fine-tuning: settled at the end, when the ranks are known."""
@@ -337,7 +304,7 @@ def mini_batch(step: Step) -> None:
 def of_all_devices(step: Step) -> None:
     """Responses of a pass over all devices: settled at the end."""
     if only_if(step, step.value is not None, "null leaves it to the number per device"):
-        step.draft.memo[f"micro:{step.place}"] = (step.value, step.use)
+        step.draft.memo.setdefault("micro", {})[step.place] = (step.value, step.use)
         step.use.ours = (step.place,)
 
 
@@ -374,7 +341,7 @@ def min_lr(step: Step) -> None:
     if not step.value:
         step.dead("0 is the default")
     elif isinstance(peak, (int, float)) and peak and isinstance(step.value, (int, float)):
-        step.put(step.value / peak)
+        step.put(round(step.value / peak, 12))
         step.use.fate, step.use.note = "translated", f"a share of the peak {peak:g}"
     else:
         step.absent("there is no learning rate to take a share of")

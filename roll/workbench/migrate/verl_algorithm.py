@@ -145,6 +145,8 @@ def _corrected(draft: Draft) -> Found:
             puts |= {f"{section}.rejection": "icepop", f"{section}.ratio_low": float(low),
                      f"{section}.ratio_high": float(high)}  # fmt: skip
         found["rollout_is"] = found["rollout_is_level"] = ("translated", "", {f"{section}.level": level, **puts})
+        if given.get("rollout_is_mode", "truncate") != "truncate":
+            found["rollout_is_mode"] = ("absent", "weights are cut off at their cap; to reject, see rejection", {})
         found["rollout_is_threshold"] = ("translated", "icepop: weights outside are 0" if icepop else "", puts)
         mean = f"{section}.importance_mean_one"
         note = "over the mean of all tokens, there of all rows" if level == "sequence" else ""
@@ -242,11 +244,9 @@ def loss_option(step: Step) -> None:
     """A number of the loss, which each has under a name of its own."""
     mode = _mode(step.draft)
     ours, places = MODES.get(mode, ("", {}))
-    both = [theirs(step.draft, f"{ACTOR}.clip_ratio_{side}") for side in ("low", "high")]
-    both = [theirs(step.draft, f"{ACTOR}.clip_ratio") if bound is None else bound for bound in both]
+    sides = ("clip_ratio_low", "clip_ratio_high")
     if step.last == "clip_ratio" and "clip_ratio_low" in places:
-        counts = [f"clip_ratio_{side}" for side in ("low", "high")
-                  if theirs(step.draft, f"{ACTOR}.clip_ratio_{side}") is None]  # fmt: skip
+        counts = [word for word in sides if theirs(step.draft, f"{ACTOR}.{word}") is None]
         for word in counts:
             step.put(step.value, places[word])
         only_if(step, bool(counts), "clip_ratio_low and clip_ratio_high count, which are 0.2 where a file has neither")
@@ -254,7 +254,7 @@ def loss_option(step: Step) -> None:
         step.dead(f"loss_mode {mode} doesn't read it")
     elif step.value is None:
         step.dead("clip_ratio says it")
-    elif mode.startswith("dppo") and both[0] != both[1]:
+    elif mode.startswith("dppo") and len({theirs(step.draft, f"{ACTOR}.{word}") for word in sides}) > 1:
         step.absent("one threshold is for both signs of the advantage")
     elif step.use not in step.draft.report.filled or step.value != _default(step.draft, ours, places[step.last]):
         step.put(step.value, places[step.last])

@@ -105,7 +105,7 @@ def _roles(draft: Draft) -> None:
     elif not draft.has("critic"):
         draft.put("critic", {})
     if draft.get(f"rewards.{DOMAIN}.name") != "reward_model":
-        _drop(draft, ("reward_model",), "reward_model.enable is false")
+        _drop(draft, ("reward_model",), "no reward model scores by itself")
     if not theirs(draft, "distillation.enabled"):
         _drop(draft, ("teacher", "distill"), "distillation is off")
     if estimator not in ("gae", "reinforce_plus_plus", "optimal_token_baseline"):
@@ -123,20 +123,20 @@ def backends(draft: Draft, *, at_last: bool = False) -> None:
                                 ("reward_model", "reward_model.enable", "fsdp2_infer")):  # fmt: skip
         place = f"{role}.strategy_args.strategy_name"
         if (draft.has(role) or (not at_last and draft.their(section, False) is not False)) and not draft.has(place):
-            use = Use(key=f"{section.removesuffix('.enable')}.strategy", value=name, fate="translated", ours=(place,))
-            draft.put(place, name, use)
-            draft.report.filled.append(use)
+            _fill(draft, f"{section.removesuffix('.enable')}.strategy", name, place)
+
+
+def _fill(draft: Draft, key: str, value: str, place: str) -> None:
+    use = Use(key=key, value=value, fate="translated", ours=(place,))
+    draft.put(place, value, use)
+    draft.report.filled.append(use)
 
 
 def _types(draft: Draft) -> None:
     """Types that verl has by default, and keys that a backend has no use for."""
     for role in _ROLES:
         if role != "actor_infer" and draft.has(role) and not draft.has(f"{role}.model_args.dtype"):
-            use = Use(
-                key="verl computes in bfloat16", value="bf16", fate="translated", ours=(f"{role}.model_args.dtype",)
-            )
-            draft.put(use.ours[0], "bf16", use)
-            draft.report.filled.append(use)
+            _fill(draft, "verl computes in bfloat16", "bf16", f"{role}.model_args.dtype")
     for role, name in draft.strategies.items():
         size = f"{role}.model_args.ulysses_size"
         if name.startswith("megatron") and draft.get(size, 1) != 1:
@@ -159,16 +159,17 @@ def _devices(draft: Draft) -> None:
     count = _devices_of(draft)
     if not count and draft.pipeline != "sft":
         return
-    count = count or 1
+    count = max(1, count)
     for role in _ROLES:
         if role == "actor_train" or (role == "actor_infer" and draft.pipeline != "sft") or draft.has(role):
             draft.put(f"{role}.device_mapping", f"0-{count - 1}" if count > 1 else [0])
     draft.report.decisions.append(
         f"device_mapping: all roles share the {count} devices (nnodes x n_gpus_per_node), as in verl's hybrid engine"
     )
-    for place in [key.removeprefix("micro:") for key in draft.memo if key.startswith("micro:")]:
-        value, use = draft.memo[f"micro:{place}"]
-        if isinstance(value, int) and (not draft.has(place) or draft.made_by.get(place) in draft.report.filled):
+    for place, (value, use) in draft.memo.get("micro", {}).items():
+        if not draft.has(place.partition(".")[0]):
+            use.fate, use.ours, use.note = "dead", (), "the run has no such role"
+        elif isinstance(value, int) and (not draft.has(place) or draft.made_by.get(place) in draft.report.filled):
             draft.put(place, max(1, value // count), use)
             use.note = f"of all devices: {value} / {count} = {max(1, value // count)}"
         else:
@@ -203,10 +204,9 @@ def _mini_batches(draft: Draft) -> None:
         draft.put(deep_place, deep, use)
         rows = f"{responses} rows" if offline else f"{min(size, prompts)} prompts x {n} = {responses} responses"
         if use is not None:
-            use.note = (
-                f"{rows}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
-            )
-            use.fate = "translated" if wide * deep * ranks == responses and wide == per_device else "decided"
+            product = wide * deep * ranks
+            use.note = f"{rows}: {wide} per device x {deep} accumulation x {ranks} data-parallel = {product}"
+            use.fate = "translated" if product == responses and wide == per_device else "decided"
         if wide != per_device and used is not None:
             used.fate, used.note = "decided", f"{wide}, so that passes fill the mini-batch"
         if not offline:
@@ -269,9 +269,7 @@ def _lengths(draft: Draft) -> None:
     number = draft.get(f"{place}.num_return_sequences", 1)
     if isinstance(number, int) and number > 1 and draft.get(f"{place}.temperature") == 0:
         draft.put(f"{place}.num_return_sequences", 1)
-        draft.report.decisions.append(
-            f"{place}.num_return_sequences: 1; {number} greedy responses would all be the same"
-        )
+        draft.report.decisions.append(f"{place}.num_return_sequences: 1; {number} greedy responses would be the same")
 
 
 _COMMANDS = {"verl_generation": "generate", "verl_evaluation": "score"}
@@ -305,6 +303,8 @@ def command_of(system: str, source: Source, report: Report) -> None:
             else:
                 options += [to, text] if to.startswith("-") else []
                 overrides += [] if to.startswith("-") else [f"{to}={text}"]
+    if system == "verl_generation" and "--temperature" not in options:
+        options += ["--temperature", "1.0"]  # theirs; one response is greedy here
     if reward.get("path"):
         options += ["--reward", f"{reward['path']}:{reward.get('name', 'compute_score')}"]
     words = ["roll", "eval", _COMMANDS[system], *(positional or ["FILE"]), *options, *overrides]

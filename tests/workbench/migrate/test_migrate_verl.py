@@ -106,6 +106,10 @@ def test_a_loss_of_verl_keeps_its_own_numbers(words: str, tmp_path: Path):
         (f"{A}.qat.enable=true", {"enable"}),
         (f"{A}.optim.optimizer_impl=torchao.optim {A}.optim.optimizer=_AdamW", {"optimizer_impl", "optimizer"}),
         (f"{A}.optim.lr_scheduler_type=tanh", {"lr_scheduler_type"}),
+        # Adam decays in its gradient, AdamW doesn't; Adamax is neither
+        (f"{A}.optim.optimizer=Adam", {"optimizer"}),
+        (f"{A}.optim.optimizer=Adamax", {"optimizer"}),
+        (f"{A}.optim.zero_indexed_step=False", {"zero_indexed_step"}),
         ("algorithm.adv_estimator=grpo_passk", {"adv_estimator"}),
         ("algorithm.adv_estimator=mine", {"adv_estimator"}),
         ("algorithm.adv_estimator=gdpo +algorithm.gdpo_reward_keys=[a,b]", {"gdpo_reward_keys"}),
@@ -425,6 +429,47 @@ def test_a_choice_of_hydra_leaves_the_keys_of_its_section(tmp_path: Path):
     assert not report.missing and {"optim", "engine", "model"} <= {use.key for use in report.of("dead")}
 
 
+def test_an_older_name_of_the_model_is_the_model_that_is_trained(tmp_path: Path):
+    _, tree = job(tmp_path, "data.train_files=a.parquet model.partial_pretrain=b/c", SFT.partition("data.train")[0])
+    assert tree["actor_train"]["model_args"]["model_name_or_path"] == "b/c"
+
+
+def test_options_of_the_engine_reach_it(tmp_path: Path):
+    words = f"+{R}.engine_kwargs.vllm.kv_cache_dtype=fp8 +{R}.engine_kwargs.sglang.attention_backend=fa3"
+    _, tree = job(tmp_path, words)
+    options = tree["actor_infer"]["strategy_args"]["strategy_config"]
+    assert options["kv_cache_dtype"] == "fp8" and "attention_backend" not in options
+
+
+def test_passes_of_all_devices_add_no_role(tmp_path: Path):
+    words = "actor_rollout_ref.ref.log_prob_micro_batch_size=64 critic.forward_micro_batch_size=8"
+    assert not {"reference", "critic"} & job(tmp_path, words)[1].keys()
+    assert job(tmp_path, f"{words} {A}.use_kl_loss=True")[1]["reference"]["infer_batch_size"] == 8
+
+
+def test_what_other_versions_say_by_default_asks_for_nothing(tmp_path: Path):
+    words = "+algorithm.rollout_is=true +algorithm.rollout_is_threshold=2.0 +algorithm.rollout_is_mode=truncate"
+    report, tree = job(tmp_path, words)
+    assert not report.missing and values(tree[T], "level", "importance_upper") == ["token", 2.0]
+    assert asked(job(tmp_path, words.replace("truncate", "mask"))[0]) == {"rollout_is_mode"}
+    report, tree = job(tmp_path, f"+{A}.tis_imp_ratio_cap=2 {A}.profiler.enable=True")
+    assert tree[T] == {"importance_upper": "???"} and asked(report) == {"tis_imp_ratio_cap"}
+
+
+CONFIG = """data: {train_files: a.parquet, max_response_length: 256}
+defaults: [ppo_trainer, _self_]
+"""
+
+
+def test_configurations_that_come_with_verl_are_its_defaults(tmp_path: Path):
+    words = "--config-path=./config --config-name=ppo_megatron_trainer"
+    report, tree = job(tmp_path, f"{words} {R}.calculate_log_probs=True")
+    assert at(tree, "actor_train.strategy_args.strategy_name") == "megatron_train" and not report.missing
+    words = "python3 -m verl.trainer.main_ppo --config-path=. --config-name=my algorithm.adv_estimator=grpo "
+    _, tree = job(tmp_path, f"{words} {R}.name=vllm", f"cat > my.yaml <<EOT\n{CONFIG}EOT\n")
+    assert tree["response_length"] == 256
+
+
 @pytest.mark.parametrize("value", ["$(wc -l a)", "abc", "0", "[1,2]"])
 def test_a_mini_batch_that_is_no_number_is_asked_for(value: str, tmp_path: Path):
     report, tree = job(tmp_path, f"{A}.ppo_mini_batch_size={value}")
@@ -438,6 +483,9 @@ def test_a_mini_batch_that_is_no_number_is_asked_for(value: str, tmp_path: Path)
         ("main_generation_server data.train_files=/d/t.parquet actor_rollout_ref.rollout.n=4 "
          "actor_rollout_ref.rollout.temperature=0.6 +data.output_path=out.parquet actor_rollout_ref.model.path=a/b",
          "roll eval generate /d/t.parquet -o out.parquet --samples 4 --temperature 0.6 --model a/b"),
+        # verl samples at 1.0 if nothing else is said, one response as well
+        ("main_generation data.path=t.jsonl model.path=a/b model.trust_remote_code=True data.prompt_key=prompt",
+         "roll eval generate t.jsonl --model a/b --temperature 1.0 actor_infer.model_args.trust_remote_code=true"),
     ],
 )  # fmt: skip
 def test_a_job_that_generates_is_a_command(words: str, command: str, tmp_path: Path):
