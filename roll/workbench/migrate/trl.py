@@ -107,11 +107,12 @@ def lengths(step: Step) -> None:
         step.put(number, f"{_ARGS}.warmup_ratio") if 0 < number < 1 else step.put(number // 1)
         if number:
             step.note("of w warm-up steps the first step has 1 / (w + 1) of the peak here, in TRL a rate of 0")
-    elif step.last == "max_prompt_length":
-        known = step.draft.knows("prompt_length") or number is None
-        step.put(number) if known else step.absent("rows have no bound for their prompts alone")
-    elif step.last == "max_length":
-        step.absent("null is no bound in TRL: write the longest row") if step.value is None else step.put(number)
+    elif step.last.endswith("_length") and not step.draft.knows(step.place):
+        step.absent("a row has one bound, for all of it") if step.value else step.dead("it bounds nothing")
+    elif step.last in ("max_length", "max_completion_length") and step.value is None:
+        step.absent("null is no bound in TRL: write the longest that there is")
+    elif step.last.endswith("_length"):
+        step.put(number)
     elif taken(step.draft, "max_steps") > 0:
         step.dead("max_steps decides in TRL")
     elif number % 1:
@@ -287,7 +288,7 @@ def order(step: Step) -> None:
     elif value == "group_by_length":
         step.absent("rows aren't sorted by length")
     else:
-        step.put(value if plays else value == "random")
+        step.put(bool(value) if plays else value == "random")
 
 
 @conversion
@@ -341,6 +342,13 @@ def finish_trl(draft: Draft) -> None:
             decisions.append(f"{role}.model_args.dtype: {kind}, as the trainer computes")
 
 
+def _launcher(draft: Draft) -> str:
+    """What starts the processes, with what its options say."""
+    words = {"all": "num_processes", "each": "nproc_per_node", "machines": "num_machines"}
+    options = ", ".join(f"{words[name]} {count}" for name, count in draft.memo["processes"].items())
+    return f"accelerate ({options})" if options else "accelerate"
+
+
 def _rows(draft: Draft) -> None:
     """Pairs, tokens, lengths of trainers that learn from rows."""
     decisions, place = draft.report.decisions, f"{_ARGS}.per_device_train_batch_size"
@@ -353,7 +361,7 @@ def _rows(draft: Draft) -> None:
         decisions.append(f"{place}: {2 * value} sequences, {value} pairs")
     draft.put("truncation", "filter" if draft.pipeline == "reward_model" else "right")
     decisions.append(f"truncation: {draft.get('truncation')}, what TRL does to rows of more than max_length tokens")
-    decisions.append("the batch is that of one device, TRL takes its processes from accelerate: set "
+    decisions.append(f"the batch is that of one device, TRL takes its processes from {_launcher(draft)}: set "
                      "actor_train.device_mapping and num_gpus_per_node for yours; epochs follow each other without a "
                      "smaller batch between them")  # fmt: skip
     if draft.pipeline != "reward_model":
@@ -387,7 +395,7 @@ def _rollouts(draft: Draft) -> None:
             use.note = f"{completions} completions / {n} = prompts"
         decisions.append(
             f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
-            "accelerate: set actor_train.device_mapping, num_gpus_per_node and this for yours"
+            f"{_launcher(draft)}: set actor_train.device_mapping, num_gpus_per_node and this for yours"
         )
         if completions % n:
             ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of one device",

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from roll.catalog.entries import OWN_PATH
-from roll.catalog.rewards import REWARDS
 from roll.workbench.migrate.conversions import conversion, first, mapped
 from roll.workbench.migrate.draft import Step
+from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.table import DOMAIN
 from roll.workbench.migrate.trl import ask, is_for, taken
 
@@ -76,8 +76,9 @@ def trl_loss(step: Step) -> None:
 
 
 def _policy_loss(step: Step, value: str) -> None:
-    draft, by_sequence = step.draft, taken(step.draft, "importance_sampling_level") == "sequence"
-    if value == "vespo" or (by_sequence and value in ("sapo", "cispo")):
+    draft, level = step.draft, taken(step.draft, "importance_sampling_level")
+    by_sequence = level == "sequence"
+    if value == "vespo" or level not in ("token", "sequence") or (by_sequence and value in ("sapo", "cispo")):
         draft.drop("loss_agg_mode")
         step.use.ours, step.places = (), ("policy_loss",)
         step.absent("there is no such loss here: policy_loss takes a function of your own")
@@ -124,7 +125,9 @@ def advantages(step: Step) -> None:
     gdpo = taken(step.draft, "multi_objective_aggregation") == "normalize_then_sum"
     if gdpo is not (step.last == "multi_objective_aggregation"):
         step.dead("normalize_then_sum divides each reward by its own spread" if gdpo else "the sum is normalised")
-    elif step.value in (False, "none", "batch"):
+    elif not gdpo and step.value not in (True, False, None, "none", "group", "batch"):
+        step.absent("none, group and batch is what there is")
+    elif step.value in (False, None, "none", "batch"):
         # r / std(batch) less its mean in the group is TRL's (r - mean of the group) / std(batch).
         for place, value in {"adv_estimator": "dr_grpo", **({"reward_norm": "batch", "reward_scale": True}
                                                             if step.value == "batch" else {})}.items():  # fmt: skip
@@ -190,7 +193,7 @@ def trl_correction(step: Step) -> None:
     draft, key = step.draft, "vllm_importance_sampling"
     mode, low, high, old = (taken(draft, f"{key}_{word}") for word in ("mode", "clip_min", "clip_max", "cap"))
     level, _, way = str(mode).partition("_")
-    high = high if old is None else old
+    high = old if old is not None else at(draft.theirs, f"{key}_clip_max", high)
     if not taken(draft, "use_vllm") or not taken(draft, f"{key}_correction"):
         step.dead("use_vllm is off" if not taken(draft, "use_vllm") else "no correction is asked for")
     elif step.use in draft.report.filled and step.last != f"{key}_correction":
@@ -211,6 +214,9 @@ def reward_funcs(step: Step) -> None:
     """A reward function, or a weighted sum of several; a model's score is added to them."""
     draft, place = step.draft, f"rewards.{DOMAIN}"
     given = [str(name) for name in (step.value if isinstance(step.value, list) else [step.value]) if name is not None]
+    if models := [name for name in given if "/" in name and not OWN_PATH.match(name)]:
+        step.absent(f"no function but a model, as reward_model_name_or_path takes one: {', '.join(models)}")
+        return
     model, weights = draft.their("reward_model_name_or_path") is not None, draft.their("reward_weights")
     weights = weights if isinstance(weights, list) and len(weights) == len(given) + model else [1.0] * (len(given) + 1)
     parts: dict[str, Any] = {}
@@ -237,7 +243,7 @@ def _path(name: str) -> str:
     if name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"):
         return f"trl.rewards:{name}"
     path = name if OWN_PATH.match(name) else ":".join(name.rsplit(".", 1)) if "." in name else name
-    return path if OWN_PATH.match(path) or path in REWARDS else f"rewards.py:{name}"
+    return path if OWN_PATH.match(path) else f"rewards.py:{name}"
 
 
 def _overlong(step: Step, weight: float) -> None:
