@@ -322,15 +322,14 @@ def test_a_reward_model_beside_functions_is_added(tmp_path: Path):
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(("length", "expected"), [(512, None), (1280, {"buffer": 256, "penalty": 1.0}), (2048, "???")])
+@pytest.mark.parametrize(("length", "expected"), [(512, None), (1280, {"buffer": "???"})])
 def test_rewards_that_trl_knows_by_name(length: int, expected: Any, tmp_path: Path):
     # TRL builds get_soft_overlong_punishment for 1280 tokens, of which the last 256 cost something.
     names = "[accuracy_reward, think_format_reward, get_soft_overlong_punishment]"
     _, tree = trl(tmp_path, f"{ROWS}num_generations: 4\nmax_completion_length: {length}\nreward_funcs: {names}\n")
     parts = {name: part["name"] for name, part in tree["rewards"]["all"]["parts"].items()}
     assert parts == {name: f"trl.rewards:{name}" for name in ("accuracy_reward", "think_format_reward")}
-    shaping = tree.get("overlong_shaping")
-    assert shaping == ({"buffer": "???"} if expected == "???" else expected)
+    assert tree.get("overlong_shaping") == expected
 
 
 def test_names_of_rewards_that_trl_hasnt_are_guessed_or_asked_for(tmp_path: Path):
