@@ -258,6 +258,7 @@ def _other_names(name: str, folder: Path) -> Iterator[tuple[str, bool]]:
         for file in (folder / "trl").rglob("*.py"):
             if file.name.endswith(("_config.py", "_trainer.py", "utils.py")):
                 yield from _declared(file)
+        yield "env", True  # of a file for --config: variables of the environment
     elif name == "openrlhf":  # of deepspeed and torchrun, which start it
         yield from ((word, False) for word in ("num_gpus", "num_nodes", "nproc_per_node", "nnodes"))
     elif name == "verl":

@@ -32,8 +32,9 @@ def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float
                               2 / 2^y - 1 (arXiv:2404.06395)
 
     The first falls in a line unless told otherwise, the second along a cosine, and its warm-up begins at m at least.
-    `inverse_square_root` is max(m, sqrt(T / (T + n))), n steps after the warm-up, with T the `lr_timescale`. These are
-    transformers' and Megatron-core's formulas.
+    `inverse_square_root` is max(m, sqrt(T / (T + n))), n steps after the warm-up, with T the `lr_timescale`. After the
+    warm-up these are transformers' and Megatron-core's formulas; its first step has a rate of 0 in transformers, and i
+    in Megatron-core.
     """
     warmup = args.warmup_steps or math.ceil(args.warmup_ratio * total_steps)
     end, least, first = args.lr_decay_steps or total_steps, args.min_lr_ratio, args.warmup_init_ratio

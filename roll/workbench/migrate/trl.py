@@ -9,7 +9,7 @@ from typing import Any
 from roll.catalog.trackers import TRACKERS
 from roll.catalog.validation_metrics import better_of
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.conversions import DTYPES, SCHEDULES, conversion, first, schedule
+from roll.workbench.migrate.conversions import DTYPES, conversion, first
 from roll.workbench.migrate.draft import Draft, Step, coerced
 from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.report import Use
@@ -23,11 +23,10 @@ _OLDER = {"SFTConfig": "max_seq_length", "DPOConfig": "rpo_alpha reference_free 
 """Keys of releases before, or of TRL's experimental trainers."""
 _LOSSES = {"SFTConfig": "nll dft chunked_nll", "KTOConfig": "kto apo_zero_unpaired",
            "GRPOConfig": "grpo dapo bnpo dr_grpo cispo sapo luspo vespo"}  # fmt: skip
-_BEST = {
-    "loss": "val/loss", "rewards/accuracies": "val/accuracy", "accuracy": "val/accuracy",
-    "rewards/margins": "val/margin", "margin": "val/margin", "mean_token_accuracy": "val/token_accuracy",
-    "reward": f"val/{DOMAIN}/reward",
-}  # fmt: skip
+_PAIRS = {"loss": "val/loss", "rewards/accuracies": "val/accuracy", "accuracy": "val/accuracy",
+          "rewards/margins": "val/margin", "margin": "val/margin"}  # fmt: skip
+_BEST = {"sft": {"loss": "val/loss", "mean_token_accuracy": "val/token_accuracy"}, "dpo": _PAIRS,
+         "reward_model": _PAIRS, "rlvr": {"reward": f"val/{DOMAIN}/reward"}}  # fmt: skip
 """Metrics of TRL's trainers in evaluation, by ours."""
 _ARGS, _MODEL, _DATA = (f"actor_train.{name}_args" for name in ("training", "model", "data"))
 _ALL_TOKENS = ("TRL learns all tokens of messages and texts, system and user too, and of prompt/completion rows the "
@@ -35,10 +34,7 @@ _ALL_TOKENS = ("TRL learns all tokens of messages and texts, system and user too
 
 
 def trainers_of(tree: Mapping[str, Any], job: str = "") -> list[str]:
-    """Return the classes of arguments that know most keys of a file, the one that is taken first.
-
-    `job`: the command or script of TRL that starts it, where that is known.
-    """
+    """Return the classes of arguments that know most keys of a file, or that its `job`, a command of TRL, is for."""
     if named := [name for name in TRAINERS if name.lower() == f"{'distillation' if job == 'gkd' else job}config"]:
         return named
     table, loss, scores = peers.table("trl"), tree.get("loss_type"), {}
@@ -77,11 +73,9 @@ def _written(step: Step) -> None:
 @conversion
 def only(step: Step) -> None:
     """Values that ask for nothing here, with why; others have no counterpart, or are decided if the row is."""
-    value = taken(step.draft, step.use.key)
-    if not isinstance(value, (list, dict)) and value in step.row.values:
-        step.dead(step.row.values[value])
-    else:
-        (step.decide if step.row.fate == "decided" else step.absent)(step.row.note)
+    value, otherwise = taken(step.draft, step.use.key), step.decide if step.row.fate == "decided" else step.absent
+    why = None if isinstance(value, (list, dict)) else step.row.values.get(value)
+    otherwise(step.row.note) if why is None else step.dead(why)
 
 
 @first
@@ -99,31 +93,25 @@ def report_to(step: Step) -> None:
 @conversion
 def lengths(step: Step) -> None:
     """Whole passes, which `max_steps` overrides in TRL; a warm-up in steps or below 1 as a share; the longest row."""
-    number = taken(step.draft, step.last)
-    if step.last.startswith("warmup"):
-        if number and taken(step.draft, "lr_scheduler_type") == "constant":
-            step.dead("transformers' constant has no warm-up")
-            return
+    key, number = step.last, taken(step.draft, step.last)
+    if key.endswith("_length"):
+        if not step.draft.knows(step.place):
+            step.absent("a row has one bound, for all of it") if step.value else step.dead("it bounds nothing")
+        elif step.value is None and key != "max_prompt_length":
+            step.absent("null is no bound in TRL: write the longest that there is")
+        else:
+            step.put(number)
+    elif not key.startswith("warmup"):
+        if taken(step.draft, "max_steps") > 0:
+            step.dead("max_steps decides in TRL")
+        else:
+            step.absent("passes are whole here: write max_steps") if number % 1 else step.put(int(number))
+    elif number and taken(step.draft, "lr_scheduler_type") == "constant":
+        step.dead("transformers' constant has no warm-up")
+    else:
         step.put(number, f"{_ARGS}.warmup_ratio") if 0 < number < 1 else step.put(number // 1)
         if number:
             step.note("of w warm-up steps the first step has 1 / (w + 1) of the peak here, in TRL a rate of 0")
-    elif step.last == "max_prompt_length":
-        known = step.draft.knows("prompt_length") or number is None
-        step.put(number) if known else step.absent("rows have no bound for their prompts alone")
-    elif step.last == "max_length":
-        step.absent("null is no bound in TRL: write the longest row") if step.value is None else step.put(number)
-    elif taken(step.draft, "max_steps") > 0:
-        step.dead("max_steps decides in TRL")
-    elif number % 1:
-        step.absent("passes are whole here: write max_steps")
-    else:
-        step.put(int(number))
-
-
-@conversion
-def trl_schedule(step: Step) -> None:
-    """A schedule of transformers."""
-    schedule(step) if str(step.value) in SCHEDULES else step.absent(f"there is no schedule {step.value} here")
 
 
 @conversion
@@ -138,8 +126,8 @@ def share_of_peak(step: Step) -> None:
 def precision(step: Step) -> None:
     """The type that is computed in: bf16 unless fp16 says otherwise, else that of the weights."""
     draft, fp16, bf16 = step.draft, taken(step.draft, "fp16"), taken(step.draft, "bf16")
-    own = (draft.their(f"{place}dtype") for place in ("model_init_kwargs.", "model_init_kwargs.torch_", "torch_", ""))
-    weights = DTYPES.get(str(next((kind for kind in own if kind), "float32")), "fp32")
+    own = [draft.their(f"{place}dtype") for place in ("model_init_kwargs.", "model_init_kwargs.torch_", "torch_", "")]
+    weights = DTYPES.get(str(next(filter(None, own), "float32")), "fp32")
     if step.use in draft.report.filled and step.last != "bf16":
         step.dead("bf16 says it")
         return
@@ -154,34 +142,29 @@ def deepspeed_file(step: Step) -> None:
     if not step.value:
         step.dead("DeepSpeed is off")
         return
-    step.draft.put("actor_train.strategy_args.strategy_name", "deepspeed_train", step.use)
+    step.put("deepspeed_train", "actor_train.strategy_args.strategy_name")
+    step.use.ours = ()
     step.decide("deepspeed_train; copy its keys into actor_train.strategy_args.strategy_config, or name a preset")
 
 
 @conversion
 def peft(step: Step) -> None:
-    """Adapters, with peft's own defaults."""
+    """Adapters, with peft's own defaults; its own choice of layers goes by the model's family."""
     draft, key = step.draft, step.last
+    alpha, rank, rooted = (taken(draft, name) for name in ("lora_alpha", "lora_r", "use_rslora"))
+    model = str(taken(draft, "model_name_or_path")).lower()
     if not taken(draft, "use_peft"):
         step.dead("use_peft is off")
     elif key == "use_peft":
         _written(step)
-    elif key in ("lora_alpha", "use_rslora") and (key == "lora_alpha" or step.value):
+    elif key in ("lora_alpha", "use_rslora"):
         # rsLoRA's alpha / sqrt(r) is (alpha sqrt(r)) / r.
-        step.put(taken(draft, "lora_alpha") * (taken(draft, "lora_r") ** 0.5 if taken(draft, "use_rslora") else 1))
+        wanted = rooted or key == "lora_alpha"
+        step.put(alpha * (rank**0.5 if rooted else 1)) if wanted else step.dead("alpha / r scales them")
     elif key == "lora_dropout" and taken(draft, "disable_dropout"):
         step.put(0.0)
         step.note("disable_dropout turns it off in TRL")
-    elif key == "lora_target_modules":
-        _targets(step)
-    else:
-        step.put(step.value) if key != "use_rslora" else step.dead("alpha / r scales them")
-
-
-def _targets(step: Step) -> None:
-    """Layers that get adapters; peft's own choice goes by the model's family."""
-    model = str(taken(step.draft, "model_name_or_path")).lower()
-    if step.value is not None:
+    elif key != "lora_target_modules" or step.value is not None:
         step.put(step.value)
         if "all-linear" in str(step.value) and re.search(r"moe|mixtral|a\d+b", model):
             step.decide("experts and router stay as they are here; peft adapts them too")
@@ -189,35 +172,29 @@ def _targets(step: Step) -> None:
         step.put(["q_proj", "v_proj"])
         step.note("what peft takes for this family")
     else:
-        ask(step.draft, step.place, "lora_target_modules", "what peft takes for this model's family",
-             "peft has it in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING")  # fmt: skip
-
-
-@conversion
-def saves(step: Step) -> None:
-    """Checkpoints by steps."""
-    strategy, every = taken(step.draft, "save_strategy"), taken(step.draft, "save_steps")
-    if step.last == "save_strategy" and strategy == "epoch":
-        step.absent("checkpoints come by steps: how many steps has an epoch of these rows?")
-    elif strategy != "steps":
-        step.dead("save_best says it" if strategy == "best" else "save_strategy is not steps")
-    elif step.last == "save_strategy":
-        _written(step)
-    else:
-        step.absent("steps, no share of them") if every < 1 else step.put(every // 1)
+        ask(draft, step.place, key, "what peft takes for this model's family",
+            "peft has it in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING")  # fmt: skip
 
 
 @conversion
 def events(step: Step) -> None:
-    """Validations by steps, `logging_steps` where nothing else is said; and rows of trackers."""
-    strategy, every = taken(step.draft, "eval_strategy"), taken(step.draft, "eval_steps")
-    every = taken(step.draft, "logging_steps") if every is None or step.last == "logging_steps" else every
-    if step.last != "logging_steps" and strategy == "no":
+    """Checkpoints and validations by steps, these by `logging_steps` where nothing else is said; rows of trackers."""
+    kind, _, word = step.last.replace("evaluation", "eval").partition("_")
+    strategy, every = taken(step.draft, f"{kind}_strategy"), taken(step.draft, f"{kind}_steps")
+    every = taken(step.draft, "logging_steps") if every is None else every
+    if kind == "save" and strategy != "steps":
+        if word == "strategy" and strategy == "epoch":
+            step.absent("checkpoints come by steps: how many steps has an epoch of these rows?")
+        else:
+            step.dead("save_best says it" if strategy == "best" else "save_strategy is not steps")
+    elif kind == "eval" and strategy == "no":
         step.dead("eval_strategy is no")
-    elif every < 1 or (step.last != "logging_steps" and strategy != "steps"):
+    elif kind == "save" and word == "steps" and every < 1:
+        step.absent("steps, no share of them")
+    elif kind != "save" and (every < 1 or (kind == "eval" and strategy != "steps")):
         step.quiet("they come by steps")
     else:
-        _written(step) if step.last.endswith("strategy") else step.put(every // 1)
+        _written(step) if word == "strategy" else step.put(every // 1)
 
 
 @conversion
@@ -225,24 +202,23 @@ def best_metric(step: Step) -> None:
     """A metric of evaluation, and which way is better; the loss for a best model at the end."""
     draft, given = step.draft, step.draft.their("metric_for_best_model")
     name = "loss" if given is None else str(given).removeprefix("eval_")
-    known = {"loss": ("sft", "dpo", "reward_model"), "mean_token_accuracy": ("sft",), "reward": ("rlvr",)}
+    place = _BEST.get(draft.pipeline, {}).get(name)
     if not step.value:
         step.dead("it is off")
     elif step.last != "metric_for_best_model" and given is not None:
         step.dead("metric_for_best_model says which one is kept; roll export RUN --step best writes it")
-    elif name not in _BEST or draft.pipeline not in known.get(name, ("dpo", "reward_model")):
+    elif place is None:
         step.absent("no validation here gives it; see save_best in docs/checkpoints.md")
     else:
         # As transformers has it: higher is better, but for names that end in loss.
         greater = bool(draft.their("greater_is_better", not name.endswith("loss")))
-        usual = (better_of(_BEST[name]) == "higher") is greater
-        step.put(_BEST[name] if usual else f"{'max' if greater else 'min'}:{_BEST[name]}")
+        usual = (better_of(place) == "higher") is greater
+        step.put(place if usual else f"{'max' if greater else 'min'}:{place}")
 
 
 def _address(path: Any, config: Any, split: Any) -> Any:
     """A data set of the hub with its configuration and split, or a file as it is."""
-    if not isinstance(path, str) or not re.fullmatch(r"[^./~][^/]*/[^/]+(?<!\.jsonl)(?<!\.json)(?<!\.parquet)"
-                                                     r"(?<!\.csv)(?<!\.tsv)", path):  # fmt: skip
+    if not re.fullmatch(r"[^./~][^/]*/[^/]+(?<!\.jsonl)(?<!\.json)(?<!\.parquet)(?<!\.csv)(?<!\.tsv)", str(path)):
         return path
     path += f"/{config}" if config not in (None, "default") else ""
     return path + (f"#{split}" if split not in (None, "train") else "")
@@ -280,24 +256,21 @@ def order(step: Step) -> None:
     draft, value, plays = step.draft, step.value, step.draft.pipeline in ("rlvr", "distill")
     if step.last.endswith("streaming"):
         step.absent("streamed rows come shuffled within a buffer at most") if value else step.dead("it is off")
-    elif (step.last == "shuffle_dataset") is not plays:
-        step.dead("the sampler has an order of its own" if plays else "the sampler shuffles whatever this says")
-        if not plays and value and taken(draft, "train_sampling_strategy") == "sequential":
-            step.absent("no order is drawn once for all epochs")
-    elif value == "group_by_length":
-        step.absent("rows aren't sorted by length")
+    elif (step.last == "shuffle_dataset") is plays:
+        step.absent("rows aren't sorted by length") if value == "group_by_length" else \
+            step.put(bool(value) if plays else value == "random")  # fmt: skip
+    elif not plays and value and taken(draft, "train_sampling_strategy") == "sequential":
+        step.absent("no order is drawn once for all epochs")
     else:
-        step.put(value if plays else value == "random")
+        step.dead("the sampler has an order of its own" if plays else "the sampler shuffles whatever this says")
 
 
 @conversion
 def train_on(step: Step) -> None:
     """Which tokens are learnt."""
     assistant, completion = (taken(step.draft, f"{key}_only_loss") for key in ("assistant", "completion"))
-    if step.last == "assistant_only_loss" and assistant:
+    if completion or (step.last == "assistant_only_loss" and assistant):
         step.put("last" if completion else "all")
-    elif completion:
-        step.put("last")
     elif step.value is False and step.use in step.draft.report.uses and not assistant:
         step.absent(_ALL_TOKENS)
     else:
@@ -341,42 +314,49 @@ def finish_trl(draft: Draft) -> None:
             decisions.append(f"{role}.model_args.dtype: {kind}, as the trainer computes")
 
 
+def _launcher(draft: Draft) -> str:
+    """What starts the processes, with what its options say."""
+    words = {"all": "num_processes", "each": "nproc_per_node", "machines": "num_machines"}
+    options = ", ".join(f"{words[name]} {count}" for name, count in draft.memo["processes"].items())
+    return f"accelerate ({options})" if options else "accelerate"
+
+
 def _rows(draft: Draft) -> None:
     """Pairs, tokens, lengths of trainers that learn from rows."""
-    decisions, place = draft.report.decisions, f"{_ARGS}.per_device_train_batch_size"
+    say, place, pipeline = draft.report.decisions.append, f"{_ARGS}.per_device_train_batch_size", draft.pipeline
     value, loss = draft.get(place), taken(draft, "loss_type")
-    if draft.pipeline == "dpo" and draft.theirs.get("loss_type") is None:
+    if pipeline == "dpo" and draft.theirs.get("loss_type") is None:
         draft.put("loss_type", loss[0] if isinstance(loss, list) else loss)
-        decisions.append(f"loss_type: {draft.get('loss_type')}, by default")
-    if isinstance(value, int) and draft.pipeline != "sft" and not is_for(draft, "KTO"):
+        say(f"loss_type: {draft.get('loss_type')}, by default")
+    if isinstance(value, int) and pipeline != "sft" and not is_for(draft, "KTO"):
         draft.put(place, 2 * value, draft.made_by.get(place))
-        decisions.append(f"{place}: {2 * value} sequences, {value} pairs")
-    draft.put("truncation", "filter" if draft.pipeline == "reward_model" else "right")
-    decisions.append(f"truncation: {draft.get('truncation')}, what TRL does to rows of more than max_length tokens")
-    decisions.append("the batch is that of one device, TRL takes its processes from accelerate: set "
-                     "actor_train.device_mapping and num_gpus_per_node for yours; epochs follow each other without a "
-                     "smaller batch between them")  # fmt: skip
-    if draft.pipeline != "reward_model":
-        decisions.append("what the chat template writes behind the token that ends a response, as ChatML's line feed, "
-                         "is learnt in TRL, not here")  # fmt: skip
-    if draft.pipeline == "sft" and not draft.has("train_on") and "train_on" not in {
-            place for use, place in draft.memo.get("asked", ()) if use in draft.report.uses}:  # fmt: skip
+        say(f"{place}: {2 * value} sequences, {value} pairs")
+    draft.put("truncation", "filter" if pipeline == "reward_model" else "right")
+    say(f"truncation: {draft.get('truncation')}, what TRL does to rows of more than max_length tokens")
+    say(f"the batch is that of one device, TRL takes its processes from {_launcher(draft)}: set "
+        "actor_train.device_mapping and num_gpus_per_node for yours; epochs follow each other without a smaller batch "
+        "between them")  # fmt: skip
+    if pipeline == "reward_model":
+        say("the head starts at 0 here, in TRL at random; a response that is text ends with </s> in TRL, where it is "
+            "scored, and here with its last token")  # fmt: skip
+    else:
+        say("what the chat template writes behind the token that ends a response, as ChatML's line feed, is learnt in "
+            "TRL, not here")  # fmt: skip
+    if is_for(draft, "KTO"):
+        say("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
+    asked = {place for use, place in draft.memo.get("asked", ()) if use in draft.report.uses}
+    if pipeline == "sft" and not draft.has("train_on") and "train_on" not in asked:
         ask(draft, "train_on", "completion_only_loss", "by the data", _ALL_TOKENS)
-    elif draft.pipeline == "reward_model":
-        decisions.append("the head starts at 0 here, in TRL at random; a response that is text ends with </s> in TRL, "
-                         "where it is scored, and here with its last token")  # fmt: skip
-    elif is_for(draft, "KTO"):
-        decisions.append("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
 
 
 def _rollouts(draft: Draft) -> None:
     """Prompts of a step, its optimizer steps, rewards, a teacher."""
-    decisions, domain = draft.report.decisions, f"rewards.{DOMAIN}"
-    per_device, passes, n, rounds = (draft.get(key, 1) for key in (
-        f"{_ARGS}.per_device_train_batch_size", f"{_ARGS}.gradient_accumulation_steps", "num_return_sequences_in_group",
-        "ppo_epochs"))  # fmt: skip
+    say, name, mode = draft.report.decisions.append, f"rewards.{DOMAIN}.name", str(draft.get("loss_agg_mode"))
+    per_device, passes, rounds, n = (draft.get(key, 1) for key in (
+        f"{_ARGS}.per_device_train_batch_size", f"{_ARGS}.gradient_accumulation_steps", "ppo_epochs",
+        "num_return_sequences_in_group"))  # fmt: skip
     n = n if draft.has("num_return_sequences_in_group") or draft.pipeline == "distill" else 8
-    updates, several = 1.0, False
+    updates, loss = 1.0, taken(draft, "loss_type")
     if all(isinstance(size, int) and size > 0 for size in (per_device, passes, n, rounds)):
         size, use = next((draft.memo[key] for key in ("generation_batch_size", "steps_per_generation")
                           if key in draft.memo), (passes, None))  # fmt: skip
@@ -385,35 +365,30 @@ def _rollouts(draft: Draft) -> None:
         draft.put("rollout_batch_size", prompts)
         if use is not None:
             use.note = f"{completions} completions / {n} = prompts"
-        decisions.append(
-            f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
-            "accelerate: set actor_train.device_mapping, num_gpus_per_node and this for yours"
-        )
+        say(f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
+            f"{_launcher(draft)}: set actor_train.device_mapping, num_gpus_per_node and this for yours")  # fmt: skip
         if completions % n:
             ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of one device",
                 "no whole groups, so TRL runs it on several: write the prompts of a step of all of them")  # fmt: skip
-        decisions.append(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here "
-                         "they are in the next batch")  # fmt: skip
-        several, updates = completions > per_device * passes, completions / (per_device * passes) * rounds
+        say(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here they are in "
+            "the next batch")  # fmt: skip
+        if completions > per_device * passes and loss in ("dapo", "cispo"):
+            say(f"loss_type {loss}: an optimizer step divides by its own tokens; in TRL by the mean of the "
+                "generation's steps")  # fmt: skip
+        updates = completions / (per_device * passes) * rounds
     _in_steps(draft, updates)
-    loss, mode = taken(draft, "loss_type"), str(draft.get("loss_agg_mode"))
-    told = {
-        "max_len_mask: a response that is left out isn't one of the mean over responses; in TRL it counts as 0":
-            draft.get("max_len_mask") and (mode.startswith("seq-mean") or is_for(draft, "RLOO")),
-        f"loss_type {loss}: an optimizer step divides by its own tokens; in TRL by the mean of the generation's steps":
-            several and loss in ("dapo", "cispo"),
-    }  # fmt: skip
-    decisions += [line for line, differs in told.items() if differs]
+    if draft.get("max_len_mask") and (mode.startswith("seq-mean") or is_for(draft, "RLOO")):
+        say("max_len_mask: a response that is left out isn't one of the mean over responses; in TRL it counts as 0")
     if not draft.has("prompt_length"):
-        decisions.append("prompt_length: 1024; TRL has no bound for prompts, a longer one is an error here")
+        say("prompt_length: 1024; TRL has no bound for prompts, a longer one is an error here")
     if draft.pipeline == "distill":
         draft.put("distill", {"use_as": "loss", "top_k": None, **draft.get("distill", {})})
-        decisions.append("distill: use_as: loss, top_k: null, the divergence over the whole vocabulary as in TRL")
-    elif not draft.has(f"{domain}.name"):
-        draft.put(f"{domain}.name", "none")
-        draft.report.missing.append(f"{domain}.name: the reward, which TRL's script passes as reward_funcs")
+        say("distill: use_as: loss, top_k: null, the divergence over the whole vocabulary as in TRL")
+    elif not draft.has(name):
+        draft.put(name, "none")
+        draft.report.missing.append(f"{name}: the reward, which TRL's script passes as reward_funcs")
     if draft.has("rewards"):
-        draft.put(f"{domain}.tag_included", "*")
+        draft.put(f"rewards.{DOMAIN}.tag_included", "*")
 
 
 def _in_steps(draft: Draft, updates: float) -> None:

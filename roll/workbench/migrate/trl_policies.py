@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from roll.catalog.entries import OWN_PATH
-from roll.catalog.rewards import REWARDS
 from roll.workbench.migrate.conversions import conversion, first, mapped
 from roll.workbench.migrate.draft import Step
+from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.table import DOMAIN
 from roll.workbench.migrate.trl import ask, is_for, taken
 
@@ -36,18 +36,17 @@ def trl_beta(step: Step) -> None:
     """What `beta` is depends on the trainer."""
     draft, beta = step.draft, taken(step.draft, "beta")
     step.use.fate, step.use.note = "translated", ""
-    if draft.knows("beta"):
-        step.put(beta, "beta")
-    elif draft.pipeline == "distill":
+    if draft.pipeline == "distill":
         step.put({0: "forward_kl", 1: "reverse_kl"}.get(beta, "jensen_shannon"), "distill.divergence")
         if 0 < beta < 1:
             step.put(beta, "distill.divergence_args.beta")
+    elif draft.knows("beta"):
+        step.put(beta, "beta")
     elif not beta:
         step.dead("0 is no KL term")
     else:
-        for place, value in zip(("add_token_level_kl", "init_kl_coef") if is_for(draft, "RLOO") else
-                                ("use_kl_loss", "kl_loss_coef"), (True, beta), strict=True):  # fmt: skip
-            step.put(value, place)
+        step.put(True, "add_token_level_kl" if is_for(draft, "RLOO") else "use_kl_loss")
+        step.put(beta, "init_kl_coef" if is_for(draft, "RLOO") else "kl_loss_coef")
 
 
 @conversion
@@ -76,8 +75,9 @@ def trl_loss(step: Step) -> None:
 
 
 def _policy_loss(step: Step, value: str) -> None:
-    draft, by_sequence = step.draft, taken(step.draft, "importance_sampling_level") == "sequence"
-    if value == "vespo" or (by_sequence and value in ("sapo", "cispo")):
+    draft, level = step.draft, taken(step.draft, "importance_sampling_level")
+    by_sequence = level == "sequence"
+    if value == "vespo" or level not in (None, "token", "sequence") or (by_sequence and value in ("sapo", "cispo")):
         draft.drop("loss_agg_mode")
         step.use.ours, step.places = (), ("policy_loss",)
         step.absent("there is no such loss here: policy_loss takes a function of your own")
@@ -89,13 +89,6 @@ def _policy_loss(step: Step, value: str) -> None:
         step.note(f"the largest weight is epsilon_high, without it epsilon: {cap}")
     elif value == "sapo" or by_sequence:
         step.put("sapo" if value == "sapo" else "gspo", "policy_loss")
-
-
-@conversion
-def smoothing(step: Step) -> None:
-    """The share of wrong labels, which TRL's `sigmoid` doesn't read."""
-    read = taken(step.draft, "loss_type") in ("robust", ["robust"])
-    step.put(step.value) if read else step.dead("of TRL's losses that are here only robust reads it")
 
 
 @conversion
@@ -121,19 +114,21 @@ def trl_clip(step: Step) -> None:
 @conversion
 def advantages(step: Step) -> None:
     """By what advantages are divided, with TRL's 1e-4 beside it."""
-    gdpo = taken(step.draft, "multi_objective_aggregation") == "normalize_then_sum"
+    gdpo, value = taken(step.draft, "multi_objective_aggregation") == "normalize_then_sum", step.value
     if gdpo is not (step.last == "multi_objective_aggregation"):
         step.dead("normalize_then_sum divides each reward by its own spread" if gdpo else "the sum is normalised")
-    elif step.value in (False, "none", "batch"):
-        # r / std(batch) less its mean in the group is TRL's (r - mean of the group) / std(batch).
-        for place, value in {"adv_estimator": "dr_grpo", **({"reward_norm": "batch", "reward_scale": True}
-                                                            if step.value == "batch" else {})}.items():  # fmt: skip
-            step.put(value, place)
-        if step.value == "batch":
-            step.decide("the deviation has 1e-06 beside it here, 1e-04 in TRL")
-    else:
+    elif gdpo or value in (True, "group"):
         step.put("gdpo" if gdpo else "grpo")
         step.put(1e-4, "adv_estimator_args.eps")
+    elif value not in (False, None, "none", "batch"):
+        step.absent("none, group and batch is what there is")
+    else:
+        step.put("dr_grpo")
+        if value == "batch":
+            # r / std(batch) less its mean in the group is TRL's (r - mean of the group) / std(batch).
+            step.put("batch", "reward_norm")
+            step.put(True, "reward_scale")
+            step.decide("the deviation has 1e-06 beside it here, 1e-04 in TRL")
 
 
 @conversion
@@ -144,22 +139,20 @@ def reward_range(step: Step) -> None:
 
 
 @conversion
-def of_token_mean(step: Step) -> None:
-    """The entropy's bonus, which TRL takes over tokens whatever the loss does."""
-    if taken(step.draft, "loss_type") in _MEANS and step.value:
-        step.absent("a mean over tokens in TRL; here it is aggregated as the loss is")
-    else:
-        step.put(step.value)
-
-
-@conversion
-def off_policy_mask(step: Step) -> None:
-    """Off-policy sequence masking."""
-    draft = step.draft
-    if step.value is None:
+def where_read(step: Step) -> None:
+    """An option that acts with some losses or with vLLM alone."""
+    draft, key, loss = step.draft, step.last, taken(step.draft, "loss_type")
+    if key.startswith("vllm_"):
+        step.put(mapped(step)) if taken(draft, "use_vllm") else step.dead("use_vllm is off")
+    elif key == "label_smoothing":
+        read = loss in ("robust", ["robust"])
+        step.put(step.value) if read else step.dead("of TRL's losses that are here only robust reads it")
+    elif key == "entropy_coef":
+        other = loss in _MEANS and step.value
+        step.absent("a mean over tokens in TRL, here as the loss is") if other else step.put(step.value)
+    elif step.value is None:
         step.dead("null masks nothing")
-    elif taken(draft, "loss_type") in ("cispo", "sapo", "vespo") or \
-            taken(draft, "importance_sampling_level") == "sequence":  # fmt: skip
+    elif loss in ("cispo", "sapo", "vespo") or taken(draft, "importance_sampling_level") == "sequence":
         step.absent("of policy_loss ppo alone")
     else:
         step.put(step.value, "policy_loss_args.sequence_mask")
@@ -170,18 +163,13 @@ def off_policy_mask(step: Step) -> None:
 @conversion
 def kl_ratio(step: Step) -> None:
     """The KL's factor."""
+    draft, acts = step.draft, step.value and taken(step.draft, "beta")
     step.put(step.value)
-    if step.value and taken(step.draft, "beta") and taken(step.draft, "use_vllm"):
-        step.draft.report.decisions.append("use_bias_correction_kl: the KL's factor is the ratio to the sampler, in "
-                                           "TRL that to the weights before the update")  # fmt: skip
-    if step.value and taken(step.draft, "beta") and taken(step.draft, "importance_sampling_level") == "sequence":
+    if acts and taken(draft, "use_vllm"):
+        draft.report.decisions.append("use_bias_correction_kl: the KL's factor is the ratio to the sampler, in "
+                                      "TRL that to the weights before the update")  # fmt: skip
+    if acts and taken(draft, "importance_sampling_level") == "sequence":
         step.absent("the factor is each token's ratio, in TRL that of the sequence")
-
-
-@conversion
-def of_vllm(step: Step) -> None:
-    """An option of the engine."""
-    step.put(mapped(step)) if taken(step.draft, "use_vllm") else step.dead("use_vllm is off")
 
 
 @first
@@ -190,7 +178,7 @@ def trl_correction(step: Step) -> None:
     draft, key = step.draft, "vllm_importance_sampling"
     mode, low, high, old = (taken(draft, f"{key}_{word}") for word in ("mode", "clip_min", "clip_max", "cap"))
     level, _, way = str(mode).partition("_")
-    high = high if old is None else old
+    high = old if old is not None else at(draft.theirs, f"{key}_clip_max", high)
     if not taken(draft, "use_vllm") or not taken(draft, f"{key}_correction"):
         step.dead("use_vllm is off" if not taken(draft, "use_vllm") else "no correction is asked for")
     elif step.use in draft.report.filled and step.last != f"{key}_correction":
@@ -198,10 +186,9 @@ def trl_correction(step: Step) -> None:
     elif way == "mask" and ((low is not None and not 0 <= low < 1) or (high is not None and high <= 1)):
         step.absent("a filter keeps a ratio of 1: ratio_low < 1 < ratio_high")
     else:
-        masks = {"rejection": "icepop", "ratio_low": low, "ratio_high": high}
-        found = {"level": level, "importance_upper": 1e9 if high is None else high,
-                 **(masks if way == "mask" else {"importance_lower": low})}  # fmt: skip
-        for word, value in found.items():
+        bounds = {"rejection": "icepop", "ratio_low": low, "ratio_high": high} if way == "mask" else \
+            {"importance_lower": low}  # fmt: skip
+        for word, value in {"level": level, "importance_upper": 1e9 if high is None else high, **bounds}.items():
             if value is not None:
                 step.put(value, f"train_infer_correction.{word}")
 
@@ -211,19 +198,24 @@ def reward_funcs(step: Step) -> None:
     """A reward function, or a weighted sum of several; a model's score is added to them."""
     draft, place = step.draft, f"rewards.{DOMAIN}"
     given = [str(name) for name in (step.value if isinstance(step.value, list) else [step.value]) if name is not None]
+    if models := [name for name in given if "/" in name and not OWN_PATH.match(name)]:
+        step.absent(f"no function but a model, as reward_model_name_or_path takes one: {', '.join(models)}")
+        return
     model, weights = draft.their("reward_model_name_or_path") is not None, draft.their("reward_weights")
     weights = weights if isinstance(weights, list) and len(weights) == len(given) + model else [1.0] * (len(given) + 1)
     parts: dict[str, Any] = {}
     for name, weight in zip(given, weights[model:], strict=False):
-        if name == "get_soft_overlong_punishment":
-            _overlong(step, weight)
-            continue
-        label = re.split(r"[.:]", name)[-1]
-        label = label if label.isidentifier() else f"part{len(parts) + 1}"
-        label = f"{label}{len(parts) + 1}" if label in parts else label
-        parts[label] = {"name": _path(name), "weight": weight}
-        if parts[label]["name"].startswith("trl."):
-            draft.report.decisions.append(f"{place}: {parts[label]['name']} is TRL's: install trl where it is scored")
+        if name != "get_soft_overlong_punishment":
+            label = re.split(r"[.:]", name)[-1]
+            label = label if label.isidentifier() and label not in parts else f"{label}{len(parts) + 1}"
+            parts[label] = {"name": _path(name), "weight": weight}
+        elif taken(draft, "max_completion_length") > 1024:
+            ask(draft, "overlong_shaping.buffer", "reward_funcs", name,
+                "TRL counts the last 256 up to 1280 tokens, overlong_shaping up to response_length")  # fmt: skip
+        else:
+            draft.report.decisions.append(f"{name} is 0 up to 1024 tokens, so it is left out")
+    draft.report.decisions += [f"{place}: {part['name']} is TRL's: install trl where it is scored"
+                               for part in parts.values() if part["name"].startswith("trl.")]  # fmt: skip
     if len(parts) == 1 and not model and all(part["weight"] == 1 for part in parts.values()):
         step.put(next(iter(parts.values()))["name"], f"{place}.name")
     elif parts:
@@ -236,20 +228,8 @@ def reward_funcs(step: Step) -> None:
 def _path(name: str) -> str:
     if name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"):
         return f"trl.rewards:{name}"
-    path = name if OWN_PATH.match(name) else ":".join(name.rsplit(".", 1)) if "." in name else name
-    return path if OWN_PATH.match(path) or path in REWARDS else f"rewards.py:{name}"
-
-
-def _overlong(step: Step, weight: float) -> None:
-    """TRL's script builds it for 1280 tokens, with a penalty in the last 256."""
-    length = taken(step.draft, "max_completion_length")
-    if length == 1280:
-        step.put({"buffer": 256, "penalty": weight}, "overlong_shaping")
-    elif length > 1024:
-        ask(step.draft, "overlong_shaping.buffer", "reward_funcs", "get_soft_overlong_punishment",
-             "TRL counts up to 1280 tokens, overlong_shaping up to response_length")  # fmt: skip
-    else:
-        step.draft.report.decisions.append("get_soft_overlong_punishment is 0 up to 1024 tokens, so it is left out")
+    path = name if OWN_PATH.match(name) else ":".join(name.rsplit(".", 1))
+    return path if OWN_PATH.match(path) else f"rewards.py:{name}"
 
 
 @conversion
@@ -257,10 +237,10 @@ def reward_weights(step: Step) -> None:
     """Weights of several functions, which `reward_funcs` has written."""
     funcs, model = (step.draft.their(key) for key in ("reward_funcs", "reward_model_name_or_path"))
     count = (len(funcs) if isinstance(funcs, list) else int(funcs is not None)) + (model is not None)
-    if step.value is None:
-        step.dead("null weighs all alike")
-    elif isinstance(step.value, list) and len(step.value) == count:
+    if isinstance(step.value, list) and len(step.value) == count:
         step.use.ours = (f"rewards.{DOMAIN}.parts",)
+    elif step.value is None:
+        step.dead("null weighs all alike")
     else:
         step.absent("not as many as reward_funcs in this file: write rewards.<domain>.parts.<name>.weight")
 
@@ -271,13 +251,10 @@ def trl_reward_model(step: Step) -> None:
     if step.value is None:
         step.dead("there is none")
         return
-    step.put(step.value)
     weights, domain = step.draft.their("reward_weights"), f"rewards.{DOMAIN}"
     weight = weights[0] if isinstance(weights, list) and weights else 1.0
-    if step.draft.their("reward_funcs"):
-        step.put(1.0, f"{domain}.rule_weight")
-        step.put(weight, f"{domain}.reward_model_weight")
-    else:
-        step.put("reward_model", f"{domain}.name")
-        if weight != 1:
-            step.put(weight, f"{domain}.weight")
+    beside = bool(step.draft.their("reward_funcs"))
+    written = {f"{domain}.rule_weight": 1.0, f"{domain}.reward_model_weight": weight} if beside else {
+        f"{domain}.name": "reward_model", **({f"{domain}.weight": weight} if weight != 1 else {})}  # fmt: skip
+    for place, value in {step.place: step.value, **written}.items():
+        step.put(value, place)

@@ -147,6 +147,7 @@ def test_what_changes_the_training_of_rows_and_has_no_counterpart_is_asked_for(t
         "lora_modules_to_save: [embed_tokens]": f"{MODEL}.lora_target", "load_in_4bit: true": f"{MODEL}.dtype",
         "max_prompt_length: 64": "exp_name", "resume_from_checkpoint: out/checkpoint-5": "resume_from_checkpoint",
         "lora_target_parameters: [mlp.experts.down_proj]": f"{MODEL}.lora_target",
+        "packing_strategy: wrapped": "actor_train.use_sequence_packing",
     }  # fmt: skip
     report, tree = trl(tmp_path, LAST + "\n".join(asks))
     assert "<|im_end|>" in report.text() and "(not shown)" not in report.text(), "tokens of texts are no secrets"
@@ -187,6 +188,10 @@ def test_what_changes_no_number_is_dropped_with_its_reason(tmp_path: Path):
         ("delta: 4.0", {"dual_clip_loss": True, "dual_clip_c": 4.0}),
         ("scale_rewards: batch", {"adv_estimator": "dr_grpo", "reward_norm": "batch", "reward_scale": True}),
         ("scale_rewards: group", {"adv_estimator_args": {"eps": 1e-4}}),
+        # null is how the shell's `--scale_rewards none` is read
+        ("scale_rewards: null", {"adv_estimator": "dr_grpo", "adv_estimator_args": None}),
+        ("env: {OMP_NUM_THREADS: 4}\nshuffle_dataset: null",
+         {"system_envs": {"OMP_NUM_THREADS": "4"}, "actor_train.data_args.shuffle": False}),
         ("multi_objective_aggregation: normalize_then_sum",
          {"adv_estimator": "gdpo", "adv_estimator_args": {"eps": 1e-4}}),
         ("entropy_coef: 0.01", {"entropy_loss_coef": 0.01}), ("off_policy_mask_threshold: 0.5",
@@ -222,8 +227,10 @@ def test_what_changes_a_policy_and_has_no_counterpart_is_asked_for(tmp_path: Pat
     assert {use.key.split(".")[0] for use in report.of("absent")} == {key.split(":")[0] for key in asks}
     asks = {"loss_type: vespo": "policy_loss", "use_adaptive_entropy: true": "entropy_loss_coef"}
     assert asked(trl(tmp_path, GRPO + "\n".join(asks))[1]) == set(asks.values())
-    asks = {"delta: 1.1": "dual_clip_c", "top_entropy_quantile: 0.2": "policy_loss"}
+    asks = {"delta: 1.1": "dual_clip_c", "top_entropy_quantile: 0.2": "policy_loss", "scale_rewards: std":
+            "adv_estimator", "max_completion_length: null": "response_length"}  # fmt: skip
     assert asked(trl(tmp_path, GRPO + "\n".join(asks))[1]) == set(asks.values())
+    assert asked(trl(tmp_path, f"{GRPO}importance_sampling_level: sequence_token\n")[1]) == {"policy_loss"}
 
 
 def test_rloo_has_its_own_defaults(tmp_path: Path):
@@ -246,7 +253,7 @@ def test_rloo_has_its_own_defaults(tmp_path: Path):
         ("normalize_advantages: false\nnum_iterations: 2", "policy_loss"),
         ("normalize_advantages: false\nsteps_per_generation: 2", "policy_loss"),
     ],
-)
+)  # fmt: skip
 def test_what_rloo_alone_does_is_asked_for(keys: str, place: str, tmp_path: Path):
     _, tree = trl(tmp_path, f"{ROWS}reward_funcs: r.f\n{keys}\n")
     assert asked(tree) == {place} and tree["adv_estimator"] == "rloo"
@@ -264,6 +271,9 @@ def test_what_rloo_alone_does_is_asked_for(keys: str, place: str, tmp_path: Path
          {"level": "sequence", "importance_upper": 3.0, "importance_lower": 0.5}),
         ("vllm_importance_sampling_cap: 2.0\nvllm_importance_sampling_mode: token_truncate\n",
          {"level": "token", "importance_upper": 2.0}),
+        # null is no bound, and not the default of 3.0
+        ("vllm_importance_sampling_mode: token_truncate\nvllm_importance_sampling_clip_max: null\n",
+         {"level": "token", "importance_upper": 1e9}),
         ("vllm_importance_sampling_correction: false\n", None),
     ],
 )  # fmt: skip
@@ -312,18 +322,35 @@ def test_a_reward_model_beside_functions_is_added(tmp_path: Path):
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(("length", "expected"), [(512, None), (1280, {"buffer": 256, "penalty": 1.0}), (2048, "???")])
+@pytest.mark.parametrize(("length", "expected"), [(512, None), (1280, {"buffer": "???"})])
 def test_rewards_that_trl_knows_by_name(length: int, expected: Any, tmp_path: Path):
     # TRL builds get_soft_overlong_punishment for 1280 tokens, of which the last 256 cost something.
     names = "[accuracy_reward, think_format_reward, get_soft_overlong_punishment]"
     _, tree = trl(tmp_path, f"{ROWS}num_generations: 4\nmax_completion_length: {length}\nreward_funcs: {names}\n")
     parts = {name: part["name"] for name, part in tree["rewards"]["all"]["parts"].items()}
     assert parts == {name: f"trl.rewards:{name}" for name in ("accuracy_reward", "think_format_reward")}
-    shaping = tree.get("overlong_shaping")
-    assert shaping == ({"buffer": "???"} if expected == "???" else expected)
+    assert tree.get("overlong_shaping") == expected
+
+
+def test_names_of_rewards_that_trl_hasnt_are_guessed_or_asked_for(tmp_path: Path):
+    report, tree = trl(tmp_path, f"{ROWS}num_generations: 4\nreward_funcs: [format]\n")  # a reward here is called so
+    assert tree["rewards"]["all"]["name"] == "rewards.py:format" and report.of("decided")
+    _, tree = trl(tmp_path, f"{ROWS}num_generations: 4\nreward_funcs: [Qwen/RM-1B]\n")  # a model to TRL's trainer
+    assert asked(tree) == {"rewards.all.name"}
 
 
 # Preferences
+
+
+def test_a_bound_of_completions_that_rows_dont_have_is_asked_for(tmp_path: Path):
+    _, tree = trl(tmp_path, f"{ROWS}loss_type: ipo\nmax_completion_length: 256\n")  # DPOConfig of older releases
+    assert asked(tree) == {"exp_name"}
+
+
+def test_processes_that_a_launcher_starts_are_named(tmp_path: Path):
+    (tmp_path / "job.sh").write_text("accelerate launch --num_processes 8 dpo.py --dataset_name a/b --beta 0.1\n")
+    report, _ = migrate(tmp_path / "job.sh", "trl")
+    assert any("one device" in line and "num_processes 8" in line for line in report.decisions)
 
 
 def test_kto_is_kto(tmp_path: Path):
@@ -343,7 +370,7 @@ def test_kto_is_kto(tmp_path: Path):
         ("label_smoothing: 0.1\nf_divergence_type: js_divergence", "???"), ("use_weighting: true", "???"),
         ("label_smoothing: 0.0\nld_alpha: 0.5", "???"), ("label_smoothing: 0.1", "sigmoid"),
     ],
-)
+)  # fmt: skip
 def test_one_loss_of_preferences_is_what_there_is(keys: str, expected: str, tmp_path: Path):
     _, tree = trl(tmp_path, f"{ROWS}{keys}\n")
     check(tree, {"pipeline": "dpo", "loss_type": expected, f"{ARGS}.per_device_train_batch_size": 16,
@@ -372,7 +399,7 @@ def test_one_loss_of_preferences_is_what_there_is(keys: str, expected: str, tmp_
         ("deepspeed: null", {"actor_train.strategy_args": None}),
         ("eval_strategy: steps", {"eval_steps": None}), ("metric_for_best_model: null", {"save_best": None}),
     ],
-)
+)  # fmt: skip
 def test_schedules_checkpoints_and_types_are_transformers(keys: str, expected: dict[str, Any], tmp_path: Path):
     _, tree = trl(tmp_path, f"{LAST}{keys}\n")
     check(tree, expected)
