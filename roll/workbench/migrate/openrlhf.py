@@ -188,21 +188,6 @@ def flag_uncorrected(step: Step) -> None:
 
 
 @conversion
-def flag_remote(step: Step) -> None:
-    """A reward function, a server, an agent: each has its own protocol there."""
-    if not step.value:
-        step.dead("none is named")
-    elif step.last == "agent_func_path":
-        step.absent("an AgentExecutor becomes a class, or an environment of pipeline: agentic: docs/rewards.md")
-    elif flag(step.draft, "train.agent_func_path"):
-        step.dead("train.agent_func_path scores")
-    elif str(step.value).endswith(".py"):
-        step.absent("its reward_func(queries, prompts, labels) becomes a function (response, task): docs/rewards.md")
-    else:
-        step.absent("the reward http asks a server, with another protocol: docs/rewards.md")
-
-
-@conversion
 def flag_estimator(step: Step) -> None:
     """An advantage estimator; where a KL is in the reward, with its baseline taken off the score before it."""
     n, in_reward = flag(step.draft, "rollout.n_samples_per_prompt"), _in_reward(step.draft)
@@ -291,14 +276,11 @@ def flag_correction(step: Step) -> None:
     elif level != "token" or way == ["tv", "clip"]:
         step.absent("weights of tokens go with filters of tokens, by the ratio or the difference of probabilities")
     else:
-        weigh = {"level": "token", "importance_upper": _NEVER if way[0] == "tv" else high}
-        if way[1] == "clip":
-            weigh["importance_lower"] = low
-        elif way[0] == "tv":
-            weigh |= {"rejection": "icepop", "difference_low": -high, "difference_high": high}
-        else:
-            weigh |= {"rejection": "icepop", "ratio_low": low or None, "ratio_high": high}
-        for word, value in weigh.items():
+        ways = {"clip": {"importance_upper": high, "importance_lower": low},
+                "ratio": {"importance_upper": high, "rejection": "icepop", "ratio_low": low or None, "ratio_high": high},
+                "tv": {"importance_upper": _NEVER, "rejection": "icepop", "difference_low": -high,
+                       "difference_high": high}}  # fmt: skip
+        for word, value in {"level": "token", **ways["clip" if way[1] == "clip" else way[0]]}.items():
             step.put(value, f"train_infer_correction.{word}")
 
 
@@ -307,10 +289,8 @@ def flag_correction(step: Step) -> None:
 
 def finish_openrlhf(draft: Draft) -> None:
     """Devices, batches, what is validated and scored, flags that the parser refuses, what differs."""
-    data, online = dict(draft.get("actor_train.data_args", {})), draft.pipeline == "rlvr"
-    (_placed if online else _offline)(draft)
-    if online:
-        draft.put(f"rewards.{DOMAIN}.tag_included", "*")
+    data = dict(draft.get("actor_train.data_args", {}))
+    (_placed if draft.pipeline == "rlvr" else _offline)(draft)
     if draft.has("reward_model"):
         draft.put("reward_model.template", data.get("template"))
     for role in filter(draft.has, _TRAINED):
@@ -334,15 +314,20 @@ def _ask_for_needed(draft: Draft) -> None:
     data, pairs = "actor_train.data_args", draft.pipeline in ("dpo", "reward_model")
     needed = {"pretrain": "the model", f"{data}.file_name": "the training rows"}
     if draft.pipeline == "rlvr":
+        draft.put(f"rewards.{DOMAIN}.tag_included", "*")
         needed[f"rewards.{DOMAIN}.name"] = "what scores a response"
     if pairs and not flag(draft, "data.apply_chat_template"):
         needed[f"{data}.prompt"] = "the column with the prompt (there it is part of the texts)"
     asked = [place for _, place in draft.memo.get("asked", ())]
-    for place, what in needed.items():
-        if not draft.has(place) and place not in asked:
-            _need(draft, place, f"{what}, which the script doesn't say")
+    needed = {place: f"{what}, which the script doesn't say" for place, what in needed.items()
+              if place not in asked and not draft.has(place)}  # fmt: skip
     if _has_critic(draft) and flag(draft, "actor.max_norm") != flag(draft, "critic.max_norm"):
-        _need(draft, "max_grad_norm", "one bound for actor and critic, which have two: actor.max_norm, critic.max_norm")
+        needed["max_grad_norm"] = "one bound for actor and critic, which have two: actor.max_norm, critic.max_norm"
+    if min(flag(draft, "train.micro_batch_size"), flag(draft, "train.batch_size")) < 1:
+        needed["actor_train.training_args.gradient_accumulation_steps"] = "batch sizes from 1 were expected"
+    for place, why in needed.items():
+        draft.put(place, "???")
+        draft.report.missing.append(f"{place}: {why}")
 
 
 def _say(draft: Draft) -> None:
@@ -361,11 +346,6 @@ def _say(draft: Draft) -> None:
     say_curves(draft, "OpenRLHF")
     if (model := draft.get("critic.model_args.model_name_or_path")) not in (None, draft.get("pretrain")):
         decisions[-1] = f"critic: the head for values starts at 0, in OpenRLHF as {model} has it, where it has one"
-
-
-def _need(draft: Draft, place: str, why: str) -> None:
-    draft.put(place, "???")
-    draft.report.missing.append(f"{place}: {why}")
 
 
 def _refused(draft: Draft) -> None:
@@ -423,7 +403,7 @@ def _offline(draft: Draft) -> None:
     sizes = [size for key in ("num_nodes", "num_gpus_per_node") if isinstance(size := draft.get(key, 1), int)]
     for role in filter(draft.has, ("actor_train", "reference")):
         draft.put(f"{role}.device_mapping", _range(0, math.prod(sizes)))
-    draft.report.decisions.append(f"actor_train.device_mapping: {_range(0, math.prod(sizes))}; the batch stays the same "
+    draft.report.decisions.append(f"actor_train.device_mapping: {_range(0, math.prod(sizes))}; the batch is the same "
                                   "on more, if you lower gradient_accumulation_steps accordingly")  # fmt: skip
 
 
@@ -431,10 +411,7 @@ def _batch(draft: Draft, role: str) -> None:
     """Rows of an optimizer step: per device x accumulation x ranks, of pairs both."""
     micro, size = (flag(draft, f"train.{key}") for key in ("micro_batch_size", "batch_size"))
     deep_key, ranks = f"{role}.training_args.gradient_accumulation_steps", data_parallel(draft, role)
-    if min(micro, size) < 1:
-        _need(draft, deep_key, "batch sizes from 1 were expected")
-        return
-    wide, rows = min(micro, max(1, size // ranks)), 2 if draft.pipeline in ("dpo", "reward_model") else 1
+    wide, rows = max(1, min(micro, size // ranks)), 2 if draft.pipeline in ("dpo", "reward_model") else 1
     while size % (wide * ranks) and wide > 1:
         wide -= 1
     deep = max(1, size // (wide * ranks))
