@@ -277,7 +277,8 @@ def flag_correction(step: Step) -> None:
         step.absent("weights of tokens go with filters of tokens, by the ratio or the difference of probabilities")
     else:
         ways = {"clip": {"importance_upper": high, "importance_lower": low},
-                "ratio": {"importance_upper": high, "rejection": "icepop", "ratio_low": low or None, "ratio_high": high},
+                "ratio": {"importance_upper": high, "rejection": "icepop", "ratio_low": low or None,
+                          "ratio_high": high},
                 "tv": {"importance_upper": _NEVER, "rejection": "icepop", "difference_low": -high,
                        "difference_high": high}}  # fmt: skip
         for word, value in {"level": "token", **ways["clip" if way[1] == "clip" else way[0]]}.items():
