@@ -2,78 +2,79 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from types import NoneType
 from typing import Any
 
-from roll.workbench.migrate.conversions import LAST, conversion, first, mapped
+from roll.workbench.migrate.conversions import conversion, first, last, mapped
 from roll.workbench.migrate.draft import Draft, Step, data_parallel, say_curves
-from roll.workbench.migrate.openrlhf_flags import SCRIPTS, kinds_of
+from roll.workbench.migrate.openrlhf_flags import kinds_of
 from roll.workbench.migrate.overrides import Unexpanded, at
-from roll.workbench.migrate.table import systems
+from roll.workbench.migrate.table import DOMAIN
 
 _FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+_ROLES = {"actor_train": "actor", "critic": "critic", "reference": "ref", "reward_model": "reward"}
 _TRAINED = ("actor_train", "critic")
-_ROLES = (*_TRAINED, "reference", "reward_model")
-DOMAIN = "all"
-"""The one domain that all rows belong to."""
 _NEVER = 1.0e9
 """A bound that no ratio of probabilities reaches."""
-_GOES_ON = ("translated", "decided", "dead")
-_UNKNOWN = "nothing is known about this key"
+_CORRECTION = "algo.advantage.is_correction_"
 
 
 def flag(draft: Draft, key: str) -> Any:
     """Return what a flag says, or its default; that, too, for a text where a number belongs."""
-    script = next(name for name, pipeline in SCRIPTS.items() if pipeline == draft.pipeline)
-    kind, default = kinds_of(script).get(key, ("str", None))
+    kind, default = kinds_of(draft.memo["job"]).get(key, ("str", None))
     value = at(draft.theirs, key)
     wrong = isinstance(value, Unexpanded) or (kind in ("int", "float") and not isinstance(value, (int, float)))
     return default if value is None or wrong else value
 
 
 def _holds(draft: Draft, condition: str) -> bool:
-    """Whether a flag is on (`a.b`), has one of some values (`a.b=c|d`), or another one (`a.b!=c`)."""
-    key, equals, values = condition.partition("=")
-    value = flag(draft, key.rstrip("!"))
-    return (str(value) in values.split("|")) is not key.endswith("!") if equals else bool(value)
-
-
-def _every(draft: Draft, place: str, *, trained: bool) -> list[str]:
-    """A place of the actor's at every role that there is; schedules and optimizers are of one role."""
-    if not place.startswith("actor_train.") or ".training_args." in place:
-        return [place]
-    named = [(role, place.replace("actor_train", role, 1)) for role in (_TRAINED if trained else _ROLES)]
-    return [there for role, there in named if (role == "actor_train" or draft.has(role)) and draft.knows(there)]
+    """Whether a flag is on (`a.b`), has one of some values (`a.b=c|d`) or another one (`a.b!=c`), or the next has."""
+    for part in condition.split(" or "):
+        key, equals, values = part.partition("=")
+        value = flag(draft, key.rstrip("!"))
+        if (str(value) in values.split("|")) is not key.endswith("!") if equals else value:
+            return True
+    return False
 
 
 @conversion
 def flag_if(step: Step) -> None:
     """The value in our words, for every role that has the key, under the conditions of its row.
 
-    `if`: only where that holds; else nothing, or with `else` it is asked for. `also`: further places, where it is on.
-    `given`: not its default. `trained`: of actor and critic alone. What is `ask` in our words is asked for.
+    `if`: only where that holds; else nothing, or with `else: ask` it is asked for, with `else: next` it goes to the
+    row's second place. `also`: further places, where it is on. `given`: not its default. `trained`: of actor and critic
+    alone. What is `ask` in our words is asked for.
     """
     draft, rule, value = step.draft, step.row.rule, mapped(step)
-    step.places = tuple(place.replace("<name>", DOMAIN) for place in step.places)
     is_given, on = step.use in draft.report.uses, step.value not in (None, False, [], "")
     free = draft.hint(step.place) is Any and (value in (None, False) or (not is_given and value == step.value))
-    if step.role in _ROLES[1:] and not draft.has(step.role):
+    acts = "if" not in rule or _holds(draft, rule["if"])
+    if rule.get("else") == "next":
+        step.places, acts = (step.places[not acts],), True
+    if step.role in list(_ROLES)[1:] and not draft.has(step.role):
         step.dead(f"the run has no {step.role}")
-    elif "if" in rule and not _holds(draft, rule["if"]):
-        step.absent(step.row.note) if on and "else" in rule else step.dead(f"it acts with {rule['if']}")
-    elif value == "ask":
+    elif (acts and value == "ask") or (not acts and on and "else" in rule):
         step.absent(step.row.note)
+    elif not acts:
+        step.dead(f"it acts with {rule['if']}")
     elif free or (rule.get("given") and not is_given) or (value is None and isinstance(step.value, bool)):
-        step.dead("it is off" if not on else "the default here too")
+        step.dead("the default here too" if on else "it is off")
     else:
-        for number, place in enumerate(step.places):
-            part = value[number] if isinstance(value, list) and len(value) == len(step.places) > 1 else value
-            for there in _every(draft, place, trained=rule.get("trained", False)):
+        whole = not isinstance(value, list) or len(value) != len(step.places) or len(value) == 1
+        for place, part in zip(step.places, [value] * len(step.places) if whole else value, strict=True):
+            for there in _every(draft, place, _TRAINED if rule.get("trained") else tuple(_ROLES)):
                 step.put(part, there)
         for place, more in rule.get("also", {}).items() if on else ():
             step.put(more, place)
+
+
+def _every(draft: Draft, place: str, roles: tuple[str, ...]) -> list[str]:
+    """A place of the actor's at every role that there is; schedules and optimizers are of one role."""
+    if not place.startswith("actor_train.") or ".training_args." in place:
+        return [place]
+    named = [place.replace("actor_train", role, 1) for role in roles if role == "actor_train" or draft.has(role)]
+    return [there for there in named if draft.knows(there)]
 
 
 @conversion
@@ -89,68 +90,47 @@ def _in_reward(draft: Draft) -> bool:
 
 
 def _has_critic(draft: Draft) -> bool:
-    return draft.pipeline == "rlvr" and flag(draft, "algo.advantage.estimator") == "gae"
+    return flag(draft, "algo.advantage.estimator") == "gae"
 
 
 @first
 def flag_zero(step: Step) -> None:
     """DeepSpeed's stage, for the roles that the run has."""
-    draft, stage, ppo = step.draft, step.value, step.draft.pipeline == "rlvr"
-    roles = {"actor_train": "train", **({"critic": "train"} if _has_critic(draft) else {})}
-    if draft.pipeline == "dpo" or (ppo and flag(draft, "algo.kl.init_coef") > 0):
-        roles["reference"] = "infer"
-    scored = ppo and flag(draft, "reward.model_name_or_path")
-    if scored and not flag(draft, "reward.remote_url") and not flag(draft, "train.agent_func_path"):
-        roles["reward_model"] = "infer"
+    draft, ppo = step.draft, step.draft.pipeline == "rlvr"
+    scorer = None if flag(draft, "reward.remote_url") or flag(draft, "train.agent_func_path") else \
+        flag(draft, "reward.model_name_or_path")  # fmt: skip
+    there = {"actor_train": True, "critic": _has_critic(draft), "reward_model": scorer,
+             "reference": draft.pipeline == "dpo" or (ppo and flag(draft, "algo.kl.init_coef") > 0)}  # fmt: skip
+    if scorer:
         draft.put(f"rewards.{DOMAIN}.name", "reward_model", step.use)
-        if _has_critic(draft) and not flag(draft, "critic.model_name_or_path"):
-            draft.put("critic.model_args.model_name_or_path", str(scored).split(",")[0], step.use)
+        if there["critic"] and not flag(draft, "critic.model_name_or_path"):
+            draft.put("critic.model_args.model_name_or_path", str(scorer).split(",")[0], step.use)
     if ppo:
         draft.put("actor_infer", {"strategy_args": {"strategy_name": "vllm"}, "model_args": {"dtype": "bf16"}})
-    for role, way in roles.items():
-        draft.put(f"{role}.strategy_args.strategy_name", f"deepspeed_{way}")
-        if way == "train" or stage == 3:
-            step.put(stage, step.place.replace("actor_train", role, 1))
+    for role in (role for role in _ROLES if there[role]):
+        draft.put(f"{role}.strategy_args.strategy_name", f"deepspeed_{'train' if role in _TRAINED else 'infer'}")
+        if role in _TRAINED or step.value == 3:
+            step.put(step.value, step.place.replace("actor_train", role, 1))
 
 
 @conversion
-def flag_max_norm(step: Step) -> None:
-    """The bound of the gradient's norm, one for all roles; 0 is none."""
-    norms = [flag(step.draft, f"{role}.max_norm") for role in ("actor", "critic")]
-    if step.use.key.startswith("critic.") and not _has_critic(step.draft):
-        step.dead("the run has no critic")
-    elif _has_critic(step.draft) and norms[0] != norms[1]:
-        step.absent(f"it is one bound for actor and critic, which have {norms[0]} and {norms[1]}")
+def flag_wandb(step: Step) -> None:
+    """What wandb is told, where it is a tracker."""
+    if step.value and flag(step.draft, "logger.wandb.key"):
+        step.put(step.value, f"{step.place}.wandb.{step.last.replace('org', 'entity')}")
     else:
-        step.put(step.value or None)
-
-
-@conversion
-def flag_epochs(step: Step) -> None:
-    """Passes over the rows, or over the responses of a step."""
-    step.put(step.value, step.places[step.draft.pipeline == "rlvr"])
-
-
-@conversion
-def flag_freezing(step: Step) -> None:
-    """First steps in which the critic alone trains."""
-    if step.value < 0:
-        step.dead("below 0 is none")
-    elif _has_critic(step.draft):
-        step.put(step.value + 1)
-    else:
-        step.absent("without a critic nothing is trained in these steps")
+        step.dead("wandb isn't asked for")
 
 
 @conversion
 def flag_data(step: Step) -> None:
     """Data sets, several with commas between them; those of the hub with their split."""
-    given = ",".join(map(str, step.value)) if isinstance(step.value, list) else str(step.value or "")
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    split = flag(step.draft, {"prompt_dataset": "data.prompt_split", "dataset": "data.dataset_split"}[step.last]
-                 if step.place.startswith("actor_train") else "eval.split")  # fmt: skip
-    never = step.draft.pipeline == "rlvr" and flag(step.draft, "eval.steps") == -1
-    if not names or (never and step.place.startswith("validation")):
+    draft, validates = step.draft, step.role == "validation"
+    text = ",".join(map(str, step.value)) if isinstance(step.value, list) else str(step.value or "")
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    split = flag(draft, "eval.split" if validates else step.use.key.replace("data.prompt_dataset", "data.prompt_split")
+                 .replace("data.dataset", "data.dataset_split"))  # fmt: skip
+    if not names or (validates and draft.pipeline == "rlvr" and flag(draft, "eval.steps") == -1):
         step.dead("eval.steps is -1, which is never" if names else "none is named")
     elif any("@" in name or name.endswith(".py") for name in names):
         step.absent("data sets are named without @folder, and have no scripts: name the files")
@@ -160,19 +140,11 @@ def flag_data(step: Step) -> None:
 
 
 @conversion
-def flag_input(step: Step) -> None:
-    """The column with the prompt, or in fine-tuning without another one with conversations."""
-    draft = step.draft
-    whole = draft.pipeline == "sft" and flag(draft, "data.apply_chat_template") and not flag(draft, "data.output_key")
-    step.put(step.value, "actor_train.data_args.messages" if whole else step.place)
-
-
-@conversion
 def flag_template(step: Step) -> None:
     """How a row becomes text: the tokenizer's template or one of its own, or else a text with {}."""
     text, own = (flag(step.draft, f"data.{key}") for key in ("input_template", "tokenizer_chat_template"))
-    chat = flag(step.draft, "data.apply_chat_template")
-    if (step.last == "input_template") is bool(chat):
+    chat = bool(flag(step.draft, "data.apply_chat_template"))
+    if (step.last == "input_template") is chat:
         step.dead(f"data.apply_chat_template is {'on' if chat else 'off'}")
     elif chat:
         step.put(own or "native")
@@ -188,7 +160,7 @@ def flag_max_len(step: Step) -> None:
         step.put(step.value)
         step.put("right", "truncation")
         step.decide("longer rows are cut; there the last token is then the end of the sequence")
-    elif at(draft.theirs, "prompt_max_len") is not None or at(draft.theirs, "generate_max_len") is not None:
+    elif {"prompt_max_len", "generate_max_len"} & draft.theirs.keys():
         step.dead("prompt_max_len and generate_max_len say it")
     elif isinstance(new, int) and 0 < new < step.value:
         step.put(step.value - new, "prompt_length")
@@ -209,42 +181,22 @@ def flag_uncorrected(step: Step) -> None:
             step.put(step.value, "validation.generating_args.top_p")
     elif step.value:
         step.put(flag(draft, "train.async_queue_size"))
-    off = flag(draft, "algo.advantage.is_correction_level") == "off"
-    if off and (step.value is True if is_async else step.value < 1):
+    if flag(draft, f"{_CORRECTION}level") == "off" and (step.value is True if is_async else step.value < 1):
         step.put(None, "train_infer_correction.importance_upper")
         step.put(_NEVER, "train_infer_correction.ratio_high")
         step.decide("without a correction, as there: the bound of train_infer_correction never acts")
 
 
 @conversion
-def flag_remote(step: Step) -> None:
-    """A reward function, a server, an agent: each has its own protocol there."""
-    step.places = tuple(place.replace("<name>", DOMAIN) for place in step.places)
-    if not step.value:
-        step.dead("none is named")
-    elif step.last == "agent_func_path":
-        step.absent(
-            "an AgentExecutor becomes a class of your own, or an environment of pipeline: agentic: docs/rewards.md"
-        )
-    elif flag(step.draft, "train.agent_func_path"):
-        step.dead("train.agent_func_path scores")
-    elif str(step.value).endswith(".py"):
-        step.absent(f"reward_func(queries, prompts, labels) of {step.value} becomes a function (response, task): "
-                    "docs/rewards.md")  # fmt: skip
-    else:
-        step.absent("the reward http asks a server, with another protocol: docs/rewards.md")
-
-
-@conversion
 def flag_estimator(step: Step) -> None:
     """An advantage estimator; where a KL is in the reward, with its baseline taken off the score before it."""
-    group = {"adv_estimator": "reinforce", "reward_norm": "group"}
-    centred = {**group, "reward_shift": True}
     n, in_reward = flag(step.draft, "rollout.n_samples_per_prompt"), _in_reward(step.draft)
+    group = {"adv_estimator": "reinforce", "reward_norm": "group"}
+    centred, white = {**group, "reward_shift": True}, {"whiten_advantages": True}
     routes: dict[str, dict[str, Any]] = {
-        "gae": {"adv_estimator": "gae", "whiten_advantages": True},
-        "reinforce": {"adv_estimator": "reinforce", "whiten_advantages": True},
-        "reinforce_baseline": {**centred, "whiten_advantages": True},
+        "gae": {"adv_estimator": "gae", **white},
+        "reinforce": {"adv_estimator": "reinforce", **white},
+        "reinforce_baseline": {**centred, **white},
         "flash_reinforce": {**centred, "reward_norm": "batch"},
         "dr_grpo": centred if in_reward else {"adv_estimator": "dr_grpo"},
         "group_norm": group if in_reward else {"adv_estimator": "grpo", "adv_estimator_args": {"eps": 1e-9}},
@@ -257,56 +209,47 @@ def flag_estimator(step: Step) -> None:
         return
     for place, value in routes[step.value].items():
         step.put(value, place)
-    notes = ["whiten_advantages divides by the unbiased deviation"] if "whiten_advantages" in routes[step.value] else []
-    notes += ["reward_norm takes the baseline off the score"] if "reward_norm" in routes[step.value] else []
-    if notes:
+    says = {"whiten_advantages": "divides by the unbiased deviation: n - 1 for n tokens, there n",
+            "reward_norm": "takes the baseline off the score"}  # fmt: skip
+    if notes := [f"{key} {text}" for key, text in says.items() if key in routes[step.value]]:
         step.decide("; ".join(notes))
 
 
-@conversion
+@last
 def flag_clip(step: Step) -> None:
     """Bounds of the reward, there after the baseline is taken off."""
-    named = step.draft.get("adv_estimator") in ("grpo", "dr_grpo", "rloo")
     if not isinstance(step.value, list) or len(step.value) != 2 or step.value[0] != -step.value[1]:
         step.absent("the bounds are + and - the same number")
     else:
+        named = step.draft.get("adv_estimator") in ("grpo", "dr_grpo", "rloo")
         step.put(float(step.value[1]), "advantage_clip" if named else "reward_clip")
-
-
-LAST.add("flag_clip")
 
 
 @conversion
 def flag_policy(step: Step) -> None:
     """The loss, and how it is averaged: KL, entropy and the critic's loss are always a mean over tokens there."""
     draft, gspo = step.draft, flag(step.draft, "actor.policy_loss_type") == "gspo"
-    others = (flag(draft, "algo.kl.init_coef") > 0 and flag(draft, "algo.kl.use_loss")) or _has_critic(draft) or (
-        flag(draft, "actor.entropy_coef") or 0) > 0  # fmt: skip
-    if step.last == "policy_loss_type":
-        step.put(step.value)
-        uneven = _in_reward(draft) or _has_critic(draft) or flag(draft, "algo.advantage.gamma") != 1
-        if gspo and (uneven or flag(draft, "algo.advantage.is_correction_level") != "off"):
-            step.absent("gspo here has one advantage per response, and its ratio is to the trainer's old log-probs")
-    elif gspo or step.value == "seq-mean-token-mean":
-        step.put("seq-mean-token-mean")
-        if others:
-            step.absent(
-                "the KL, the entropy or the critic's loss stays a mean over tokens there, here all are averaged alike"
-            )
-    else:
-        step.put(step.value)
+    in_loss = flag(draft, "algo.kl.init_coef") > 0 and flag(draft, "algo.kl.use_loss")
+    is_loss = step.last == "policy_loss_type"
+    step.put("seq-mean-token-mean" if gspo and not is_loss else step.value)
+    uneven = _in_reward(draft) or _has_critic(draft) or flag(draft, "algo.advantage.gamma") != 1
+    if is_loss and gspo and (uneven or flag(draft, f"{_CORRECTION}level") != "off"):
+        step.absent("gspo here has one advantage per response, and its ratio is to the trainer's old log-probs")
+    others = in_loss or _has_critic(draft) or (flag(draft, "actor.entropy_coef") or 0) > 0
+    if not is_loss and (gspo or step.value == "seq-mean-token-mean") and others:
+        step.absent("the KL, the entropy or the critic's loss is a mean over tokens there, here all are averaged alike")
 
 
 @conversion
 def flag_kl(step: Step) -> None:
     """A key of the KL term, which is in the reward or in the loss."""
-    draft, in_loss = step.draft, flag(step.draft, "algo.kl.use_loss")
-    unbiased, word = flag(draft, "algo.kl.unbiased_gradient"), step.last
+    draft, in_loss, word = step.draft, bool(flag(step.draft, "algo.kl.use_loss")), step.last
+    adapts, unbiased = word in ("target", "horizon"), flag(step.draft, "algo.kl.unbiased_gradient")
     if not flag(draft, "algo.kl.init_coef") > 0:
         step.dead("algo.kl.init_coef is 0: there is no KL term")
-    elif word in ("target", "horizon") and (step.value is None or not flag(draft, "algo.kl.target")):
+    elif adapts and not flag(draft, "algo.kl.target"):
         step.dead("algo.kl.target is null")
-    elif word in ("target", "horizon") and in_loss:
+    elif adapts and in_loss:
         step.absent("the coefficient of a KL in the loss stays as it is")
     elif word == "unbiased_gradient" and not in_loss:
         step.dead("a KL in the reward has no gradient")
@@ -315,7 +258,7 @@ def flag_kl(step: Step) -> None:
         step.absent("its gradient there is that of the log-prob, whose mean is 0; k2 has that of the KL")
     else:
         # Of two places the first is the reward's, but for use_loss.
-        second = len(step.places) > 1 and word != "unbiased_gradient" and bool(in_loss) is (word != "use_loss")
+        second = len(step.places) > 1 and word != "unbiased_gradient" and in_loss is (word != "use_loss")
         step.put(word == "use_loss" or step.value, step.places[second])
         if word == "unbiased_gradient" and step.value:
             step.put(10.0, "decoupled_ppo_cap")
@@ -324,108 +267,96 @@ def flag_kl(step: Step) -> None:
 @conversion
 def flag_correction(step: Step) -> None:
     """Importance weights and rejection between sampler and trainer, from four flags together."""
-    draft, fix = step.draft, "train_infer_correction"
-    words = ("level", "mode", "gating", "threshold")
-    level, mode, gating, bounds = (flag(draft, f"algo.advantage.is_correction_{word}") for word in words)
-    if level == "off" or flag(draft, "actor.policy_loss_type") == "gspo":
-        step.dead("is_correction_level is off" if level == "off" else "actor.policy_loss_type: gspo asks for it")
-        return
-    if step.last != "is_correction_level":
-        step.use.ours = step.places
-        return
+    level, *way, bounds = (flag(step.draft, _CORRECTION + word) for word in ("level", "gating", "mode", "threshold"))
     low, high = [0.0, *bounds][-2:] if isinstance(bounds, list) else (0.0, bounds)
-    weigh: dict[str, Any] = {"level": "token", "importance_upper": high}
-    band = {"ratio_low": low or None, "ratio_high": high}
-    if (level, gating, mode) == ("token", "ratio", "clip"):
-        weigh["importance_lower"] = low
-    elif (level, gating, mode) == ("token", "ratio", "mask"):
-        weigh |= {"rejection": "icepop", **band}
-    elif (level, gating, mode) == ("token", "tv", "mask"):
-        weigh |= {"importance_upper": _NEVER, "rejection": "icepop", "difference_low": -high, "difference_high": high}
-    else:
+    if level == "off" or flag(step.draft, "actor.policy_loss_type") == "gspo":
+        step.dead("is_correction_level is off" if level == "off" else "actor.policy_loss_type: gspo asks for it")
+    elif step.last != "is_correction_level":
+        step.use.ours = step.places
+    elif level != "token" or way == ["tv", "clip"]:
         step.absent("weights of tokens go with filters of tokens, by the ratio or the difference of probabilities")
-        return
-    for word, value in weigh.items():
-        step.put(value, f"{fix}.{word}")
-
-
-@conversion
-def flag_eval(step: Step) -> None:
-    """Steps between validations."""
-    if isinstance(step.value, int) and step.value > 0:
-        step.put(step.value)
-    elif step.draft.pipeline != "rlvr" and flag(step.draft, "eval.dataset"):
-        step.quiet("once per epoch there: write the steps of an epoch")
     else:
-        step.dead("-1 is never" if step.draft.pipeline == "rlvr" else "eval.dataset isn't given")
-
-
-@first
-def flag_trackers(step: Step) -> None:
-    """Trackers, and what wandb is told."""
-    named = {"wandb": "logger.wandb.key", "tensorboard": "logger.tensorboard_dir"}
-    if not step.value or (step.place == "tracker_kwargs" and not flag(step.draft, named["wandb"])):
-        step.dead("none is asked for")
-        return
-    if step.place == "tracker_kwargs":
-        step.put(step.value, f"tracker_kwargs.wandb.{step.last.replace('org', 'entity')}")
-        return
-    step.put(["stdout", *(name for name, key in named.items() if flag(step.draft, key))])
-    if step.last == "tensorboard_dir":
-        step.put(step.value, "logging_dir")
+        ways = {"clip": {"importance_upper": high, "importance_lower": low},
+                "ratio": {"importance_upper": high, "rejection": "icepop", "ratio_low": low or None,
+                          "ratio_high": high},
+                "tv": {"importance_upper": _NEVER, "rejection": "icepop", "difference_low": -high,
+                       "difference_high": high}}  # fmt: skip
+        for word, value in {"level": "token", **ways["clip" if way[1] == "clip" else way[0]]}.items():
+            step.put(value, f"train_infer_correction.{word}")
 
 
 # --- at the end ------------------------------------------------------------------------------------------------------
 
 
 def finish_openrlhf(draft: Draft) -> None:
-    """Devices, batches, what is validated and scored, flags that nothing is known about."""
-    if draft.pipeline == "rlvr":
-        _placed(draft)
-        draft.put(f"rewards.{DOMAIN}.tag_included", "*")
-        if draft.has("reward_model"):
-            draft.put("reward_model.template", draft.get("actor_train.data_args.template"))
-    else:
-        _offline(draft)
-    for role in _TRAINED:
-        if draft.has(role):
-            _batch(draft, role)
-    for key, value in dict(draft.get("actor_train.data_args", {})).items():
-        if draft.has("validation") and key not in ("file_name", "shuffle"):
+    """Devices, batches, what is validated and scored, flags that the parser refuses, what differs."""
+    data = dict(draft.get("actor_train.data_args", {}))
+    (_placed if draft.pipeline == "rlvr" else _offline)(draft)
+    if draft.has("reward_model"):
+        draft.put("reward_model.template", data.get("template"))
+    for role in filter(draft.has, _TRAINED):
+        _batch(draft, role)
+    for key, value in data.items() if draft.has("validation") else ():
+        if key != "file_name":
             draft.put(f"validation.data_args.{key}", value)
-    needed = {"pretrain": "the model", "actor_train.data_args.file_name": "the training rows"}
-    needed |= {f"rewards.{DOMAIN}.name": "what scores a response"} if draft.pipeline == "rlvr" else {}
-    for place, what in needed.items():
-        if not draft.has(place):
-            draft.put(place, "???")
-            draft.report.missing.append(f"{place}: {what}, which the script doesn't say")
+    if trackers := [name for name, key in (("wandb", "wandb.key"), ("tensorboard", "tensorboard_dir"))
+                    if flag(draft, f"logger.{key}")]:  # fmt: skip
+        draft.put("track_with", ["stdout", *trackers])
     if (weight := draft.get(f"rewards.{DOMAIN}.weight")) and draft.has("overlong_shaping"):  # it isn't weighted
         draft.put("overlong_shaping.penalty", weight * flag(draft, "reward.overlong_penalty_factor"))
     _names(draft)
     _refused(draft)
-    say_curves(draft, "OpenRLHF")
+    _ask_for_needed(draft)
+    _say(draft)
+
+
+def _ask_for_needed(draft: Draft) -> None:
+    """What the script doesn't say, and a bound of which it has two."""
+    data, pairs = "actor_train.data_args", draft.pipeline in ("dpo", "reward_model")
+    needed = {"pretrain": "the model", f"{data}.file_name": "the training rows"}
     if draft.pipeline == "rlvr":
-        draft.report.decisions.append(
-            "num_train_epochs: prompts that don't fill a step are followed by the next episode's here; in OpenRLHF "
-            "they are a smaller step at the end of each episode"
-        )
-    if draft.get("whiten_advantages"):
-        draft.report.decisions.append(
-            "whiten_advantages: the deviation of n tokens is taken with n - 1 here, with n in OpenRLHF, whose "
-            "advantages are larger by 1 / 2n"
-        )
+        draft.put(f"rewards.{DOMAIN}.tag_included", "*")
+        needed[f"rewards.{DOMAIN}.name"] = "what scores a response"
+    if pairs and not flag(draft, "data.apply_chat_template"):
+        needed[f"{data}.prompt"] = "the column with the prompt (there it is part of the texts)"
+    asked = [place for _, place in draft.memo.get("asked", ())]
+    needed = {place: f"{what}, which the script doesn't say" for place, what in needed.items()
+              if place not in asked and not draft.has(place)}  # fmt: skip
+    if _has_critic(draft) and flag(draft, "actor.max_norm") != flag(draft, "critic.max_norm"):
+        needed["max_grad_norm"] = "one bound for actor and critic, which have two: actor.max_norm, critic.max_norm"
+    if min(flag(draft, "train.micro_batch_size"), flag(draft, "train.batch_size")) < 1:
+        needed["actor_train.training_args.gradient_accumulation_steps"] = "batch sizes from 1 were expected"
+    for place, why in needed.items():
+        draft.put(place, "???")
+        draft.report.missing.append(f"{place}: {why}")
+
+
+def _say(draft: Draft) -> None:
+    """In what the training differs, which no key changes."""
+    online, decisions = draft.pipeline == "rlvr", draft.report.decisions
+    plain, validates = not flag(draft, "data.apply_chat_template"), draft.has("validation")
+    differs = {
+        "num_train_epochs: prompts that don't fill a step are followed by the next episode's here; there they are "
+        "a smaller step at the end of each episode": online,
+        "eval_steps: once per epoch there: write the steps of an epoch": validates and not draft.get("eval_steps"),
+        "the classifier's head starts at 0, there at random": draft.pipeline == "reward_model",
+        "a row is its prompt, its response and the end-of-sequence token, tokenised apart; there it is one text with a "
+        "blank before that token": plain and not online,
+    }  # fmt: skip
+    decisions += [text for text, holds in differs.items() if holds]
+    say_curves(draft, "OpenRLHF")
+    if (model := draft.get("critic.model_args.model_name_or_path")) not in (None, draft.get("pretrain")):
+        decisions[-1] = f"critic: the head for values starts at 0, in OpenRLHF as {model} has it, where it has one"
 
 
 def _refused(draft: Draft) -> None:
-    """What their parser refuses: flags that nothing is known about, with what may be meant; texts as numbers."""
-    kinds = kinds_of(next(name for name, pipeline in SCRIPTS.items() if pipeline == draft.pipeline))
-    names = [*kinds, *(row.key for row in systems()["openrlhf"].rows if row.now)]
+    """Texts where their parser wants numbers; several reward models."""
     for use in draft.report.uses:
-        if use.note.startswith(_UNKNOWN) and (near := difflib.get_close_matches(use.key, names, 1)):
-            use.note += f"; did you mean {near[0]}?"
-        kind = kinds.get(use.key, ("",))[0]
-        if kind in ("int", "float") and not isinstance(use.value, (int, float, NoneType)) and use.fate in _GOES_ON:
-            use.fate, use.note = "absent", f"{kind} was expected"
+        kind = kinds_of(draft.memo["job"]).get(use.key, ("",))[0]
+        text = kind in ("int", "float") and not isinstance(use.value, (int, float, NoneType))
+        several = use.key == "reward.model_name_or_path" and "," in str(use.value) and bool(use.ours)
+        if (text or several) and use.fate in ("translated", "decided", "dead"):
+            use.fate, use.note = "absent", "one model scores" if several else f"{kind} was expected"
             draft.ask(use, use.ours[0] if use.ours else "")
 
 
@@ -441,27 +372,27 @@ def _names(draft: Draft) -> None:
 
 def _placed(draft: Draft) -> None:
     """Slots of the roles, in groups of their own or shared."""
-    sizes = {"actor_train": "actor", "reference": "ref", "critic": "critic", "reward_model": "reward"}
+    per_node = {role: flag(draft, f"{name}.num_gpus_per_node") for role, name in _ROLES.items() if draft.has(role)}
+    nodes = {role: flag(draft, f"{_ROLES[role]}.num_nodes") for role in per_node}
     together, asynchronous = flag(draft, "train.colocate_all"), flag(draft, "train.async_enable")
-    with_actor, with_critic = flag(draft, "train.colocate_actor_ref"), flag(draft, "train.colocate_critic_reward")
+    shared = {"reference": "actor_train" if flag(draft, "train.colocate_actor_ref") else "",
+              "reward_model": "critic" if flag(draft, "train.colocate_critic_reward") else ""}  # fmt: skip
     begin, after = {"actor_train": 0}, 0
-    for role, name in sizes.items():
-        if not draft.has(role):
-            continue
-        count = flag(draft, f"{name}.num_nodes") * flag(draft, f"{name}.num_gpus_per_node")
-        shared = {"reference": "actor_train" if with_actor else "", "reward_model": "critic" if with_critic else ""}
-        begin[role] = 0 if together else begin.get(shared.get(role, ""), after)
-        draft.put(f"{role}.device_mapping", _range(begin[role], count))
-        after = max(after, begin[role] + count)
+    for role in ("actor_train", "reference", "critic", "reward_model"):
+        if role in nodes:
+            begin[role] = 0 if together else begin.get(shared.get(role, ""), after)
+            draft.put(f"{role}.device_mapping", _range(begin[role], count := nodes[role] * per_node[role]))
+            after = max(after, begin[role] + count)
     count = (flag(draft, "vllm.num_engines") or 0) * flag(draft, "vllm.tensor_parallel_size")
     start = 0 if (together and not asynchronous) or not count else after
-    count = count or flag(draft, "actor.num_nodes") * flag(draft, "actor.num_gpus_per_node")
+    count = count or nodes["actor_train"] * per_node["actor_train"]
     draft.put("actor_infer.device_mapping", _range(start, count))
-    total, spread = max(after, start + count), [role for role in begin if flag(draft, f"{sizes[role]}.num_nodes") > 1]
-    machine = max(flag(draft, f"{sizes[role]}.num_gpus_per_node") for role in spread or begin)
-    draft.put("num_gpus_per_node", machine if spread else max(machine, min(8, total)))
-    draft.report.decisions.append(f"num_gpus_per_node: {draft.get('num_gpus_per_node')}; change it for other machines. "
-                                  f"Roles have {total} slots together, colocated ones the same")  # fmt: skip
+    total = max(after, start + count)
+    spread = [per_node[role] for role in nodes if nodes[role] > 1]
+    size = max(spread) if spread else max(*per_node.values(), min(8, total))
+    draft.put("num_gpus_per_node", size)
+    draft.report.decisions.append(f"num_gpus_per_node: {size}; change it for other machines. Roles have {total} slots "
+                                  "together, colocated ones the same")  # fmt: skip
 
 
 def _range(start: int, count: int) -> Any:
@@ -469,52 +400,37 @@ def _range(start: int, count: int) -> Any:
 
 
 def _offline(draft: Draft) -> None:
-    """Devices, and what differs by the script."""
+    """Devices of one model, or of two that share them."""
     sizes = [size for key in ("num_nodes", "num_gpus_per_node") if isinstance(size := draft.get(key, 1), int)]
-    count = math.prod(sizes)
-    draft.put("actor_train.device_mapping", _range(0, count))
-    said = f"actor_train.device_mapping: {count} device{'s' * (count != 1)}; the batch is the same on any number: with "
-    draft.report.decisions.append(f"{said}more, lower gradient_accumulation_steps accordingly")
-    if draft.has("reference"):
-        draft.put("reference.device_mapping", _range(0, count))
-    if draft.pipeline == "reward_model":
-        draft.report.decisions.append("the classifier's head starts at 0, there at random")
-    if not flag(draft, "data.apply_chat_template"):
-        draft.report.decisions.append(
-            "a row is its prompt, its response and the end-of-sequence token, tokenised apart; there it is one text "
-            "with a blank before that token"
-        )
+    for role in filter(draft.has, ("actor_train", "reference")):
+        draft.put(f"{role}.device_mapping", _range(0, math.prod(sizes)))
+    draft.report.decisions.append(f"actor_train.device_mapping: {_range(0, math.prod(sizes))}; the batch is the same "
+                                  "on more, if you lower gradient_accumulation_steps accordingly")  # fmt: skip
 
 
 def _batch(draft: Draft, role: str) -> None:
     """Rows of an optimizer step: per device x accumulation x ranks, of pairs both."""
-    micro, size, ranks = (
-        flag(draft, "train.micro_batch_size"),
-        flag(draft, "train.batch_size"),
-        data_parallel(draft, role),
-    )
+    micro, size = (flag(draft, f"train.{key}") for key in ("micro_batch_size", "batch_size"))
+    deep_key, ranks = f"{role}.training_args.gradient_accumulation_steps", data_parallel(draft, role)
     if min(micro, size) < 1:
-        draft.put(f"{role}.training_args.gradient_accumulation_steps", "???")
+        draft.put(deep_key, "???")
         draft.put(f"{role}.training_args.per_device_train_batch_size", micro if micro >= 1 else "???")
-        draft.report.missing.append(
-            f"{role}.training_args.gradient_accumulation_steps: batch sizes from 1 were expected"
-        )
+        draft.report.missing.append(f"{deep_key}: batch sizes from 1 were expected")
         return
-    wide, rows = min(micro, max(1, size // ranks)), 2 if draft.pipeline in ("dpo", "reward_model") else 1
+    wide, rows = max(1, min(micro, size // ranks)), 2 if draft.pipeline in ("dpo", "reward_model") else 1
     while size % (wide * ranks) and wide > 1:
         wide -= 1
     deep = max(1, size // (wide * ranks))
+    uses = [draft.memo.get(f"train.{key}") for key in ("micro_batch_size", "batch_size")]
+    draft.put(f"{role}.training_args.per_device_train_batch_size", wide * rows, uses[0])
+    draft.put(deep_key, deep, uses[1])
     said = f"{wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
     said += ", each a pair of two sequences" if rows > 1 else ""
-    for key, word, value in (("micro_batch_size", "per_device_train_batch_size", wide * rows),
-                             ("batch_size", "gradient_accumulation_steps", deep)):  # fmt: skip
-        use = draft.memo.get(f"train.{key}")
-        draft.put(f"{role}.training_args.{word}", value, use)
-        if use is not None:
-            use.note = said
-    use = draft.memo.get("train.batch_size")
-    responses = flag(draft, "rollout.batch_size") * flag(draft, "rollout.n_samples_per_prompt") if rows == 1 and \
-        draft.pipeline == "rlvr" else size  # fmt: skip
-    if use is not None and (wide * deep * ranks != size or responses % size):
-        use.fate, use.note = "absent", f"{said}, of {size}; a step has {responses}"
-        draft.ask(use, f"{role}.training_args.gradient_accumulation_steps")
+    for use in filter(None, uses):
+        use.note = said
+    step = size if draft.pipeline != "rlvr" else \
+        flag(draft, "rollout.batch_size") * flag(draft, "rollout.n_samples_per_prompt")  # fmt: skip
+    if (use := uses[1]) is not None and (wide * deep * ranks != size or step % size):
+        short = wide * deep * ranks != size
+        use.fate, use.note = "absent", f"{said}, not {size}" if short else f"a step has {step} responses"
+        draft.ask(use, deep_key)

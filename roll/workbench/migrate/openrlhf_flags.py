@@ -39,9 +39,8 @@ def read_commands(commands: Sequence[list[Word]]) -> tuple[str, dict[str, Any], 
         return None
     command, place, script = jobs[0]
     flags = _launched(command[:place], notes) | _flags(command[place + 1 :], script, notes)
-    notes += [
-        f"line {other[0].line}: {name} is another job; move it into a file of its own" for other, _, name in jobs[1:]
-    ]
+    notes += [f"line {other[0].line}: {name} is another job; move it into a file of its own"
+              for other, _, name in jobs[1:]]  # fmt: skip
     # A comment between lines that go on ends the command there: the shell takes what follows for another one.
     notes += [f"line {lost[0].line}: {lost[0].text} isn't part of the command, which has ended above"
               for lost in commands if lost[0].text.startswith("--")]  # fmt: skip
@@ -70,21 +69,18 @@ def _flags(words: list[Word], script: str, notes: list[str]) -> dict[str, Any]:
     while words:
         word = words.pop(0)
         if not word.text.startswith("--"):
-            if word.unexpanded:
-                notes.append(f"line {word.line}: flags in {word.text} aren't known here: {', '.join(word.unexpanded)}")
-            else:
-                notes.append(f"line {word.line}: {word.text[:60]} belongs to no flag")
+            unknown = f"flags in {word.text} aren't known here: {', '.join(word.unexpanded)}"
+            notes.append(f"line {word.line}: {unknown if word.unexpanded else f'{word.text[:60]} belongs to no flag'}")
             continue
         name, equals, rest = word.text[2:].partition("=")
         names = _today(name, script, notes)
         kind = kinds_of(script).get(names[0], ["?"])[0]
         if kind == "?" and any(names[0] in kinds_of(other) for other in SCRIPTS):
             notes.append(f"line {word.line}: --{name} is a flag of another script, {script} has none of this name")
-        values = [Word(rest, word.unexpanded, word.line)] if equals else []
-        many = kind.startswith(("list", "?"))
+        values, many = [Word(rest, word.unexpanded, word.line)] if equals else [], kind.startswith(("list", "?"))
         while not equals and words and kind != "bool" and (many or not values) and not _FLAG.match(words[0].text):
             values.append(words.pop(0))
-        if not values and kind not in ("bool", "?") and not kind.startswith("list"):
+        if not values and kind in ("int", "float", "str"):
             notes.append(f"line {word.line}: --{name} has no value")
         flags |= {each: HIDDEN if each == "logger.wandb.key" else _typed(kind, values) for each in names}
     return flags
@@ -101,40 +97,35 @@ def _launched(words: list[Word], notes: list[str]) -> dict[str, Any]:
         elif name == "--include" and value.count(":") == 1 and "@" not in value:
             found["num_gpus"] = value.count(",") + 1
         elif name in (*_LAUNCHERS, "--include", "--hostfile"):
-            notes.append(
-                f"{name} {value}: how many devices these are isn't known here: write num_gpus_per_node, num_nodes"
-            )
+            notes.append(f"{name} {value}: how many devices? Write num_gpus_per_node and num_nodes")
     return found
 
 
 def _today(name: str, script: str, notes: list[str]) -> list[str]:
     """What a flag is called today; argparse takes the beginning of a name, too."""
-    flags = kinds_of(script)
+    flags, word = kinds_of(script), "weight_decay" if name == "l2" else name
     if name in flags:
         return [name]
-    now = [row.now for rows in systems()["openrlhf"].groups.values() for row in rows if row.now and row.key == name]
-    word = "weight_decay" if name == "l2" else name
-    same = [flag for flag in flags if flag.rpartition(".")[2] == word and not flag.startswith("eval.")]
-    now = [flag for flag in now if flag in flags] or same
-    short = [flag for flag in flags if flag.startswith(name)] if not now else []
+    now = [row.now for rows in systems()["openrlhf"].groups.values() for row in rows if row.key == name]
+    now = [flag for flag in now if flag in flags] or \
+        [flag for flag in flags if flag.rpartition(".")[2] == word and not flag.startswith("eval.")]  # fmt: skip
+    short = [flag for flag in flags if flag.startswith(name)]
     if now:
-        old = f"--{name} is {' and '.join(now)}"
-        if notes and notes[-1].startswith(_OLD):
-            old = f"{notes.pop()}, {old}"
-        notes.append(old if old.startswith(_OLD) else f"{_OLD}: {old}")
+        before = f"{notes.pop()}, " if notes and notes[-1].startswith(_OLD) else f"{_OLD}: "
+        notes.append(f"{before}--{name} is {' and '.join(now)}")
     elif len(short) == 1:
         notes.append(f"--{name} is short for --{short[0]}")
-    return now or (short if len(short) == 1 else [name])
+        return short
+    return now or [name]
 
 
 def _typed(kind: str, words: list[Word]) -> Any:
-    kind, many = kind.removeprefix("list[").rstrip("]"), kind.startswith("list")
     if unexpanded := [part for word in words for part in word.unexpanded]:
         return Unexpanded(" ".join(word.text for word in words), tuple(unexpanded))
     if not words:
-        return True if kind in ("bool", "?") else [] if many else None
-    values = [_number(kind, word.text) for word in words]
-    return values if many or len(values) > 1 else values[0]
+        return True if kind in ("bool", "?") else [] if kind.startswith("list") else None
+    values = [_number(kind.removeprefix("list[").rstrip("]"), word.text) for word in words]
+    return values if kind.startswith("list") or len(values) > 1 else values[0]
 
 
 def _number(kind: str, text: str) -> Any:
