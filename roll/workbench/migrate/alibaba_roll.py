@@ -7,8 +7,8 @@ from typing import Any
 from roll.catalog.trackers import TRACKERS
 from roll.configs.parsing.roll_names import SCORING
 from roll.configs.rules.megatron_fields import refused_fields
-from roll.workbench.migrate.alibaba_roll_tasks import drop, finish_tasks
-from roll.workbench.migrate.conversions import CONVERSIONS, conversion, first, is_engine, last, list_, mapped
+from roll.workbench.migrate.alibaba_roll_tasks import drop, finish_tasks, levels, put_unless, settled
+from roll.workbench.migrate.conversions import conversion, first, is_engine, last, list_, mapped
 from roll.workbench.migrate.draft import Draft, Step
 
 _RLVR_ONLY = ("difficulty_loss_weight", "length_loss_weight", "max_len_mask", "difficulty_mask", "error_max_len_clip",
@@ -18,29 +18,7 @@ _OF_VARIANT: dict[str, dict[str, Any]] = {
     "kimi15": {"kimi15_tau": 0.1, "kimi15_level": "token"}, "tis": {"tis_lower_bound": 0.0, "tis_upper_bound": 1.0},
 }  # fmt: skip
 """Numbers that a `pg_variant` has in ROLL's ActorPGWorker, whatever a file says."""
-
-
-@last
-def run_steps(step: Step) -> None:
-    """Steps of the run; ROLL's fine-tuning and distillation pass over epochs."""
-    if step.draft.pipeline == "sft" and ("student" in step.draft.theirs or step.use in step.draft.report.filled):
-        step.dead("ROLL's distillation passes over num_train_epochs, whatever max_steps is")
-    else:
-        CONVERSIONS["positive"](step)
-
-
-@last
-def epochs(step: Step) -> None:
-    """Passes over the rows, which RLVR and environments don't count."""
-    draft, limit = step.draft, step.draft.their("max_steps", 0)
-    if draft.pipeline not in ("sft", "dpo"):
-        step.dead("max_steps decides")
-    elif draft.pipeline == "sft" and "student" not in draft.theirs and isinstance(limit, int) and limit > 0:
-        step.dead(f"max_steps ({limit}) decides")
-    else:
-        step.put(int(step.value) if isinstance(step.value, float) else step.value)
-        if draft.pipeline == "sft":
-            draft.put("max_steps", None)
+_CORRECTION = "train_infer_correction"
 
 
 @last
@@ -58,36 +36,27 @@ def tracker_option(step: Step) -> None:
 @first
 def roll_strategy(step: Step) -> None:
     """A backend; roles that score have one that scores."""
-    value, role = step.value, step.role
-    if role in ("reference", "teacher") and value in SCORING:
-        step.put(SCORING[value])
+    if step.role in ("reference", "teacher") and step.value in SCORING:
+        step.put(SCORING[step.value])
         same = "hf_infer as a role that scores is fsdp2_infer: the same model behind the same forward pass"
-        step.decide(same if value == "hf_infer" else f"{role} doesn't train")
-    elif role == "actor_train" and str(value).startswith("diffusion"):
-        step.absent("models of text only")
+        step.decide(same if step.value == "hf_infer" else f"{step.role} doesn't train")
     else:
-        step.put(value)
+        images = step.role == "actor_train" and str(step.value).startswith("diffusion")
+        put_unless(step, (images, "absent", "models of text only"))
 
 
 @conversion
 def attention(step: Step) -> None:
     """An attention kernel, for backends that have a choice."""
-    name = step.draft.strategies.get(step.role, "")
-    if is_engine(name) or name.startswith("megatron"):
-        (step.dead if is_engine(name) else step.decide)(f"{name} has attention of its own")
-    else:
-        step.put(mapped(step))
+    own = f"{(name := step.draft.strategies.get(step.role, ''))} has attention of its own"
+    put_unless(step, (is_engine(name), "dead", own), (name.startswith("megatron"), "decide", own))
 
 
 @conversion
 def checkpointing(step: Step) -> None:
     """Gradient checkpointing, for roles that train."""
-    if is_engine(name := step.draft.strategies.get(step.role, "")):
-        step.decide(f"{name} has no backward pass, so there is nothing to recompute")
-    elif step.role not in ("actor_train", "critic"):
-        step.dead(f"{step.role} has no backward pass")
-    else:
-        step.put(bool(step.value))
+    name, why = step.draft.strategies.get(step.role, ""), f"{step.role} has no backward pass"
+    put_unless(step, (is_engine(name), "decide", why), (step.role not in ("actor_train", "critic"), "dead", why))
 
 
 @conversion
@@ -95,6 +64,7 @@ def lora(step: Step) -> None:
     """Adapters of the role that trains: where there are targets, of rank 8 and with twice the rank as alpha."""
     section, place = step.use.key.rpartition(".")[0], f"{step.role}.model_args"
     targets, rank = (step.draft.their(f"{section}.lora_{key}", other) for key, other in (("target", ""), ("rank", 8)))
+    rank = int(rank) if str(rank).isdecimal() else rank
     alpha = step.draft.their(f"{section}.lora_alpha") or (2 * rank if isinstance(rank, int) else None)
     if step.role not in ("actor_train", "critic"):
         step.decide("adapters are of the role that trains; the engine gets them merged")
@@ -108,38 +78,32 @@ def lora(step: Step) -> None:
         if targets in ("all", ["all"]):
             step.put("all-linear")
             step.decide("all is all-linear; neither a router nor fused experts get adapters")
-        elif isinstance(targets, str) and "," in targets:
-            list_(step)
         else:
-            step.put(targets)
+            list_(step) if isinstance(targets, str) and "," in targets else step.put(targets)
         step.put(rank, f"{place}.lora_rank")
         step.put(alpha, f"{place}.lora_alpha")
 
 
 @conversion
-def additional(step: Step) -> None:
-    """Another field of Megatron's TransformerConfig."""
-    name = step.draft.strategies.get(step.role, "")
-    if not name.startswith("megatron"):
-        step.dead(f"it is Megatron's, and {step.role} is on {name or 'another backend'}")
-    elif step.value is None:
-        step.dead("null leaves Megatron's default")
-    elif wrong := refused_fields({step.last: step.value}).get(step.last):
-        # What the model or another key says anyway isn't missed.
-        (step.dead if wrong.startswith(("would have no effect", "already set")) else step.absent)(wrong)
-    else:
-        step.put(step.value, f"{step.place}.{step.last}")
+def backend_option(step: Step) -> None:
+    """A key of one backend, which another hasn't."""
+    name, word = step.draft.strategies.get(step.role, "the backend"), step.use.key.partition(".strategy_config.")[2]
+    step.places = (f"{step.place}.{word}" if step.row.key.endswith("**") else step.place,)
+    unknown = not step.draft.knows(step.place)
+    put_unless(step, (step.value is None, "dead", "null leaves the default"),
+               (unknown, "absent", f"{name} has no {word or step.last}"))  # fmt: skip
 
 
 @conversion
-def megatron_only(step: Step) -> None:
-    """A key of Megatron's strategy_config."""
-    if step.value is None:
-        step.dead("null leaves the default")
-    elif step.draft.strategies.get(step.role, "") == "megatron_train":
-        step.put(step.value)
-    else:
-        step.absent("it is megatron_train's")
+def additional(step: Step) -> None:
+    """Another field of Megatron's TransformerConfig."""
+    name, step.places = step.draft.strategies.get(step.role, ""), (f"{step.place}.{step.last}",)
+    wrong = refused_fields({step.last: step.value}).get(step.last, "")
+    # What the model or another key says anyway isn't missed.
+    needless = wrong.startswith(("would have no effect", "already set"))
+    put_unless(step, (not name.startswith("megatron"), "dead", f"it is Megatron's, and {step.role} is on {name}"),
+               (step.value is None, "dead", "null leaves Megatron's default"),
+               (needless, "dead", wrong), (wrong, "absent", wrong))  # fmt: skip
 
 
 @conversion
@@ -157,23 +121,12 @@ def roll_estimator(step: Step) -> None:
         step.put(value)
 
 
-@conversion
-def agg_mode(step: Step) -> None:
-    """How token losses become one number."""
-    step.put(step.value)
-    if step.value == "seq-mean-token-sum-norm":
-        step.decide("a mean over rows, divided by response_length; in ROLL a sum, divided by sequence_length")
-
-
 @last
 def roll_dual_clip(step: Step) -> None:
     """A bound of the losses of tokens with negative advantage, which follows from the clip range."""
-    clip, loss = step.draft.get("pg_clip", 0.2), step.draft.get("policy_loss", "ppo")
-    if step.value and loss == "gspo":
-        step.absent("the bound is of policy_loss ppo")
-        return
-    step.put(step.value)
-    if step.value and isinstance(clip, float | int) and not step.draft.has("dual_clip_c"):
+    clip, of_ppo = step.draft.get("pg_clip", 0.2), step.draft.get("policy_loss") != "gspo"
+    put_unless(step, (step.value and not of_ppo, "absent", "the bound is of policy_loss ppo"))
+    if step.value and of_ppo and isinstance(clip, float | int) and not step.draft.has("dual_clip_c"):
         step.put(round(1 + 2 * clip, 10), "dual_clip_c")
 
 
@@ -189,7 +142,7 @@ def clip_range(step: Step) -> None:
 @last
 def topr_weight(step: Step) -> None:
     """A loss of positive or negative samples: TOPR where it stands alone."""
-    if step.draft.pipeline == "agentic" or not step.value or step.value == 0:
+    if step.draft.pipeline == "agentic" or not step.value:
         step.dead("ROLL reads it in RLVR only" if step.value else "0 asks for nothing")
     elif step.draft.their("rl_loss_coef", 1) != 0:
         step.absent("there is no such term beside the policy loss; see policy_loss: topr")
@@ -207,8 +160,7 @@ def pg_variant(step: Step) -> None:
     if "pg_worker" not in str(step.draft.their(f"{step.use.key.rpartition('.')[0]}.worker_cls", "")):
         step.dead("ROLL's ActorWorker doesn't read it: worker_cls isn't ActorPGWorker")
         return
-    step.put(mapped(step))
-    for place, value in _OF_VARIANT.get(str(step.value), {}).items():
+    for place, value in {step.place: mapped(step), **_OF_VARIANT.get(str(step.value), {})}.items():
         step.put(value, place)
     if step.value == "topr":
         step.decide("a sample is positive by its advantage, in ROLL by its score")
@@ -217,8 +169,7 @@ def pg_variant(step: Step) -> None:
 @last
 def norm_type(step: Step) -> None:
     """The level that rewards are normalised at, for the mean and the deviation."""
-    mean, deviation = (step.draft.their(f"norm_{kind}_type") for kind in ("mean", "std"))
-    mean, deviation = (None if value == "None" else value for value in (mean, deviation))
+    mean, deviation = levels(step)
     if step.draft.their("adv_estimator") == "grpo" or not (mean or deviation) or step.draft.pipeline == "agentic":
         step.dead("grpo compares within groups" if mean or deviation else "null asks for nothing")
     elif mean and deviation and mean != deviation:
@@ -232,38 +183,34 @@ def norm_type(step: Step) -> None:
 @conversion
 def is_weight(step: Step) -> None:
     """Importance weights between sampler and trainer."""
-    if not step.draft.their("train_infer_correction.is_weight.enabled", False):
-        step.dead("is_weight isn't enabled")
-    elif step.last != "enabled":
-        step.put(step.value)
+    off = not step.draft.their(f"{_CORRECTION}.is_weight.enabled", False)
+    if step.last != "enabled" or off:
+        put_unless(step, (off, "dead", "is_weight isn't enabled"))
     else:
-        step.use.ours = ("train_infer_correction",)
-        if not step.draft.has("train_infer_correction.importance_upper"):
-            step.draft.put("train_infer_correction.importance_upper", 1.2, step.use)
+        step.use.ours = (_CORRECTION,)
+        if not step.draft.has(f"{_CORRECTION}.importance_upper"):
+            step.draft.put(f"{_CORRECTION}.importance_upper", 1.2, step.use)
 
 
 @conversion
 def is_filters(step: Step) -> None:
     """Filters that reject tokens: all at one level, which is that of the weight too."""
-    weighs = step.draft.their("train_infer_correction.is_weight.enabled", False)
+    weight: Any = step.draft.their(f"{_CORRECTION}.is_weight") or {}
     entries = step.value if isinstance(step.value, list) else []
     rules: list[Any] = [rule for rule in entries if isinstance(rule, dict) and rule.get("enabled")]
-    levels = {rule.get("agg_type", "token") for rule in rules}
-    if weighs and rules:
-        levels.add(step.draft.their("train_infer_correction.is_weight.weight_type", "token"))
-    if not rules:
-        step.dead("no filter is enabled")
-    elif len(levels) > 1:
-        step.absent(f"weight and filters have one level, not {', '.join(sorted(levels))}")
-    else:
-        for kind, ours, low, high in (("ratio", "ratio", 0.8, 1.2), ("diff", "difference", -0.2, 0.2)):
-            on = [rule for rule in rules if rule.get(f"{kind}_enabled", kind == "ratio")]
-            for end, best, default in (("low", max, low), ("high", min, high)) if on else ():
-                value = best(rule.get(f"{kind}_{end}", default) for rule in on)
-                step.put(value, f"train_infer_correction.{ours}_{end}")
-        step.put(levels.pop(), "train_infer_correction.level")
-        if not weighs:
-            step.put(None, "train_infer_correction.importance_upper")
+    units = {rule.get("agg_type", "token") for rule in rules}
+    units |= {weight.get("weight_type", "token")} if weight.get("enabled") and rules else set()
+    if len(units) != 1:
+        several = f"weight and filters have one level, not {', '.join(sorted(units))}"
+        step.absent(several) if units else step.dead("no filter is enabled")
+        return
+    for kind, ours, low, high in (("ratio", "ratio", 0.8, 1.2), ("diff", "difference", -0.2, 0.2)):
+        on = [rule for rule in rules if rule.get(f"{kind}_enabled", kind == "ratio")]
+        for end, best, default in (("low", max, low), ("high", min, high)) if on else ():
+            step.put(best(rule.get(f"{kind}_{end}", default) for rule in on), f"{_CORRECTION}.{ours}_{end}")
+    step.put(units.pop(), f"{_CORRECTION}.level")
+    if not weight.get("enabled"):
+        step.put(None, f"{_CORRECTION}.importance_upper")
 
 
 def finish_roll(draft: Draft) -> None:
@@ -272,13 +219,10 @@ def finish_roll(draft: Draft) -> None:
     for role in draft.strategies:
         _megatron(draft, role)
     finish_tasks(draft)
-    if draft.get("async_generation_ratio") and not draft.has("train_infer_correction") \
+    if draft.get("async_generation_ratio") and not draft.has(_CORRECTION) \
             and draft.get("policy_loss") not in ("topr", "tis", "cispo", "decoupled_ppo"):  # fmt: skip
-        draft.put("allow_uncorrected_async", True)
-        draft.report.decisions.append(
-            "allow_uncorrected_async: true, as in ROLL nothing corrects for samples of older weights here; "
-            "train_infer_correction: {level: token, importance_upper: 2} would"
-        )
+        settled(draft, "allow_uncorrected_async", True, "as in ROLL nothing corrects for samples of older weights "
+                "here; train_infer_correction: {level: token, importance_upper: 2} would")  # fmt: skip
 
 
 def _policy(draft: Draft) -> None:
@@ -288,25 +232,26 @@ def _policy(draft: Draft) -> None:
         drop(draft, key, not draft.their("use_pg_clip_range"), "use_pg_clip_range is false: pg_clip counts")
     for key in _RLVR_ONLY:
         drop(draft, key, draft.pipeline == "agentic", "ROLL reads it in RLVR only")
+    if draft.get("loss_agg_mode") == "seq-mean-token-sum-norm":
+        told.append("loss_agg_mode: a mean over rows, divided by response_length; in ROLL a sum, by sequence_length")
     if draft.get("use_kl_loss"):
-        draft.put("kl_loss_ratio", False)
-        told.append("kl_loss_ratio: false, as ROLL multiplies the KL by no ratio; true is unbiased")
+        settled(draft, "kl_loss_ratio", False, "as ROLL multiplies the KL by no ratio; true is unbiased")
         if draft.has("rl_loss_coef") and factor != 1 and isinstance(coef, float | int):
-            draft.put("kl_loss_coef", coef * factor)
-            told.append(f"kl_loss_coef: {coef * factor}, as ROLL's rl_loss_coef multiplies the KL too")
+            settled(draft, "kl_loss_coef", coef * factor, "as ROLL's rl_loss_coef multiplies the KL too")
     elif draft.has("reference") and not draft.get("add_token_level_kl") and draft.knows("use_kl_loss"):
         told.append("reference: kept, but no KL term uses it, so it isn't started")
     if draft.get("policy_loss") == "topr" and not factor:
         draft.put("rl_loss_coef", 1.0)
     if "student" in draft.theirs and not draft.has("max_grad_norm"):
-        draft.put("max_grad_norm", None)
-        told.append("max_grad_norm: null, as ROLL's distillation clips nothing unless it is told to")
-    cut = [f"{key} {value}" for key, value in (("top_p", 0.7), ("top_k", 50)) if draft.pipeline not in ("sft", "dpo")
-           and all(draft.their(f"{role}.generating_args.{key}") is None for role in ("actor_infer", "student_infer"))
+        settled(draft, "max_grad_norm", None, "as ROLL's distillation clips nothing unless it is told to")
+    if draft.pipeline in ("sft", "dpo"):
+        return
+    cut = [f"{key} {value}" for key, value in (("top_p", 0.7), ("top_k", 50))
+           if all(draft.their(f"{role}.generating_args.{key}") is None for role in ("actor_infer", "student_infer"))
            and not draft.has(f"actor_infer.generating_args.{key}")]  # fmt: skip
     if cut:
         told.append(f"{', '.join(cut)}: what ROLL samples with is off, as log-probs are those of the full distribution")
-    if draft.knows("actor_infer") and (heat := draft.get("actor_infer.generating_args.temperature", 1)) not in (0, 1):
+    if (heat := draft.get("actor_infer.generating_args.temperature", 1)) not in (0, 1):
         told.append(f"log-probs in updates: of logits / temperature ({heat}), as sampled; ROLL's are of the logits")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.envs import ENVS
 from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in
-from roll.workbench.migrate.conversions import DTYPES, conversion, first, last
+from roll.workbench.migrate.conversions import DTYPES, conversion, first, last, mapped
 from roll.workbench.migrate.draft import Draft, Step
 from roll.workbench.migrate.overrides import leaves_of
+from roll.workbench.migrate.report import shown
 
 REWARD_CLASSES = {
     "MathRuleRewardWorker": "math_rule", "CodeSandboxRewardWorker": "code", "GeneralRuleRewardWorker": "ifeval",
@@ -20,6 +22,30 @@ REWARD_CLASSES = {
 """Our rewards by ROLL's reward workers."""
 ENV_TYPES = {"sokoban": "sokoban-v1", "frozen_lake": "frozen_lake-v1", "countdown": "countdown-v1"}
 """Our environments by ROLL's."""
+_COLUMNS = {"prompt_key": "sft_train", "response_key": "sft_train", "question_key": "student", "answer_key": "student"}
+"""Keys of columns, by the role whose pipeline reads them."""
+
+
+def put_unless(step: Step, *cases: tuple[Any, str, str]) -> None:
+    """Write the value unless one of the cases holds: whether it does, what becomes of the key, and why."""
+    for holds, fate, why in cases:
+        if holds:
+            getattr(step, fate)(why)
+            return
+    step.put(mapped(step))
+
+
+def levels(step: Step) -> tuple[Any, Any]:
+    """Return the levels that the mean and the deviation of rewards are of; None for none."""
+    section = step.use.key.removesuffix(step.last)
+    mean, deviation = (step.draft.their(f"{section}norm_{kind}_type") for kind in ("mean", "std"))
+    return (None if mean == "None" else mean), (None if deviation == "None" else deviation)
+
+
+def _one_for_all(step: Step, value: Any, why: str) -> None:
+    """Write a value that several keys of the file may say, and only one way."""
+    now = step.draft.get(step.place)
+    step.absent(f"{why}, here {now} and {value}") if now not in (None, value) else step.put(value)
 
 
 def _domain(step: Step) -> str:
@@ -52,22 +78,20 @@ def reward_option(step: Step) -> None:
         step.dead("ROLL's reward of this class doesn't read it" if step.value else "it asks for nothing")
 
 
-def _judges(step: Step) -> bool:
-    return str(step.draft.their(f"{_domain(step)}.worker_cls", "")).endswith("LLMJudgeRewardWorker")
-
-
 @conversion
 def of_judge(step: Step) -> None:
     """A key of the model that grades; rewards that are functions have none."""
-    key, value = step.use.key, step.value
-    remote = step.draft.their(f"{_domain(step)}.judge_model_type") == "api"
-    if not _judges(step):
+    key, value, domain = step.use.key, step.value, _domain(step)
+    remote = step.draft.their(f"{domain}.judge_model_type") == "api"
+    if not str(step.draft.their(f"{domain}.worker_cls", "")).endswith("LLMJudgeRewardWorker"):
         step.dead("a reward is a function, which has no model, backend or devices of its own")
     elif value is None:
         step.dead("null leaves the default")
     elif key.endswith("strategy_name"):
         step.put(value if value in ("vllm", "sglang") else "hf_infer")
-    elif key.endswith(("judge_model_name", "judge_api_url")) != remote:
+    elif key.endswith("judge_prompt") and "{response}" not in str(value):
+        step.absent("it names a text of ROLL's: write that, with {response}, or reference, which compares responses")
+    elif not key.endswith("judge_prompt") and key.endswith(("judge_model_name", "judge_api_url")) != remote:
         step.dead("the judge is behind an endpoint" if remote else "the judge is an engine of the run")
     elif ".strategy_config." in key:
         step.put(value, f"judge.strategy_args.strategy_config.{key.split('.strategy_config.')[1]}")
@@ -75,17 +99,6 @@ def of_judge(step: Step) -> None:
         step.absent("another domain's judge has another: there is one")
     else:
         step.put(DTYPES.get(str(value), value) if key.endswith("dtype") else value)
-
-
-@conversion
-def judge_prompt(step: Step) -> None:
-    """What the judge reads; a name of ROLL's isn't known here."""
-    if not _judges(step):
-        step.dead("no judge grades this domain")
-    elif "{response}" in str(step.value):
-        step.put(step.value)
-    else:
-        step.absent("it names a text of ROLL's: write that, with {response}, or reference, which compares responses")
 
 
 @first
@@ -109,17 +122,13 @@ def _env(step: Step) -> tuple[str, Any]:
 @conversion
 def env_option(step: Step) -> None:
     """An argument of a bundled environment, which a row may name; one of the user's own has any."""
-    from inspect import signature
-
     (name, cls), theirs = _env(step), step.use.key.split(".")[3]
     word = step.place.split(".")[3] if step.place.count(".") > 2 else theirs
-    if cls is not None and word not in signature(cls).parameters:
+    unknown = cls is not None and word not in signature(cls).parameters
+    if unknown or cls is None or word == theirs:
         step.places = (step.use.key,)  # not the section, which has others
-        step.absent(f"{name} has no such argument: roll envs list shows those it has")
-    elif step.value is None:
-        step.dead("null leaves the default")
-    else:
-        step.put(step.value, step.use.key if cls is None or word == theirs else step.place)
+    put_unless(step, (unknown, "absent", f"{name} has no such argument: roll envs list shows those it has"),
+               (step.value is None, "dead", "null leaves the default"))  # fmt: skip
 
 
 @last
@@ -127,33 +136,26 @@ def env_manager(step: Step) -> None:
     """What a training row is, by the class that plays."""
     cls = str(step.value).rpartition(".")[2]
     unit = "concat" if "Concat" in cls else "step" if "Step" in cls else "trajectory" if "Traj" in cls else ""
-    now = step.draft.get("sample_unit")
     if not unit or "Native" in cls:
         step.absent("code of your own goes into environments and rollouts; sample_unit says what a row is")
-    elif now not in (None, unit):
-        step.absent(f"one sample_unit for all environments, here {now} and {unit}")
     else:
-        step.put(unit)
+        _one_for_all(step, unit, "one sample_unit for all environments")
 
 
 @conversion
 def env_template(step: Step) -> None:
     """A text with slots, which have other names here."""
-    text = step.value
-    if not isinstance(text, str):
-        step.dead("null leaves the default")
-        return
+    text = step.value if isinstance(step.value, str) else ""
     known = SYSTEM_NAMES if step.place.endswith("system_template") else TURN_NAMES
     gone = []
     for name in dict.fromkeys(names_in(text)):
         new = OTHER_NAMES.get(name, {"current_step": "step"}.get(name, name))
-        if new in known:
-            text = text.replace("{" + name + "}", "{" + new + "}")
-        else:
-            text = text.replace("{" + name + "}", "(above)" if name == "history" else f"({name})")
+        if new not in known:
+            new = "above" if name == "history" else name
             gone.append("earlier turns are messages of their own, so {history} is left out" if name == "history" else
                         f"there is no {{{name}}}")  # fmt: skip
-    step.put(text)
+        text = text.replace("{" + name + "}", f"({new})" if new not in known else "{" + new + "}")
+    step.put(text) if isinstance(step.value, str) else step.dead("null leaves the default")
     if gone:
         step.decide("; ".join(gone))
 
@@ -173,35 +175,19 @@ def action_pattern(step: Step) -> None:
 def format_penalty(step: Step) -> None:
     """A penalty of the environment is one of the manager."""
     tag, tags = step.use.key.split(".")[1], step.draft.get("train_env_manager.tags")
-    now = step.draft.get(step.place)
     if tags and tag not in ([tags] if isinstance(tags, str) else tags):
         step.dead("it isn't played in training")
-    elif now not in (None, step.value):
-        step.absent(f"one penalty for all environments of a manager, here {now} and {step.value}")
     else:
-        step.put(step.value)
-
-
-@conversion
-def action_lookup(step: Step) -> None:
-    """Names of actions: numbers by names there, names by names here."""
-    entries = step.value if isinstance(step.value, dict) else {}
-    own = {str(action).lower() for action in getattr(_env(step)[1], "actions", ())}
-    if entries and all(isinstance(key, str) and not key.isdigit() for key in entries):
-        step.put(entries)
-    elif {str(name).lower() for name in entries.values()} <= own:
-        step.dead("actions have these names in the environment itself")
-    else:
-        step.absent("write what the policy may call an action, and what the environment calls it")
+        _one_for_all(step, step.value, "one penalty for all environments of a manager")
 
 
 @conversion
 def manager_sampling(step: Step) -> None:
     """Sampling of environments, which ROLL takes where actor_infer has none."""
-    if step.draft.their("actor_infer.generating_args") is not None:
-        step.dead("actor_infer.generating_args says it, in ROLL too")
-    else:
-        step.put(step.value, step.place if "val_" in step.use.key else f"actor_infer.generating_args.{step.last}")
+    if "val_" not in step.use.key:
+        step.places = (f"actor_infer.generating_args.{step.last}",)
+    given = step.draft.their("actor_infer.generating_args") is not None
+    put_unless(step, (given, "dead", "actor_infer.generating_args says it, in ROLL too"))
 
 
 @conversion
@@ -213,18 +199,15 @@ def stated(step: Step) -> None:
 @last
 def env_norm(step: Step) -> None:
     """The level that rewards of episodes are compared at: of the grouping, or of the batch."""
-    section = "reward_normalization"
-    mean, deviation = (step.draft.their(f"{section}.norm_{kind}_type") for kind in ("mean", "std"))
-    mean, deviation = (None if value == "None" else value for value in (mean, deviation))
+    mean, deviation = levels(step)
     if not mean and not deviation:
         step.dead("null asks for nothing")
     elif not mean or mean == "running" or deviation not in (None, mean):
         step.absent(f"mean and deviation are of one level, not the mean of {mean}, the deviation of {deviation}")
     else:
-        given = step.draft.their(f"{section}.grouping") is not None
-        if mean == "batch" or not given:
-            step.put("batch" if mean == "batch" else "traj_group", f"{section}.grouping")
-        step.put("mean_std" if deviation else "mean", f"{section}.method")
+        if mean == "batch" or step.draft.their("reward_normalization.grouping") is None:
+            step.put("batch" if mean == "batch" else "traj_group")
+        step.put("mean_std" if deviation else "mean", step.places[1])
 
 
 @last
@@ -240,16 +223,15 @@ def max_new_tokens(step: Step) -> None:
         step.put(step.value)
 
 
-@conversion
-def both_data(step: Step) -> None:
-    """A column of training and validation rows; defaults are of ROLL's fine-tuning or of its distillation."""
-    rows = "student" if step.last in ("question_key", "answer_key") else "sft_train"
-    if step.value is None:
-        step.dead("null lets the column be found")
-    elif step.use not in step.draft.report.filled or rows in step.draft.theirs:
-        step.put(step.value)
-        if step.draft.their("validation.data_args.file_name"):
-            step.put(step.value, step.place.replace("actor_train", "validation"))
+@last
+def column(step: Step) -> None:
+    """A column of training and validation rows, named by a key of the pipeline's own."""
+    reader = _COLUMNS.get(step.last)
+    other = reader and reader not in step.draft.theirs
+    put_unless(step, (other, "dead", f"ROLL reads it where there is a {reader}"),
+               (step.value is None, "dead", "null lets the column be found"))  # fmt: skip
+    if step.use.ours and step.draft.their("validation.data_args.file_name"):
+        step.put(step.value, step.place.replace("actor_train", "validation"))
 
 
 @conversion
@@ -268,10 +250,9 @@ def distill_weight(step: Step) -> None:
 @last
 def skew(step: Step) -> None:
     """The share of the other distribution, of skewed divergences."""
-    if str(step.draft.get("distill.divergence")).startswith("skewed"):
-        step.put(step.value, "distill.divergence_args.skew")
-    else:
-        step.dead("no skewed divergence reads it")
+    step.places = ("distill.divergence_args.skew",)
+    skewed = str(step.draft.get("distill.divergence")).startswith("skewed")
+    put_unless(step, (not skewed, "dead", "no skewed divergence reads it"))
 
 
 @conversion
@@ -294,54 +275,61 @@ def drop(draft: Draft, place: str, when: Any, why: str) -> None:
         draft.abandon(place, why)
 
 
+def settled(draft: Draft, place: str, value: Any, why: str) -> None:
+    """Write what no key of the file says, and say why."""
+    draft.put(place, value)
+    draft.report.decisions.append(f"{place}: {shown(value)}, {why}")
+
+
 def finish_tasks(draft: Draft) -> None:
     """Settle lengths, environments, rows."""
     finish = {"agentic": _games, "rlvr": _prompts, "distill": _prompts}.get(draft.pipeline, _rows)
+    drop(draft, "num_train_epochs", finish is not _rows, "max_steps decides")
     finish(draft, *(draft.get(f"{key}_length") for key in ("sequence", "prompt", "response")))
     place, sizes = "actor_infer.strategy_args.strategy_config.max_model_len", ("prompt_length", "response_length")
     longest = sum(size for key in sizes if isinstance(size := draft.get(key), int))
     if isinstance(limit := draft.get(place), int) and limit < longest:
-        draft.put(place, longest)
-        draft.report.decisions.append(f"{place}: {longest}, the run's longest sequence; {limit} was given")
+        settled(draft, place, longest, f"the run's longest sequence; {limit} was given")
 
 
 def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     """Prompts without their overlong ones; a response has what a prompt leaves of a sequence."""
-    data, told = "actor_train.data_args", draft.report.decisions
+    data = "actor_train.data_args"
     rewards: Any = section if isinstance(section := draft.get("rewards"), dict) else {}
     prompt = 1024 if prompt is None else prompt
     if isinstance(total, int) and isinstance(prompt, int) and response != total - prompt > 0:
-        draft.put("response_length", total - prompt)
-        told.append(f"response_length: {total - prompt}, sequence_length less prompt_length, as ROLL takes it")
+        settled(draft, "response_length", total - prompt, "sequence_length less prompt_length, as ROLL takes it")
     for place in (data, "validation.data_args"):
         drop(draft, f"{place}.prompt", draft.get(f"{place}.messages"), "messages says it")
         if draft.has(place):
             draft.put(f"{place}.filter_overlong_prompts", True)
-    told.append("filter_overlong_prompts: true, as ROLL leaves out rows that are longer than prompt_length")
+    settled(draft, f"{data}.filter_overlong_prompts", True, "as ROLL leaves out rows longer than prompt_length")
     if draft.get(f"{data}.prompt"):
-        draft.put("global_template", "plain")
-        told.append("global_template: plain, as ROLL applies no template to a column `prompt`, only to `messages`")
+        settled(draft, "global_template", "plain", "as ROLL templates no column `prompt`, only `messages`")
     if len(rewards) == 1 and not draft.get(place := f"rewards.{next(iter(rewards))}.tag_included"):
-        draft.put(place, "*")
-        told.append(f"{place}: '*', the only domain takes rows of any tag")
+        settled(draft, place, "*", "the only domain takes rows of any tag")
     graded = any(path.endswith(".name") and value == "judge" for path, value in leaves_of(rewards))
     drop(draft, "judge", not graded, "no domain is graded by a judge")
 
 
 def _rows(draft: Draft, total: Any, *_: Any) -> None:
     """Finished rows have one length; ROLL counts pairs, and shuffles where it doesn't fine-tune."""
-    data, told = "actor_train.data_args", draft.report.decisions
+    data, steps = "actor_train.data_args", draft.their("max_steps")
     place = "actor_train.training_args.per_device_train_batch_size"
+    if draft.pipeline == "sft":
+        counts = "student" not in draft.theirs and isinstance(steps, int) and steps > 0
+        drop(draft, "num_train_epochs", counts, f"max_steps ({steps}) decides")
+        drop(draft, "max_steps", not counts, "ROLL passes over num_train_epochs here, whatever max_steps is")
+        draft.put("max_steps", steps if counts else None)
     if total is None and isinstance(size := draft.their("response_length"), int):
-        draft.put("sequence_length", draft.their("prompt_length", 1024) + size)
-        told.append("sequence_length: prompt and response together")
+        settled(draft, "sequence_length", draft.their("prompt_length", 1024) + size, "prompt and response together")
     if draft.pipeline == "dpo" and isinstance(pairs := draft.get(place), int):
-        draft.put(place, 2 * pairs)
-        told.append(f"{place}: {2 * pairs} sequences, as ROLL counts pairs")
-    drop(draft, f"{data}.messages", draft.get(f"{data}.prompt"), "ROLL reads the columns of prompt and response")
+        settled(draft, place, 2 * pairs, "in sequences, as ROLL counts pairs")
     if "sft_train" in draft.theirs:
-        draft.put(f"{data}.shuffle", False)
-        told.append("shuffle: false, as ROLL's fine-tuning reads rows in their order")
+        settled(draft, f"{data}.shuffle", False, "as ROLL's fine-tuning reads rows in their order")
+    if "student" in draft.theirs:
+        told = f"{data}.file_name: ROLL leaves out rows whose column split isn't train; cut them from the file"
+        draft.report.decisions.append(told)
 
 
 def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
@@ -363,5 +351,4 @@ def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     size = draft.get("val_batch_size", 1)
     drop(draft, "val_batch_size", isinstance(size, int) and size < 1, "below 0 is one round of the environments")
     if draft.has("render_save_dir") and draft.has("val_env_manager") and not draft.get("log_val_generations"):
-        draft.put("log_val_generations", 4)
-        draft.report.decisions.append("log_val_generations: 4, the validation episodes that render_save_dir shows")
+        settled(draft, "log_val_generations", 4, "the validation episodes that render_save_dir shows")

@@ -76,6 +76,14 @@ def migrated(tmp_path: Path, tree: dict[str, Any], **keys: Any) -> tuple[Report,
         (with_keys(DISTILL, {"max_steps": 500, "student.training_args.num_train_epochs": 3}), "num_train_epochs", 3),
         (with_keys(DISTILL, {"max_steps": 500}), "max_steps", None),
         (DISTILL, "actor_train.data_args.prompt", "question"),
+        # the columns are the top level's, wherever they stand; each pipeline has its own names for them
+        (with_keys(SFT, {"sft_train.data_args.prompt": "other"}), "actor_train.data_args.prompt", "instruction"),
+        ({"prompt_key": "q", **with_keys(SFT, {"sft_train.data_args.prompt": "other"})},
+         "actor_train.data_args.prompt", "q"),
+        ({"question_key": "q", **with_keys(DISTILL, {"student.data_args.prompt": "other"})},
+         "actor_train.data_args.prompt", "q"),
+        ({"question_key": "q", "prompt_key": "p", **DISTILL}, "actor_train.data_args.prompt", "q"),
+        ({"prompt_key": "p", "question_key": "q", **SFT}, "actor_train.data_args.prompt", "p"),
         (with_keys(DISTILL, {"kd_objective": "skewed_reverse_kl"}), "distill.divergence_args.skew", 0.1),
         # DPO ends after its epochs or its steps: 8 pairs per device are 16 sequences
         (DPO, "num_train_epochs", 1),
@@ -101,6 +109,8 @@ def test_what_roll_takes_where_the_file_says_nothing_is_written(tree, place: str
         # rl_loss_coef multiplies the KL too: 0.01 x 0.5
         ({"use_kl_loss": True, "kl_loss_coef": 0.01, "rl_loss_coef": 0.5}, {"kl_loss_coef": 0.005}),
         # rank 8 and alpha twice the rank
+        ({"actor_train.model_args.lora_target": "all-linear", "actor_train.model_args.lora_rank": "16"},
+         {"actor_train.model_args.lora_rank": 16, "actor_train.model_args.lora_alpha": 32}),
         ({"actor_train.model_args.lora_target": "q_proj,v_proj"},
          {"actor_train.model_args.lora_rank": 8, "actor_train.model_args.lora_alpha": 16}),
         ({"actor_train.model_args.lora_target": "all", "actor_train.model_args.lora_rank": 32},
@@ -154,6 +164,9 @@ def test_a_policy_trains_as_in_roll(keys: dict[str, Any], expected: dict[str, An
         (RLVR, {"force_disable_old_logprobs_recompute": True}, "policy_loss"),
         (RLVR, {"actor_train.model_update_frequency": 4}, "exp_name"),
         (RLVR, {"actor_train.apply_loss_scale": False}, "loss_agg_mode"),
+        (RLVR, {"actor_train.strategy_args": {"strategy_name": "megatron_train",
+                "strategy_config": {"calculate_per_token_loss": True}}}, "exp_name"),
+        (SFT, {"sft_train.strategy_args.strategy_config.mixed_precision": "no"}, "exp_name"),
         (RLVR, {"actor_train.logits_in_fp32": False}, "exp_name"),
         (RLVR, {"actor_train.model_args.additional_target": "embed_tokens"}, "actor_train.model_args.lora_target"),
         (RLVR, {"rewards.maths.reward_manager_config": [{"name": "a"}]}, "rewards.maths.parts"),
@@ -213,6 +226,11 @@ def test_a_value_of_another_kind_is_named(keys: dict[str, Any], tmp_path: Path):
     assert report.missing
 
 
+def test_rows_that_distillation_leaves_out_are_said(tmp_path: Path):
+    report, _ = migrated(tmp_path, DISTILL)
+    assert any("column split" in line for line in report.decisions)
+
+
 def test_sampling_that_differs_is_said(tmp_path: Path):
     report, ours = migrated(tmp_path, RLVR, **{"actor_infer.generating_args": {"num_beams": 1}})
     # GeneratingArguments: temperature 0.95, top_p 0.7, top_k 50; log-probs are of the logits themselves
@@ -225,14 +243,13 @@ def test_environments_are_compared_and_sampled_as_in_roll(tmp_path: Path):
     _, ours = migrated(tmp_path, GAME, **{
         "reward_normalization.grouping": "traj_group_id", "reward_normalization.norm_mean_type": "batch",
         "train_env_manager.group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter",
-        "custom_envs.Lake.env_config.action_lookup": {0: "Left", 1: "Down", 2: "Right", 3: "Up"},
         "train_env_manager.generating_args.temperature": 0.3, "max_len_mask": True,
         "custom_envs.Lake.env_config.size": 6, "custom_envs.Lake.env_config.is_slippery": True,
     })  # fmt: skip
     assert ours["reward_normalization"] == {"grouping": "batch", "method": "mean"}
     assert ours["custom_envs"]["Lake"]["env_config"] == {"size": 6, "slippery": True}
     assert ours["actor_infer"]["generating_args"].get("temperature", 1.0) == 1.0
-    assert "action_lookup" not in ours["custom_envs"]["Lake"] and "max_len_mask" not in ours
+    assert "max_len_mask" not in ours
 
 
 @pytest.mark.parametrize(("switch", "rewards"), [("is_pure_opd", None), ("use_opd", 1.0), ("opsd_mode", None)])
