@@ -39,7 +39,7 @@ def test_one_step_or_role_may_be_written_without_a_list(job):
         (["tracing.episode_share=0.5"], "tracing.episode_share", ["tracing.enabled=true"]),
         (["tracing.enabled=true", "tracing.endpoint=localhost:4317"], "tracing.endpoint", ["http://localhost:4318"]),
         ([ON, "profiler.tools=[nsys]"], "profiler.tools[0]", ["torch"]),
-        (["profiler_timeline=true"], "profiler_timeline", ["write profile_steps"]),
+        (["profiler_timeline=true"], "profiler_timeline", ["profile_steps says which steps"]),
     ],
 )
 def test_what_cant_act_is_refused_with_its_reason(job, overrides, path, fragments):

@@ -299,6 +299,8 @@ def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
     prompt = 1024 if prompt is None else prompt
     if isinstance(total, int) and isinstance(prompt, int) and response != total - prompt > 0:
         settled(draft, "response_length", total - prompt, "sequence_length less prompt_length, as ROLL takes it")
+    if draft.has("validation.data_args") and (column := draft.get(f"{data}.messages")):
+        draft.put("validation.data_args.messages", draft.get("validation.data_args.messages", column))
     for place in (data, "validation.data_args"):
         drop(draft, f"{place}.prompt", draft.get(f"{place}.messages"), "messages says it")
         if draft.has(place):

@@ -26,7 +26,7 @@ def exact_hint(path: str, *, offline: bool = False) -> str:
     words = path.split(".")
     for name in sorted(systems(), key=lambda system: offline and system != "verl_sft"):
         row = patterns(name).find(words)
-        if row is None or row.key.endswith("**") or not _suits(name, row, offline):
+        if row is None or row.now or row.key.endswith("**") or not _suits(name, row, offline):
             continue
         places = _filled(row, words, name)
         if row.fate in ("dead", "quiet", "absent") or (places and places[0] != path):
@@ -79,8 +79,11 @@ def unneeded(path: Sequence[str]) -> str:
 def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
     """A hint by the last word of the key, for one that has lost the sections around it."""
     general = ("**",) if len(words) == 1 else ("**", "tracker_kwargs.")
-    rows = [(name, row) for name, row in by_word(-1).get(words[-1], ()) if not row.key.startswith(general)]
+    rows = [(name, row) for name, row in by_word(-1).get(words[-1], ()) if not row.key.startswith(general)
+            and (len(words) == 1 or row.to[:1] != ("tracker_kwargs",))
+            and _filled(row, words, name)[:1] != [".".join(words)]]  # fmt: skip
     rows = [found for found in rows if _suits(*found, offline)] or rows
+    rows = [found for found in rows if not found[1].now] or rows
     if not rows:
         inside = by_word(-2).get(words[-1])
         return _sentence(inside[0][1], words, inside[0][0]) if inside else ""
