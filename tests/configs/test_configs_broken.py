@@ -60,7 +60,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
         "an option of vLLM elsewhere",
         ["actor_infer.gpu_memory_utilization=0.5"],
         "actor_infer.gpu_memory_utilization",
-        ["with sglang mem_fraction_static", "actor_infer.strategy_args.strategy_config"],
+        ["mem_fraction_static", "actor_infer.strategy_args.strategy_config"],
     ),
     (
         "an unknown engine",
