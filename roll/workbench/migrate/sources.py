@@ -216,7 +216,7 @@ def _of_job(job: _Job, file: Path, script: Script) -> Source:
 def _hydra(words: list[Word]) -> tuple[Overrides, Overrides]:
     """Options of Hydra's own, and overrides."""
     options: list[Word] = []
-    others = []
+    others: list[Word] = []
     for i, word in enumerate(words):
         follows = i > 0 and words[i - 1].text.startswith("-") and "=" not in words[i - 1].text + word.text
         (options if word.text.startswith("-") or follows else others).append(word)
