@@ -241,7 +241,7 @@ def test_other_estimators_of_openrlhf(name: str, model: Path, peers: Path, tmp_p
     advantages = theirs.openrlhf_experience(args, batch, None).advantages
     if migrated.config.whiten_advantages or migrated.config.adv_estimator == "reinforce_plus_plus":
         advantages = advantages * (1 - 1 / int(batch.mask.sum())) ** 0.5
-        assert migrated.says("n - 1", "OpenRLHF")
+        assert migrated.says("n - 1 for n tokens")
     loss = theirs.openrlhf_actor(args, batch, advantages, steps["actor_train"].rows, policy)
     require_equal(f"openrlhf, {name}", steps["actor_train"], loss, policy)
 
@@ -343,7 +343,7 @@ def test_the_first_step_of_openrlhf(model: Path, peers: Path, tmp_path: Path) ->
     with torch.no_grad():
         experience = theirs.openrlhf_experience(args, batch, Critic(model, BEFORE)(batch.rows))
     # Named: they divide by the deviation of n tokens with n, here it is n - 1.
-    assert migrated.says("whiten_advantages", "n - 1", "OpenRLHF")
+    assert migrated.says("whiten_advantages", "n - 1 for n tokens")
     n = int(batch.mask.sum())
     advantages = experience.advantages * (1 - 1 / n) ** 0.5
     mine = rollouts.batch.advantages[rollouts.batch.action_mask]

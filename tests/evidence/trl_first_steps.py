@@ -25,7 +25,7 @@ from torch import Tensor
 
 VERSION = "1.16.0"
 VARIABLE = "ROLL_PEERS"
-"""A folder with the peers' packages, as `pip install --no-deps --target` leaves them."""
+"""Folders with the peers' packages, as `pip install --no-deps --target` leaves them."""
 JOBS = {
     "grpo": ("GRPOTrainer", "GRPOConfig", "trl.scripts.grpo.GRPOScriptArguments"),
     "rloo": ("RLOOTrainer", "RLOOConfig", "trl.scripts.rloo.RLOOScriptArguments"),
@@ -150,8 +150,9 @@ def in_reach(folder: Path) -> Iterator[dict[str, Path]]:
 
 def peers(folder: Path) -> Path | None:
     """Return the folder with TRL's package, installed into `folder` where nobody names one; None where it can't be."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given)
+    for given in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        if (Path(given) / "trl").is_dir():
+            return Path(given)
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "-q", "--target", str(folder), f"trl=={VERSION}"]
     return None if subprocess.run(command, capture_output=True, check=False).returncode else folder
 
