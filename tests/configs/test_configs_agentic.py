@@ -322,7 +322,7 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
         f"{LAKE}.env_manager_cls",
         ["sample_unit", "trajectory for TrajEnvManager"],
     ),
-    ("a worker's class", [f"{TRAIN}.worker_cls=x.EnvironmentWorker"], f"{TRAIN}.worker_cls", ["env_workers.world_size"]),
+    ("a worker's class", [f"{TRAIN}.worker_cls=x.Worker"], f"{TRAIN}.worker_cls", ["env_workers.world_size"]),
     (
         "data of the engine",
         ["actor_infer.data_args.template=native"],

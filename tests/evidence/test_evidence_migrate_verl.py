@@ -363,4 +363,4 @@ def test_the_first_step_of_openrlhf(model: Path, peers: Path, tmp_path: Path) ->
     assert config.actor_infer.generating_args.temperature == args.rollout.temperature
     assert config.actor_infer.generating_args.top_p == args.rollout.top_p
     # openrlhf/trainer/ppo_trainer.py, line 72: the last step of an episode has what is left.
-    require_same_steps(migrated, [-(-20 // args.rollout.batch_size) * args.train.num_episodes], "in OpenRLHF")
+    require_same_steps(migrated, [-(-20 // args.rollout.batch_size) * args.train.num_episodes], "next episode")
