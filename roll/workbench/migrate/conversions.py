@@ -1,4 +1,4 @@
-"""Conversions of values that several systems share. rows name them with a colon."""
+"""Conversions of values that several systems share. Rows name them with a colon."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def if_free(step: Step) -> None:
 
 @conversion
 def schedule(step: Step) -> None:
-    """A learning rate schedule; one that isn't here becomes its nearest."""
+    """A learning rate schedule; one that isn't here is asked for."""
     value = str(mapped(step) or "constant")
     known = SCHEDULES.get(value) or SCHEDULES.get(value.lower())
     if known is not None:

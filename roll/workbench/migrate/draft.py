@@ -32,6 +32,16 @@ class Draft:
     ours: dict[str, Any] = field(default_factory=dict)
     made_by: dict[str, Use] = field(default_factory=dict)
     """The use that wrote a place."""
+    job: str = ""
+    """What starts the training there, where a script says it: a command of TRL, a script of OpenRLHF."""
+    processes: Mapping[str, int] = field(default_factory=dict)
+    """Processes that a launcher starts."""
+    peer_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What they take for keys that nobody writes, by dotted key."""
+    asked: list[tuple[Use, str]] = field(default_factory=list)
+    """Keys without a counterpart, with the places that the new file asks for."""
+    unexpanded: list[tuple[str, Use]] = field(default_factory=list)
+    """Places whose values would have to be worked out."""
     memo: dict[str, Any] = field(default_factory=dict)
     """What a conversion leaves for the end, when all keys are there."""
 
@@ -88,7 +98,7 @@ class Draft:
 
         Where this pipeline has no such place it asks for `exp_name`, which every one has.
         """
-        self.memo.setdefault("asked", []).append((use, place if place and self.knows(place) else "exp_name"))
+        self.asked.append((use, place if place and self.knows(place) else "exp_name"))
 
     def drop(self, path: str) -> None:
         """Take out a key, and sections that are empty without it."""

@@ -22,7 +22,7 @@ _CORRECTION = "algo.advantage.is_correction_"
 
 def flag(draft: Draft, key: str) -> Any:
     """Return what a flag says, or its default; that, too, for a text where a number belongs."""
-    kind, default = kinds_of(draft.memo["job"]).get(key, ("str", None))
+    kind, default = kinds_of(draft.job).get(key, ("str", None))
     value = at(draft.theirs, key)
     wrong = isinstance(value, Unexpanded) or (kind in ("int", "float") and not isinstance(value, (int, float)))
     return default if value is None or wrong else value
@@ -319,7 +319,7 @@ def _ask_for_needed(draft: Draft) -> None:
         needed[f"rewards.{DOMAIN}.name"] = "what scores a response"
     if pairs and not flag(draft, "data.apply_chat_template"):
         needed[f"{data}.prompt"] = "the column with the prompt (there it is part of the texts)"
-    asked = [place for _, place in draft.memo.get("asked", ())]
+    asked = [place for _, place in draft.asked]
     needed = {place: f"{what}, which the script doesn't say" for place, what in needed.items()
               if place not in asked and not draft.has(place)}  # fmt: skip
     if _has_critic(draft) and flag(draft, "actor.max_norm") != flag(draft, "critic.max_norm"):
@@ -352,7 +352,7 @@ def _say(draft: Draft) -> None:
 def _refused(draft: Draft) -> None:
     """Texts where their parser wants numbers; several reward models."""
     for use in draft.report.uses:
-        kind = kinds_of(draft.memo["job"]).get(use.key, ("",))[0]
+        kind = kinds_of(draft.job).get(use.key, ("",))[0]
         text = kind in ("int", "float") and not isinstance(use.value, (int, float, NoneType))
         several = use.key == "reward.model_name_or_path" and "," in str(use.value) and bool(use.ours)
         if (text or several) and use.fate in ("translated", "decided", "dead"):

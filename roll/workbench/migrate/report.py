@@ -16,6 +16,7 @@ import yaml
 from roll.configs.parsing.loader import PIPELINES
 from roll.utils.secrets import is_secret_key, without_passwords
 from roll.utils.terminal import printable
+from roll.utils.umask import apply_umask
 
 Fate = Literal["translated", "decided", "absent", "unexpanded", "quiet", "dead"]
 
@@ -220,9 +221,7 @@ def write_whole(file: Path, text: str, *, force: bool) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
                 stream.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)
+            apply_umask(Path(name))
             Path(name).replace(file)
         except BaseException:
             Path(name).unlink(missing_ok=True)

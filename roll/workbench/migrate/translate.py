@@ -52,9 +52,8 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     report.pipeline = pipeline_of(name, source.tree, source.job)
     draft = Draft(report.pipeline, source.tree, report)
     draft.put("pipeline", report.pipeline)
-    draft.memo |= {"processes": source.processes, "job": source.job}
     theirs = peers.defaults(name, source.tree, job_of(name, source))
-    draft.memo["theirs"] = theirs
+    draft.job, draft.processes, draft.peer_defaults = source.job, source.processes, theirs
     steps = list(_steps(draft, source, name, theirs))
     _fill_in(draft, name, theirs, first=True)
     _run([step for step in steps if _comes_first(step.row)])
@@ -63,7 +62,7 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     _run([step for step in steps if not _comes_first(step.row)])
     _remarks(draft, source)
     _fill_in(draft, name, theirs)
-    for place, use in draft.memo.get("unexpanded", ()):
+    for place, use in draft.unexpanded:
         if not draft.has(place):
             draft.put(place, "???", use)
     try:
@@ -118,7 +117,7 @@ def _step(
         use.fate, use.value = "unexpanded", str(stopped)
         use.note = f"{', '.join(stopped.parts)}{f'; write {places[0]}' if places else ''}"
         if row is not None and row.fate in ("translated", "decided") and draft.knows(places[0]):
-            draft.memo.setdefault("unexpanded", []).append((places[0], use))
+            draft.unexpanded.append((places[0], use))
         else:
             draft.ask(use, places[0] if places else "")
     elif _is_own_name(use.key, row, source) and not draft.knows(use.key):
@@ -291,7 +290,7 @@ def _ask(draft: Draft) -> None:
     """Have the new file ask where a key that changes the training has no counterpart."""
     report = draft.report
     of_file = {id(use) for use in [*report.uses, *(part for use in report.uses for part in use.parts)]}
-    for use, place in draft.memo.get("asked", ()):
+    for use, place in draft.asked:
         # A default of theirs that is off asks for nothing.
         if use.fate in ("absent", "unexpanded") and (id(use) in of_file or use.value not in (None, False, [], {}, "")):
             if id(use) not in of_file and not any(use is other for other in report.filled):

@@ -49,15 +49,13 @@ def trainers_of(tree: Mapping[str, Any], job: str = "") -> list[str]:
 
 def taken(draft: Draft, key: str) -> Any:
     """Return what the trainer takes for a key: what the file says, texts of numbers as numbers, else its default."""
-    if "trl" not in draft.memo:
-        draft.memo["trl"] = peers.defaults("trl", {}, trainers_of(draft.theirs, draft.memo["job"])[0])
     given = coerced(bool | float | None, at(draft.theirs, key))
-    return draft.memo["trl"].get(key) if given is None else given
+    return draft.peer_defaults.get(key) if given is None else given
 
 
 def is_for(draft: Draft, name: str) -> bool:
     """Return whether the file is for this trainer."""
-    return trainers_of(draft.theirs, draft.memo["job"])[0] == f"{name}Config"
+    return trainers_of(draft.theirs, draft.job)[0] == f"{name}Config"
 
 
 def ask(draft: Draft, place: str, key: str, value: str, note: str) -> None:
@@ -291,7 +289,7 @@ def packs(step: Step) -> None:
 
 def finish_trl(draft: Draft) -> None:
     """The trainer, the batch in prompts, a domain, held-out rows, a reference."""
-    trainers, decisions = trainers_of(draft.theirs, draft.memo["job"]), draft.report.decisions
+    trainers, decisions = trainers_of(draft.theirs, draft.job), draft.report.decisions
     also = f"; its keys fit {', '.join(trainers[1:])} too" if trainers[1:] else ""
     decisions.append(f"pipeline: {draft.pipeline}, for the trainer of TRL's {trainers[0]}{also}")
     plays = draft.pipeline in ("rlvr", "distill")
@@ -317,7 +315,7 @@ def finish_trl(draft: Draft) -> None:
 def _launcher(draft: Draft) -> str:
     """What starts the processes, with what its options say."""
     words = {"all": "num_processes", "each": "nproc_per_node", "machines": "num_machines"}
-    options = ", ".join(f"{words[name]} {count}" for name, count in draft.memo["processes"].items())
+    options = ", ".join(f"{words[name]} {count}" for name, count in draft.processes.items())
     return f"accelerate ({options})" if options else "accelerate"
 
 
@@ -344,7 +342,7 @@ def _rows(draft: Draft) -> None:
             "TRL, not here")  # fmt: skip
     if is_for(draft, "KTO"):
         say("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
-    asked = {place for use, place in draft.memo.get("asked", ()) if use in draft.report.uses}
+    asked = {place for use, place in draft.asked if use in draft.report.uses}
     if pipeline == "sft" and not draft.has("train_on") and "train_on" not in asked:
         ask(draft, "train_on", "completion_only_loss", "by the data", _ALL_TOKENS)
 

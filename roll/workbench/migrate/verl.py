@@ -30,7 +30,7 @@ _REWARD = f"rewards.{DOMAIN}"
 def theirs(draft: Draft, key: str) -> Any:
     """Return what verl takes for a key: the file's value, or the default."""
     value = at(draft.theirs, key, NOTHING)
-    return draft.memo["theirs"].get(key) if value is NOTHING else value
+    return draft.peer_defaults.get(key) if value is NOTHING else value
 
 
 def has_critic(draft: Draft) -> bool:
