@@ -32,6 +32,8 @@ MODULES = (alibaba_roll, alibaba_roll_tasks, openrlhf, trl, trl_policies, verl, 
 """Modules that enter conversions when they are imported."""
 _UNREADABLE = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError)
 """What a conversion raises for a value of a kind that nobody writes there."""
+_HINTED = 40
+"""Keys to ask for up to which unknown ones are compared with all known ones."""
 
 
 def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tuple[Report, dict[str, Any] | None]:
@@ -55,12 +57,12 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     theirs = peers.defaults(name, source.tree, job_of(name, source))
     draft.job, draft.processes, draft.peer_defaults = source.job, source.processes, theirs
     steps = list(_steps(draft, source, name, theirs))
+    _remarks(draft, source)
     _fill_in(draft, name, theirs, first=True)
     _run([step for step in steps if _comes_first(step.row)])
     if name == "verl":
         backends(draft)
     _run([step for step in steps if not _comes_first(step.row)])
-    _remarks(draft, source)
     _fill_in(draft, name, theirs)
     for place, use in draft.unexpanded:
         if not draft.has(place):
@@ -176,7 +178,8 @@ def _unlisted(draft: Draft, use: Use, source: Source, table: Patterns) -> Step |
     elif use.value in (None, {}) and table.is_section(words):
         use.fate, use.note = "dead", "an empty section says nothing"
     else:
-        use.note = f"nothing is known about this key{_nearest(table, use.key)}"
+        near = _nearest(table, use.key) if len(draft.asked) < _HINTED else ""
+        use.note = f"nothing is known about this key{near}"
         draft.ask(use, "")
     return None
 
@@ -243,7 +246,7 @@ def _fill_in(draft: Draft, system: str, theirs: Mapping[str, Any], *, first: boo
 def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Row]]:
     """Keys with their defaults: those of the project's table, or that a row says."""
     table = patterns(system)
-    given = {".".join(words[: end + 1]) for use in draft.report.uses for words in [use.key.split(".")]
+    given = {".".join(words[: end + 1]) for use in draft.report.uses for words in [use.key.lstrip("~").split(".")]
              for end in range(len(words))}  # fmt: skip
     for key, value in theirs.items():
         row = table.find(key.split(".")) if key not in given and draft.their(key) is None else None

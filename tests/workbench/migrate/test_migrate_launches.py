@@ -11,7 +11,7 @@ from migrated_mutations import mutated, problems
 
 from roll.workbench.migrate import finish, peers
 from roll.workbench.migrate.draft import Draft
-from roll.workbench.migrate.overrides import leaves_of, scalar
+from roll.workbench.migrate.overrides import at, leaves_of, scalar
 from roll.workbench.migrate.report import Report
 from roll.workbench.migrate.sources import read_source
 from roll.workbench.migrate.translate import migrate
@@ -198,3 +198,20 @@ def test_passes_fill_the_responses_of_a_step_whatever_was_written(per_device, pa
     finish._batches(draft)
     sizes = draft.get(f"{args}.per_device_train_batch_size"), draft.get(f"{args}.gradient_accumulation_steps")
     assert sizes == expected
+
+
+def test_a_key_that_is_taken_out_does_not_come_back_as_its_default(tmp_path):
+    job = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet actor_rollout_ref.model.path=m"
+    (tmp_path / "run.sh").write_text(f"{job}\n", "utf-8")
+    assert at(migrate(tmp_path / "run.sh")[1], "track_with") == ["stdout", "wandb"]
+    (tmp_path / "run.sh").write_text(f"{job} ~trainer.logger\n", "utf-8")
+    report, tree = migrate(tmp_path / "run.sh")
+    assert [use.fate for use in report.uses if use.key == "~trainer.logger"] == ["dead"]
+    assert at(tree, "track_with") is None
+
+
+def test_many_unknown_keys_are_all_asked_for(tmp_path):
+    (tmp_path / "job.yaml").write_text("".join(f"learning_rat{i}: 1\n" for i in range(2000)), "utf-8")
+    report, tree = migrate(tmp_path / "job.yaml", "trl")
+    assert len(report.of("absent")) == 2000 and tree["exp_name"] == "???"
+    assert sum("did you mean" in use.note for use in report.uses) <= 40
