@@ -125,7 +125,7 @@ setup(
     packages=find_packages(include=["roll", "roll.*"]),
     package_data={
         "roll": ["py.typed", "*.pyi"],
-        "roll.view": ["static/*", "third_party/**/*", "demo/**/*"],
+        "roll.workbench.view": ["static/*", "third_party/**/*", "demo/**/*"],
         "roll.workbench.migrate": ["*.keys", "*.json"],
     },
     cmdclass={"build_py": BuildWithExamples},

@@ -66,18 +66,18 @@ def build_engine(name: str, model: Path, running: int) -> Any:
     args = ModelArgs(model_name_or_path=str(model))
     settings = EngineSettings(max_running_requests=running, max_sequence_length=WINDOW, seed=0)
     if name == "vllm":
-        from roll.strategies.vllm import engine as vllm_engine
+        from roll.strategies.engines.vllm import vllm_engine
 
         options = VllmConfig(block_size=32, engine_args={"kv_cache_memory_bytes": 256 << 20})
         return vllm_engine.build(args, options, settings)
     if name == "sglang":
-        from roll.strategies.sglang import engine as sglang_engine
+        from roll.strategies.engines.sglang import sglang_engine
 
         return sglang_engine.build(args, SglangConfig(), settings)
     import torch
 
-    from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer
-    from roll.strategies.hf_infer import HfInfer
+    from roll.strategies.engines.hf.hf_infer import HfInfer
+    from roll.strategies.training.pretrained import load_causal_lm, load_tokenizer
 
     eos = load_tokenizer(args).eos_token_id
     loaded = load_causal_lm(args, torch.float32).eval()
@@ -108,7 +108,7 @@ def fuzz(
     """Play about so many turns; returns the rows, how many tokens are trained, and what happened."""
     from agent_fuzz import EngineRank, FuzzedAgent, FuzzLog, Logged, check_identity, fuzz_tokenizer, play_fuzz
 
-    from roll.rollout.chat import ChatTemplate
+    from roll.rollout.chat_format import ChatTemplate
     from roll.rollout.continuous_driver import ContinuousDriver
     from roll.rollout.lockstep_driver import LockstepDriver
     from roll.strategies.base import SamplingParams

@@ -164,8 +164,8 @@ def measure(name: str, template: str, folder: Path, *, steps: int) -> Measured:
     from roll.configs.parsing.build_config import build
     from roll.configs.schema.sft_config import SFTConfig
     from roll.data.chat_masks import ConversationEncoder
-    from roll.pipelines.sft import run_sft
-    from roll.strategies.hf.hf_model import load_tokenizer
+    from roll.pipelines.offline.sft import run_sft
+    from roll.strategies.training.pretrained import load_tokenizer
 
     kind = KINDS[name]
     make_model(kind, template, folder / "base")
@@ -211,8 +211,8 @@ def _settings(folder: Path, data: Mapping[str, str], steps: int) -> dict[str, An
 def _by_engine(folder: Path, prompts: list[list[int]]) -> list[tuple[bool, list[int]]]:
     from roll.configs.schema.worker_config import ModelArgs
     from roll.strategies.base import Request, SamplingParams
-    from roll.strategies.hf.hf_model import context_length, eos_token_ids, load_causal_lm, load_tokenizer
-    from roll.strategies.hf_infer import HfInfer
+    from roll.strategies.engines.hf.hf_infer import HfInfer
+    from roll.strategies.training.pretrained import context_length, eos_token_ids, load_causal_lm, load_tokenizer
 
     args = ModelArgs(model_name_or_path=str(folder))
     model: Any = load_causal_lm(args, torch.float32)

@@ -21,9 +21,9 @@ sys.path.insert(0, str(ROOT))
 
 def engines(model: str) -> dict[str, Any]:
     from roll.configs.schema.worker_config import ModelArgs
-    from roll.strategies.hf.hf_model import DTYPES, context_length, load_causal_lm
-    from roll.strategies.hf.shared_heads import share_heads
-    from roll.strategies.hf_infer import HfInfer
+    from roll.strategies.engines.hf.hf_infer import HfInfer
+    from roll.strategies.engines.hf.shared_heads import share_heads
+    from roll.strategies.training.pretrained import DTYPES, context_length, load_causal_lm
 
     found = {}
     for name in ("repeated", "shared"):

@@ -33,11 +33,11 @@ def engines(folder: Path) -> dict[str, Any]:
     import torch
 
     from roll.configs.schema.worker_config import ModelArgs
-    from roll.strategies.hf import decode_step
-    from roll.strategies.hf.hf_model import load_causal_lm
-    from roll.strategies.hf.shared_heads import share_heads
-    from roll.strategies.hf.threads import ForwardThreads
-    from roll.strategies.hf_infer import HfInfer
+    from roll.strategies.engines.hf import decode_step
+    from roll.strategies.engines.hf.compute_threads import ForwardThreads
+    from roll.strategies.engines.hf.hf_infer import HfInfer
+    from roll.strategies.engines.hf.shared_heads import share_heads
+    from roll.strategies.training.pretrained import load_causal_lm
 
     class AllThreads(ForwardThreads):
         def shares(self, tokens: int) -> bool:

@@ -48,8 +48,8 @@ async def read(streams: int, tokens: int, *, whole: bool) -> tuple[float, int]:
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
     from roll.strategies.base import Request, SamplingParams
-    from roll.strategies.responses import InFlightResponse, ResponseRules
-    from roll.strategies.vllm.engine import drawn_logprobs
+    from roll.strategies.engines.responses import InFlightResponse, ResponseRules
+    from roll.strategies.engines.vllm.vllm_engine import drawn_logprobs
 
     rules = ResponseRules(frozenset({0}), 1 << 20)
     kind = RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA

@@ -25,9 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.catalog.envs import ENV_HUBS
+from roll.configs.catalog.env_table import ENV_HUBS
 from roll.envs.conformance import STOPPED
-from roll.envs.probe import NOT_PLAYED, ProbeEnded, Probes, Refused, findings_of
+from roll.envs.env_probe import NOT_PLAYED, ProbeEnded, Probes, Refused, findings_of
 from roll.envs.probe_worker import Order
 from roll.envs.trial import run_seeds
 from roll.envs.wrappers import EnvSpec

@@ -40,7 +40,7 @@ from roll.rollout.episode_key import EpisodeKey
 from roll.rollout.message_graph import MessageGraph
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.chat import Message
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 ROOT = Path(__file__).parents[1]
 END = f" {SAID}<|im_end|>"

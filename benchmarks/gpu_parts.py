@@ -88,7 +88,7 @@ def head(args: argparse.Namespace) -> None:
     """Compare ways to get log-probs and their gradients from hidden states."""
     import torch
 
-    from roll.utils import logits
+    from roll.strategies.training import logits
 
     tokens, width, vocabulary = (32, 16, 100) if args.dry_run else (16384, 1024, 151936)
     kind = torch.float32 if args.dry_run else torch.bfloat16
@@ -126,7 +126,7 @@ def head(args: argparse.Namespace) -> None:
 
 def attend(tensors: tuple[Any, Any, Any], plan: Any, *, one_call: bool) -> Any:
     """Compute attention over rows, forward and backward, in one call of the kernel or row by row: [N, H, D]."""
-    from roll.strategies import attention as module
+    from roll.strategies.attention.attention import attention as module
 
     chosen = module.has_varlen_kernel
     module.has_varlen_kernel = lambda *_: one_call
@@ -142,7 +142,7 @@ def attention(args: argparse.Namespace) -> None:
     """Compare ways to compute a layer's attention over many short rows, and over one long row."""
     import torch
 
-    from roll.strategies.varlen_kernel import RowPlan, has_varlen_kernel
+    from roll.strategies.attention.varlen_kernel import RowPlan, has_varlen_kernel
 
     heads, shared, size = (4, 2, 16) if args.dry_run else (16, 8, 128)
     kind = torch.float32 if args.dry_run else torch.bfloat16

@@ -28,7 +28,7 @@ from roofline import add_workload, phases
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from roll.planning.architecture import read_architecture  # noqa: E402
+from roll.workbench.planning.architecture import read_architecture  # noqa: E402
 
 CONFIG = """
 pipeline: rlvr

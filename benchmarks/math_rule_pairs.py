@@ -28,7 +28,7 @@ from answer_pairs import answer_pairs
 from answer_pairs_form import AnswerPair
 
 from roll.rewards.math_rule import math_rule
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 Scorer = Callable[[str, str], bool]
 """Takes the gold and the answer; whether the answer is paid."""

@@ -26,7 +26,7 @@ ROUND = r"""
 import ctypes, json, os, resource, sys
 import psutil
 from roll.rewards.math_rule import math_rule
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: the workers of an ended guardian are waited for here
 

@@ -124,8 +124,8 @@ def in_a_process(name: str, folder: str, *, small: bool) -> int:
 def planned(case: Case, folder: Path) -> int:
     """Bytes in the worst moment, without the process itself."""
     from roll.configs.parsing.loader import read_config
-    from roll.planning.machines import parse_machines
-    from roll.planning.plan import plan_memory
+    from roll.workbench.planning.machines import parse_machines
+    from roll.workbench.planning.plan import plan_memory
 
     file = folder / "job.yaml"
     file.write_text(json.dumps(job(case, folder / case.family)))
@@ -263,7 +263,7 @@ def generate(case: Case, model: Path) -> int:
     from roll.configs.schema.strategy_config import HfInferConfig
     from roll.configs.schema.worker_config import ModelArgs
     from roll.strategies.base import EngineSettings, Request, SamplingParams
-    from roll.strategies.hf_infer import build
+    from roll.strategies.engines.hf.hf_infer import build
 
     settings = EngineSettings(max_running_requests=case.rows, max_sequence_length=case.length, seed=1)
     engine = build(ModelArgs(model_name_or_path=str(model), **case.model), HfInferConfig(), settings)

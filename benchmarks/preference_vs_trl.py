@@ -138,10 +138,10 @@ def ours(folder: Path, case: str) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     from roll.configs.schema.preference_config import DPOConfig, DPOTrainConfig
-    from roll.data.preference import PreferenceRow, batch_of, mismatched
-    from roll.data.sft import TaughtRow
+    from roll.data.preference_rows import PreferenceRow, batch_of, mismatched
+    from roll.data.sft_rows import TaughtRow
+    from roll.pipelines.workers.preference_losses import dpo_loss, pairs_of, sequence_scores
     from roll.types.batch import TokenBatch, TokenOutputs
-    from roll.workers.preference import dpo_loss, pairs_of, sequence_scores
 
     trl = torch.load(folder / f"{case}.pt", weights_only=False)
     sequences = [TaughtRow(str(i), np.array(ids, np.int32), np.array(mask, np.bool_))

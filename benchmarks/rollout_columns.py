@@ -20,10 +20,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from roll.pipelines.assemble import Rollouts, assemble  # noqa: E402
+from roll.pipelines.rollouts.assemble import Rollouts, assemble  # noqa: E402
 from roll.strategies.base import Completion, Request, SamplingParams  # noqa: E402
-from roll.strategies.responses import Response, ResponseRules  # noqa: E402
-from roll.types.episode import Group, Task, Trajectory, Turn  # noqa: E402
+from roll.strategies.engines.responses import Response, ResponseRules  # noqa: E402
+from roll.types.trajectory import Group, Task, Trajectory, Turn  # noqa: E402
 
 PROMPT = tuple(range(100))
 TASK = Task(id="task", source="benchmark", payload={}, seed=0, tag="", domain="")

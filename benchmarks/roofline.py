@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from roll.planning.architecture import Architecture, read_architecture  # noqa: E402
+from roll.workbench.planning.architecture import Architecture, read_architecture  # noqa: E402
 
 MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B")
 FLOPS, MEMORY, LINK, CAPACITY = 989e12, 3.35e12, 450e9, 80e9

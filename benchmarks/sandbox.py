@@ -19,9 +19,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
-from roll.sandbox.base import Limits, Program, SandboxUnavailable
-from roll.sandbox.local import LocalSandbox
-from roll.sandbox.open_sandbox import open_sandbox
+from roll.isolation.sandbox.base import Limits, Program, SandboxUnavailable
+from roll.isolation.sandbox.local import LocalSandbox
+from roll.isolation.sandbox.open_sandbox import open_sandbox
 
 SOURCE = "import json\nprint(json.dumps(sum([3, 4, 5])))\n"
 LIMITS = Limits()

@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from roll.simulation.engine_model import EngineModel, LognormalLengths  # noqa: E402
-from roll.simulation.modes import with_mode  # noqa: E402
-from roll.simulation.scenario import Outcome, Scenario, Simulation  # noqa: E402
-from roll.simulation.simulated_engines import Call, SimulatedRanks  # noqa: E402
-from roll.simulation.virtual_clock import VirtualClockLoop  # noqa: E402
+from benchmarks.simulation.engine_model import EngineModel, LognormalLengths  # noqa: E402
+from benchmarks.simulation.modes import with_mode  # noqa: E402
+from benchmarks.simulation.scenario import Outcome, Scenario, Simulation  # noqa: E402
+from benchmarks.simulation.simulated_engines import Call, SimulatedRanks  # noqa: E402
+from benchmarks.simulation.virtual_clock import VirtualClockLoop  # noqa: E402
 
 GROUP_SIZE = 8
 COLUMNS = ("trajectories", "engines", "mode", "requests", "CPU per request", "simulator's own", "step", "engines busy",

@@ -96,7 +96,7 @@ def serve(pipe: Any, args: argparse.Namespace, name: str) -> None:
     strategy = None
     if name == "products":
         from roll.configs.schema.worker_config import ModelArgs
-        from roll.strategies.hf.hf_model import DTYPES, load_causal_lm
+        from roll.strategies.training.pretrained import DTYPES, load_causal_lm
 
         step = products(load_causal_lm(ModelArgs(model_name_or_path=args.model), DTYPES["fp32"]), args)
     else:

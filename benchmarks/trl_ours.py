@@ -136,7 +136,7 @@ class Gate:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Replace two methods of the training loop: `step` waits here, `update` shows its rows."""
-        from roll.pipelines.rl_pipeline import RLPipeline
+        from roll.pipelines.rl.rl_pipeline import RLPipeline
 
         step, update = RLPipeline.step, RLPipeline.update
 
@@ -156,7 +156,7 @@ class Gate:
     def _wait(self, pipeline: Any) -> None:
         import torch
 
-        from roll.pipelines.loop import OutOfTasks
+        from roll.pipelines.run.loop import OutOfTasks
 
         if self._batch is None:
             self._turns.say(ready=True, threads=torch.get_num_threads())
@@ -175,8 +175,8 @@ class Gate:
         return {"generate": generate, "train": train, "processor": generate_processor + train_processor}
 
     def _bare_engine(self, pipeline: Any) -> None:
+        from roll.pipelines.workers.infer_worker import InferWorker
         from roll.strategies.base import Request, SamplingParams
-        from roll.workers.infer import InferWorker
 
         batch, requests = self._batch, []
         for i in range(len(batch)):

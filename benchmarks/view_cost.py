@@ -19,15 +19,15 @@ from pathlib import Path
 
 import torch
 
-from roll.pipelines.assemble import assemble
-from roll.pipelines.rollout_rows import Texts, training_rows
+from roll.pipelines.rollouts.assemble import assemble
+from roll.pipelines.rollouts.rollout_rows import Texts, training_rows
 from roll.rollout.progress import RolloutProgress
 from roll.tracking.live import LiveFiles
-from roll.tracking.recorded import rollouts
+from roll.tracking.process_usage import RoleUsage
+from roll.tracking.recorded_responses import rollouts
 from roll.tracking.rollouts import write_rollouts
-from roll.tracking.usage import RoleUsage
-from roll.types.episode import Group, Task, Trajectory, Turn
-from roll.view.demo import demo_runs
+from roll.types.trajectory import Group, Task, Trajectory, Turn
+from roll.workbench.view.demo import demo_runs
 
 
 def groups_of(step: int) -> list[Group]:

@@ -42,7 +42,7 @@ from roll.distributed.transports import Route, Sent, TransferSummary, receive, s
 from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
-from roll.pipelines.sync import WeightSync
+from roll.pipelines.rl.sync import WeightSync
 
 BUCKETS = "buckets"
 DELTA = "delta"
@@ -66,7 +66,7 @@ class Trainer(Worker):
         if model:
             from transformers import AutoModelForCausalLM
 
-            from roll.strategies.hf.hf_model import named_tensors
+            from roll.strategies.training.pretrained import named_tensors
 
             loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
             self.weights = {name: tensor.detach() for name, tensor in named_tensors(loaded)}
@@ -182,7 +182,7 @@ class VllmEngine(Worker):
         from roll.configs.schema.engine_config import VllmConfig
         from roll.configs.schema.worker_config import ModelArgs
         from roll.strategies.base import EngineSettings
-        from roll.strategies.vllm.engine import build
+        from roll.strategies.engines.vllm.vllm_engine import build
 
         super().__init__(info)
         settings = EngineSettings(

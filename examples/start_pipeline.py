@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from roll.cli.signals import install
+    from roll.utils.signals import install
 
     install()  # before anything that takes time to import
     sys.exit(main(sys.argv[1:]))

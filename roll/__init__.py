@@ -5,14 +5,19 @@
 """
 
 import importlib
+import sys
+
+from roll.utils.moved_modules import MovedModules
 
 __version__ = "0.2.0"
 __all__ = ["RecordedRollouts", "RunResult", "__version__", "check", "load_run", "resume", "rollouts", "train"]
 
 # By name and not by import, so that what is light stays light; their types are in __init__.pyi.
 _HOMES = dict.fromkeys(("check", "load_run", "resume", "train"), "roll.api.run")
-_HOMES["RunResult"] = "roll.pipelines.run_result"
-_HOMES |= dict.fromkeys(("RecordedRollouts", "rollouts"), "roll.tracking.recorded")
+_HOMES["RunResult"] = "roll.pipelines.run.run_result"
+_HOMES |= dict.fromkeys(("RecordedRollouts", "rollouts"), "roll.tracking.recorded_responses")
+
+sys.meta_path.insert(0, MovedModules())
 
 
 def __getattr__(name: str) -> object:

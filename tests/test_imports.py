@@ -10,54 +10,70 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import structure
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "roll"
 
-MIDDLE = {"utils", "types", "catalog", "configs"}
-BELOW_WORKERS = MIDDLE | {
-    "algorithms", "data", "sandbox", "rewards", "envs", "distributed", "strategies", "rollout",
-    "tracking", "checkpoint", "profiling", "tools",
+MIDDLE = {"utils", "types", "configs"}
+BELOW_PIPELINES = MIDDLE | {
+    "isolation", "algorithms", "data", "rewards", "envs", "distributed", "strategies", "rollout", "tracking",
+    "checkpoint", "gateway",
 }  # fmt: skip
 
 ALLOWED: dict[str, set[str]] = {
     "utils": set(),
     "types": {"utils"},
-    "catalog": {"utils"},
-    "sandbox": {"utils"},
-    "configs": {"utils", "catalog", "sandbox"},
-    "processes": {"utils"},
-    "algorithms": {"types", "catalog"},
-    "data": MIDDLE,
-    "rewards": MIDDLE | {"processes", "sandbox"},
-    "envs": MIDDLE | {"processes", "data", "rewards", "tools"},
-    "profiling": {"utils"},
-    "tools": MIDDLE | {"processes", "sandbox"},
-    "distributed": MIDDLE | {"profiling"},
+    "isolation": {"utils"},
+    "configs": {"utils", "isolation"},
+    "algorithms": {"types", "configs.catalog"},
     "tracking": MIDDLE,
     "checkpoint": MIDDLE,
+    "data": MIDDLE,
+    "rewards": MIDDLE | {"isolation"},
+    "envs": MIDDLE | {"isolation", "data", "rewards"},
+    "distributed": MIDDLE | {"tracking.profiling", "tracking.spans"},
     "strategies": MIDDLE | {"distributed"},
-    "rollout": MIDDLE | {"data", "rewards", "envs", "tools", "distributed", "strategies.base"},
-    "gateway": MIDDLE | {"processes", "sandbox", "data", "rewards", "envs", "tools", "rollout", "strategies.base"},
-    "simulation": {"utils", "types", "envs.base", "rollout", "strategies.base"},
-    "workers": BELOW_WORKERS,
-    "pipelines": BELOW_WORKERS | {"workers", "gateway"},
-    "doctor": {"utils", "configs", "distributed"},
-    "workbench": {"utils", "catalog", "configs"},
-    "planning": {"utils", "catalog", "configs"},
-    "view": {"utils", "tracking"},
-    "cli": BELOW_WORKERS | {"processes", "workers", "gateway", "pipelines", "doctor", "workbench", "planning", "view"},
-    "api": BELOW_WORKERS | {"workers", "gateway", "pipelines", "doctor", "workbench", "planning", "view", "cli"},
+    "rollout": MIDDLE | {"data", "rewards", "envs", "tracking.spans", "strategies.base"},
+    "gateway": MIDDLE | {"isolation", "data", "rewards", "envs", "rollout", "strategies.base"},
+    "pipelines": BELOW_PIPELINES,
+    "workbench": {"utils", "configs", "tracking", "distributed"},
+    "api": BELOW_PIPELINES | {"pipelines"},
+    "cli": BELOW_PIPELINES | {"pipelines", "api", "workbench"},
 }
-"""Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""
+"""Package -> what it may import from `roll`, besides itself. `a.b` allows that one module or package of a."""
 
-ROOMS: dict[str, set[str]] = {
-    "schema": {"errors"},
-    "rules": {"errors", "schema", "stand_in"},
-    "checks": {"errors", "schema", "rules", "stand_in"},
-    "parsing": {"errors", "schema", "rules", "stand_in"},
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "configs": {
+        "catalog": set(),
+        "schema": {"errors", "catalog"},
+        "rules": {"errors", "catalog", "schema", "stand_in"},
+        "checks": {"errors", "catalog", "schema", "rules", "stand_in"},
+        "parsing": {"errors", "catalog", "schema", "rules", "stand_in"},
+    },
+    "envs": {"tools": set()},
+    "isolation": {"processes": set(), "sandbox": set()},
+    "pipelines": {
+        "workers": set(),
+        "rollouts": {"workers"},
+        "credit": {"workers", "rollouts"},
+        "run": {"workers", "rollouts"},
+        "offline": {"workers", "credit", "run"},
+        "rl": {"workers", "rollouts", "credit", "run"},
+    },
+    "strategies": {
+        "attention": set(),
+        "training": {"base", "state_files", "attention"},
+        "hf": {"base", "state_files", "attention", "training"},
+        "deepspeed": {"base", "state_files", "training", "hf"},
+        "megatron": {"base", "state_files", "attention", "training", "hf"},
+        "merging": {"training", "hf", "megatron"},
+        "engines": {"base", "state_files", "training", "hf"},
+    },
+    "tracking": {"profiling": {"spans"}},
+    "workbench": {"doctor": set(), "migrate": set(), "planning": set(), "view": set()},
 }
-"""Room of `roll/configs` -> what it may import from `roll.configs`, besides itself."""
+"""Package -> its rooms -> what a room may import from its own package, besides itself."""
 
 HEAVY = ("torch", "ray", "transformers", "datasets", "vllm", "sglang", "deepspeed", "megatron")
 
@@ -104,15 +120,31 @@ def test_every_import_inside_roll_points_down():
     assert not problems, "\n" + "\n".join(problems)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_rooms_of_the_configuration_import_downwards(room: str):
-    imports = [
-        (path.name, module.split(".")[2])
-        for path in sorted((PACKAGE / "configs" / room).glob("*.py"))
-        for _, module in imported_modules(path.read_text("utf-8"), path)
-        if module.startswith("roll.configs.")
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_rooms_of_a_package_import_downwards(package: str):
+    problems = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for room, allowed in ROOMS[package].items()
+        for path in sorted((PACKAGE / package / room).rglob("*.py"))
+        for line, module in imported_modules(path.read_text("utf-8"), path)
+        if module.startswith(f"roll.{package}.") and module.split(".")[2] not in allowed | {room}
     ]
-    assert not [(file, target) for file, target in imports if target not in ROOMS[room] | {room}]
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_every_folder_of_a_divided_package_is_a_room():
+    folders = {(package, path.parent.name) for package in ROOMS for path in (PACKAGE / package).glob("*/__init__.py")}
+    assert folders - {("envs", "adapters")} == {(package, room) for package, rooms in ROOMS.items() for room in rooms}
+
+
+def test_the_house_has_few_rooms_and_arrows():
+    assert len(structure.folders()) <= 22
+    assert len(structure.arrows()) <= 110
+
+
+@pytest.mark.parametrize("wing", ["engine", "workbench"])
+def test_a_file_name_stands_once_in_a_wing(wing: str):
+    assert structure.repeated_names(wing) == {}
 
 
 def test_the_allowed_arrows_have_no_cycle():
@@ -173,9 +205,14 @@ def test_a_circle_through_a_function_and_a_type_check_is_found():
         ("strategies", "roll.rewards.base"),
         ("envs", "roll.rollout.episode"),
         ("data", "roll.envs.base"),
-        ("rollout", "roll.strategies.hf_infer.engine"),
+        ("rollout", "roll.strategies.engines.hf.hf_infer"),
+        ("rollout", "roll.tracking.live"),
+        ("algorithms", "roll.configs.schema.fields"),
         ("rollout", "roll.tracking.base"),
-        ("workers", "roll.pipelines.loop"),
+        ("pipelines", "roll.api.launch"),
+        ("api", "roll.cli.exits"),
+        ("configs", "roll.workbench.migrate.table"),
+        ("pipelines", "roll.workbench.planning.plan"),
         ("tracking", "roll.checkpoint.store"),
         ("data", "roll.functionals"),
     ],
@@ -192,7 +229,9 @@ def test_an_upward_import_is_found(package: str, module: str):
         ("algorithms", "roll.types.batch"),
         ("algorithms", "roll.algorithms.kl"),
         ("rollout", "roll.strategies.base.InferEngine"),
-        ("pipelines", "roll.workers.actor"),
+        ("rollout", "roll.tracking.spans"),
+        ("algorithms", "roll.configs.catalog.entries"),
+        ("cli", "roll.workbench.view.server"),
         ("tracking", "roll.__version__"),
     ],
 )
@@ -201,8 +240,8 @@ def test_a_downward_import_is_accepted(package: str, module: str):
 
 
 def test_imports_hidden_in_functions_and_type_checking_blocks_count():
-    source = "if TYPE_CHECKING:\n    import roll.workers.base\ndef f():\n    from roll import pipelines\n"
-    assert imported_modules(source, Path("x.py")) == [(2, "roll.workers.base"), (4, "roll.pipelines")]
+    source = "if TYPE_CHECKING:\n    import roll.pipelines.workers.base\ndef f():\n    from roll import pipelines\n"
+    assert imported_modules(source, Path("x.py")) == [(2, "roll.pipelines.workers.base"), (4, "roll.pipelines")]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +249,9 @@ def test_imports_hidden_in_functions_and_type_checking_blocks_count():
     [
         "import roll",
         "import roll.configs",
-        "import roll.utils.models, roll.utils.timing",
-        "import roll.planning.plan, roll.planning.report, roll.planning.changes",
-        "import roll.tracking.registry, roll.tracking.summary, roll.tracking.rollouts, roll.tracking.drops",
+        "import roll.utils.models, roll.tracking.timing",
+        "import roll.workbench.planning.plan, roll.workbench.planning.plan_report, roll.workbench.planning.changes",
+        "import roll.tracking.tracker_registry, roll.tracking.run_summary, roll.tracking.rollouts, roll.tracking.drops",
     ],
 )
 def test_light_packages_load_nothing_heavy(statement: str):

@@ -97,7 +97,7 @@ def test_every_import_of_the_package_is_declared():
 
 
 def test_a_backends_package_is_an_extra_of_its_own_which_the_messages_name():
-    from roll.configs.checks.machine import MISSING
+    from roll.configs.checks.machine_checks import MISSING
 
     for extra, package in BACKENDS.items():
         assert list(declared()[extra]) == [package]

@@ -31,14 +31,14 @@ EVIDENCE = (
     "rewards/test_rewards_code_sets.py::test_every_*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
     # Other users and containers, emulated: for an upgrade of sandlock, or of what confines.
-    "sandbox/test_sandbox_attacks.py::test_no_attack_does_harm_in_another_set_up*",
-    "sandbox/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same_for_long",
+    "isolation/test_sandbox_attacks.py::test_no_attack_does_harm_in_another_set_up*",
+    "isolation/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same_for_long",
 )
 
 FULL = (
     # A browser.
-    "view/test_view_browser.py::*",
-    "view/test_view_questions.py::*",
+    "workbench/view/test_view_browser.py::*",
+    "workbench/view/test_view_questions.py::*",
     # Other engines, and compilers.
     "strategies/test_engines_vllm*",
     "strategies/test_engines_device_buckets.py::test_vllm*",
@@ -75,7 +75,7 @@ FULL = (
     "envs/test_envs_hubs_elsewhere.py*",
     "envs/test_envs_pool_faults.py*",
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
-    "profiling/test_profiling_runs.py::test_ranks_under_ray*",
+    "tracking/test_profiling_runs.py::test_ranks_under_ray*",
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_agents.py::test_a_remote_agent_that_never*",
     "pipelines/test_pipelines_agents.py::test_an_unmodified*",
@@ -118,9 +118,9 @@ FULL = (
     "pipelines/test_pipelines_sync.py::test_every_transport*",
     "pipelines/test_pipelines_sync.py::test_two_runs*",
     "pipelines/test_pipelines_sync.py::test_weights_are_read_where*",
-    "sandbox/test_sandbox_attacks.py::test_no_attack_does_harm",
-    "sandbox/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same",
-    "sandbox/test_sandbox_programs.py::test_programs_end_with_their_caller",
+    "isolation/test_sandbox_attacks.py::test_no_attack_does_harm",
+    "isolation/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same",
+    "isolation/test_sandbox_programs.py::test_programs_end_with_their_caller",
     # Learning runs, a real model, benchmarks.
     "benchmarks/*",
     "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",

@@ -13,11 +13,11 @@ from pathlib import Path
 
 MODULES = {
     "roll.api.run": "What `import roll` offers",
-    "roll.pipelines.run_result": "What a run returns",
+    "roll.pipelines.run.run_result": "What a run returns",
     "roll.rewards.base": "Rewards",
-    "roll.types.episode": "Tasks and episodes",
+    "roll.types.trajectory": "Tasks and episodes",
     "roll.envs.base": "Environments",
-    "roll.sandbox.base": "The sandbox",
+    "roll.isolation.sandbox.base": "The sandbox",
     "roll.tracking.base": "Trackers",
     "roll.strategies.base": "Training backends and engines",
     "roll.algorithms.advantages": "Advantages",

@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from roll.catalog.entries import Entry
-from roll.catalog.estimators import ESTIMATORS
-from roll.catalog.losses import LOSSES
-from roll.catalog.trackers import TRACKERS
+from roll.configs.catalog.entries import Entry
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
+from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.parsing.build_config import describe
 from roll.configs.parsing.loader import PIPELINES
 from roll.configs.parsing.schema_places import sections_of

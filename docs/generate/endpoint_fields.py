@@ -1,4 +1,4 @@
-"""The tables of docs/serve.md, written from roll/gateway/protocols and roll/catalog/harnesses.py.
+"""The tables of docs/serve.md, written from roll/gateway/protocols and roll/configs/catalog/harness_table.py.
 
     python docs/generate/endpoint_fields.py docs/serve.md
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from marked import with_part
 
-from roll.catalog.harnesses import HARNESSES
+from roll.configs.catalog.harness_table import HARNESSES
 from roll.gateway.protocols import wire_formats
 
 _BEGIN, _END = "<!-- tables: begin (make docs) -->", "<!-- tables: end -->"

@@ -24,10 +24,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from roll.tracking.recorded import logs_folder, rollouts, steps_of
+from roll.tracking.recorded_responses import logs_folder, rollouts, steps_of
 from roll.tracking.rollouts import KINDS, Kind, write_rollouts
-from roll.view.demo import HERE
-from roll.view.spans import SPANS_FILE, trace_id
+from roll.workbench.view.demo import HERE
+from roll.workbench.view.spans import SPANS_FILE, trace_id
 
 OF_THE_MACHINE = ("host", "pid", "output_dir", "started")
 TRACED_EPISODES = 8

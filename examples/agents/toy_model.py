@@ -27,7 +27,7 @@ from roll.gateway.agents.runners import CommandRunner, FunctionRunner, Order, Ru
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, Session
 from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.types.chat import Message, ToolCall
 from roll.utils.seeding import stable_hash
 

@@ -14,9 +14,9 @@ import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from roll.sandbox.base import Sandbox, SandboxError
-from roll.sandbox.open_sandbox import open_sandbox
-from roll.sandbox.remote import TOKEN_VARIABLE, outcome_to_json, program_from_json
+from roll.isolation.sandbox.base import Sandbox, SandboxError
+from roll.isolation.sandbox.open_sandbox import open_sandbox
+from roll.isolation.sandbox.remote import TOKEN_VARIABLE, outcome_to_json, program_from_json
 
 MOST_REQUEST = 64 << 20
 MOST_WALL_S = 120.0

@@ -24,8 +24,8 @@ from roll.algorithms.groups import batch_index, group_moments, group_sum
 from roll.algorithms.masking import as_bool, at_least_float32, masked_sum, require_shape, zero_outside
 from roll.algorithms.normalization import normalize_rewards, whiten
 from roll.algorithms.turns import at_first_tokens, sum_over_turns, turns_present, turns_to_tokens
-from roll.catalog.entries import implementation
-from roll.catalog.estimators import ESTIMATORS
+from roll.configs.catalog.entries import implementation
+from roll.configs.catalog.estimator_table import ESTIMATORS
 from roll.types.metrics import Metrics
 
 _CHUNK = 64

@@ -1,7 +1,7 @@
 """What `adv_estimator` names: estimators as functions of `AdvantageInputs`, which is all that a batch may tell them.
 
 One returns (advantages [B, T], returns [B, T]); its options are keyword arguments. A new one is a function here and an
-entry in `roll/catalog/estimators.py`.
+entry in `roll/configs/catalog/estimator_table.py`.
 """
 
 from __future__ import annotations

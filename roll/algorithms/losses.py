@@ -2,7 +2,8 @@
 
 With rho = exp(logp - old_logp), A the advantage and sg a stop-gradient. Every loss returns [B, T], zero outside the
 mask, and metrics that add up over micro-batches and ranks. To add a loss, write a function `(PolicyLossInputs, *,
-options...) -> PolicyLoss`, and an entry in `roll/catalog/losses.py`; its keyword options are its hyper-parameters.
+options...) -> PolicyLoss`, and an entry in `roll/configs/catalog/loss_table.py`; its keyword options are its
+hyper-parameters.
 """
 
 from __future__ import annotations

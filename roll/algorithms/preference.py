@@ -2,7 +2,7 @@
 
 P pairs, B rows. `chosen` and `rejected` are what a pair's responses are compared by: sums over response tokens of
 log p - log p_ref, their means per token, or without a reference those of log p. Which one, the entry of a loss in
-`roll/catalog/preference.py` says.
+`roll/configs/catalog/preference_table.py` says.
 """
 
 from __future__ import annotations

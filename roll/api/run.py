@@ -19,7 +19,7 @@ from roll.api.given import as_file, as_path, first_row, rows_in_words, rows_name
 if TYPE_CHECKING:
     from roll.configs.errors import Violation
     from roll.configs.schema.run_config import RunConfig
-    from roll.pipelines.run_result import RunResult
+    from roll.pipelines.run.run_result import RunResult
 
 Config: TypeAlias = "RunConfig | Mapping[str, Any] | str | os.PathLike[str]"
 """A configuration: its YAML file, its keys, or one that is loaded already."""
@@ -66,9 +66,9 @@ def check(
 ) -> RunConfig:
     """Check what `train` would run, without a model, and return the configuration; raise `ValueError` with all that is
     wrong. The arguments are those of `train`."""
-    from roll.cli.exits import say
     from roll.configs.errors import ConfigError
     from roll.pipelines.check_process import StartCheck
+    from roll.utils.terminal import say
 
     start = StartCheck()
     given = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
@@ -84,7 +84,7 @@ def check(
 
 def resume(run_folder: str | os.PathLike[str], **overrides: Any) -> RunResult:
     """Go on with a run from its newest checkpoint, as `roll resume` does; e.g. with `max_steps=200`."""
-    from roll.cli.runs import resumed
+    from roll.api.launch import resumed
 
     with resumed(Path(run_folder), assignments(overrides)) as config:
         return run(config)
@@ -92,8 +92,8 @@ def resume(run_folder: str | os.PathLike[str], **overrides: Any) -> RunResult:
 
 def load_run(run_folder: str | os.PathLike[str]) -> RunResult:
     """Return what a run has left in its folder, finished or not. Loads no model."""
-    from roll.cli.runs import kept_config
-    from roll.pipelines.run_result import RunResult
+    from roll.api.launch import kept_config
+    from roll.pipelines.run.run_result import RunResult
 
     folder = Path(run_folder)
     return RunResult(folder=folder, config=kept_config(folder))
@@ -107,7 +107,7 @@ def configured(
     Args:
         keeps: have the run keep its metrics and rollouts, which the result offers.
     """
-    from roll.cli.train import load
+    from roll.api.launch import load
     from roll.configs.errors import ConfigError
     from roll.configs.parsing.loader import compose_file
 
@@ -175,10 +175,10 @@ def _told_of(config: Config, file: Path) -> Iterator[None]:
 def _misfits(given: Given | None, plain: Mapping[str, Any], config: RunConfig | None = None) -> Iterator[Violation]:
     """Yield why a run can't call a reward function: its signature, which the checks of files read in its source, and
     with a configuration that was read the columns of its rows."""
+    from roll.configs.catalog.signatures import MAKES_REWARDS, TOO_FEW, call_style, reward_problems, signature_of
     from roll.configs.checks.reward_columns import RewardColumns
     from roll.configs.errors import Violation
     from roll.configs.schema.rlvr_config import RLVRConfig
-    from roll.utils.signatures import MAKES_REWARDS, TOO_FEW, call_style, reward_problems, signature_of
 
     section = plain.get("rewards")
     functions = {} if given is None else _by_name(given, _section(plain, "rewards"), "reward", "domain")
@@ -208,7 +208,7 @@ def _misfits(given: Given | None, plain: Mapping[str, Any], config: RunConfig | 
 
 def run(config: RunConfig) -> RunResult:
     """Run a checked configuration. A failure's traceback is also written to `<logging_dir>/error.txt`."""
-    from roll.cli.train import run_logged
+    from roll.api.launch import run_logged
 
     try:
         asyncio.get_running_loop()

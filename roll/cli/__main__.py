@@ -1,4 +1,4 @@
-"""`roll`, or `python -m roll.cli`. What takes time is imported after the signals are in hand (`roll.cli.signals`)."""
+"""`roll`, or `python -m roll.cli`. What takes time is imported after the signals are in hand (`roll.utils.signals`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from roll.cli.signals import ending_at_once, install
+from roll.utils.signals import ending_at_once, install
 
 KEY_VALUES = ("overrides", "arguments")
 """What commands call their key=value arguments."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from roll.pipelines.validation import majority_of_k, pass_at_k
+from roll.pipelines.rollouts.validation import majority_of_k, pass_at_k
 from roll.rewards.base import RewardResult
 
 OF_RESPONSES = ("sample", "finish_reason", "score", "score_error")

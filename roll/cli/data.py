@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
 from roll.cli.key_values import key_values
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
@@ -26,6 +26,7 @@ from roll.pipelines.run_data import RunData, clipped, reward_names
 from roll.rewards.reward_pool import RewardPool
 from roll.utils.console import Console
 from roll.utils.readers import resolve_sources
+from roll.utils.terminal import say
 
 _WIDTH = 100
 _SERVICE = "http"
@@ -68,7 +69,7 @@ def check_data(options: argparse.Namespace) -> int:
 
 def _rlvr(check: RunData, config: RLVRConfig, notes: list[str], *, with_rewards: bool) -> None:
     """Check rows with their rewards, each in a process of its own."""
-    from roll.pipelines.reward_router import in_run, reward_spec
+    from roll.pipelines.rollouts.reward_router import in_run, reward_spec
 
     pools: dict[str, RewardPool] = {}
     for domain, reward in config.rewards.items():
@@ -88,8 +89,8 @@ def _rlvr(check: RunData, config: RLVRConfig, notes: list[str], *, with_rewards:
 
 def _tokenizer(model: str | None, config: RLVRConfig | OfflineConfig | Any, notes: list[str]) -> Any:
     from roll.configs.schema.worker_config import ModelArgs
-    from roll.strategies.hf.hf_model import load_tokenizer
-    from roll.workers.train import resolved_model_args
+    from roll.pipelines.workers.train_worker import resolved_model_args
+    from roll.strategies.training.pretrained import load_tokenizer
 
     if model:
         return load_tokenizer(ModelArgs(model_name_or_path=model))

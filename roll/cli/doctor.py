@@ -11,12 +11,12 @@ from functools import partial
 from rich.table import Table
 
 from roll.cli.exits import Exit
-from roll.configs.checks.machine import this_machine
-from roll.doctor import devices, machine, network, packages
-from roll.doctor.findings import Finding, Probe, examine
-from roll.sandbox.base import SandboxError, SandboxUnavailable
-from roll.sandbox.open_sandbox import probe_sandbox
+from roll.configs.checks.machine_checks import this_machine
+from roll.isolation.sandbox.base import SandboxError, SandboxUnavailable
+from roll.isolation.sandbox.open_sandbox import probe_sandbox
 from roll.utils.console import Console
+from roll.workbench.doctor import devices, machine, network, packages
+from roll.workbench.doctor.findings import Finding, Probe, examine
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 

@@ -12,16 +12,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from roll.catalog.envs import ENV_HUBS, ENVS
 from roll.cli.episode_lines import episode_lines
 from roll.cli.key_values import from_yaml, key_values
+from roll.configs.catalog.env_table import ENV_HUBS, ENVS
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.baselines import Score
 from roll.envs.conformance import makes_others_useless
-from roll.envs.env_registry import load_env
-from roll.envs.probe import (
+from roll.envs.env_probe import (
     ProbeEnded,
     Probes,
     Refused,
@@ -31,8 +30,9 @@ from roll.envs.probe import (
     scores_of,
     taken,
 )
+from roll.envs.env_registry import load_env
 from roll.envs.probe_worker import Order
-from roll.envs.recorded import read_responses
+from roll.envs.recorded_env import read_responses
 from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
 from roll.utils.console import Console

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from roll.envs.messages import Packed, unpack_observation
+from roll.envs.env_messages import Packed, unpack_observation
 from roll.envs.wrappers import EnvSpec
 
 MOST_TURNS, MOST_CHARACTERS = 12, 3000

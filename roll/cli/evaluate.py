@@ -18,16 +18,17 @@ from roll.cli.accuracy_table import (
     question_key,
     results_table,
 )
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
 from roll.cli.key_values import key_values
 from roll.configs.parsing.find import find_config
 from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.opened_thoughts import ends_with_thought
 from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.readers import Row, read_rows, resolve_sources
 from roll.utils.rows import column_value, has_column
+from roll.utils.terminal import say
 
 TRUTHS = ("ground_truth", "answer", "reward_model.ground_truth")
 """Columns in which the expected answer is looked for; the last is where verl has it."""
@@ -180,7 +181,7 @@ def _specs(options: argparse.Namespace) -> tuple[dict[str, RewardSpec], dict[str
         arguments = key_values(options.overrides, "an argument of the reward")
         return {"all": RewardSpec(name=options.reward, kwargs=arguments, key="--reward")}, None
     from roll.configs.parsing.loader import load_config
-    from roll.pipelines.reward_router import reward_spec
+    from roll.pipelines.rollouts.reward_router import reward_spec
 
     file = find_config(options.config)
     config = load_config(file.parent, file.stem, options.overrides)

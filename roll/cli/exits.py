@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from roll.cli import signals
-from roll.utils.terminal import printable
+from roll.utils import signals
+from roll.utils.terminal import say
 
 DEBUG_VARIABLE = "ROLL_DEBUG"
 """Environment variable that `--debug` sets; anything but an empty text and `0` shows tracebacks."""
@@ -126,9 +126,3 @@ def _flush() -> None:
         except (OSError, ValueError):
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def say(text: str) -> None:
-    """Print a line to standard error, if anybody reads it; what a terminal would obey is written as escapes."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stderr.write(f"{printable(text)}\n")

@@ -21,15 +21,16 @@ from typing import Any
 
 import yaml
 
+from roll.api.launch import load, run_logged
 from roll.checkpoint.files import write_json
 from roll.cli.evaluate import check_output, read_all, write_rows
-from roll.cli.exits import Exit, say
-from roll.cli.train import load, run_logged
+from roll.cli.exits import Exit
 from roll.configs.errors import ConfigError, of_no_file
 from roll.configs.schema.model_shape import read_shape
 from roll.utils.locking import FolderInUse, folder_lock
 from roll.utils.readers import Row
 from roll.utils.rows import column_value
+from roll.utils.terminal import say
 
 QUESTIONS = ("messages", "prompt", "question")
 """Columns in which the question is looked for."""
@@ -104,7 +105,7 @@ class Job:
 
     def answers(self) -> Answers:
         """Return the rows of which every sample is there; the last line of a killed run may be torn."""
-        from roll.pipelines.eval_table import EPISODES, UNFINISHED
+        from roll.pipelines.rollouts.eval_table import EPISODES, UNFINISHED
 
         found: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
         for folder in sorted(self.folder.glob("attempt-*")):
@@ -124,7 +125,7 @@ class Job:
 
     def is_through(self) -> bool:
         """Whether an attempt came to its end: rows without an answer are those that none would ask, being too long."""
-        from roll.pipelines.eval_table import EPISODES
+        from roll.pipelines.rollouts.eval_table import EPISODES
 
         return any((folder / EPISODES).is_file() for folder in self.folder.glob("attempt-*"))
 

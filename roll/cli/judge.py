@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.judge_config import JUDGE
@@ -17,8 +17,9 @@ from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import RewardRequest
 from roll.rewards.judge_agreement import agreement
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.readers import read_rows, resolve_sources
+from roll.utils.terminal import say
 
 _SHOWN = 5
 
@@ -31,7 +32,7 @@ def agree(options: argparse.Namespace) -> int:
         raise ValueError(f"{file} has no section judge; add one, see docs/rewards.md")
     rows = list(_rows(options))
     labels = [label for _, label in rows]
-    from roll.workers.judge import JudgeClient
+    from roll.pipelines.workers.judge_worker import JudgeClient
 
     judge_config = config.judge
     rewards = {"labels": _reward(config, options.domain)}
@@ -123,12 +124,12 @@ def _reward(config: RLVRConfig, domain: str | None) -> RewardConfig:
 def _backend(config: RLVRConfig, stack: contextlib.ExitStack) -> Any:
     assert config.judge is not None
     if config.judge.endpoint is not None:
-        from roll.workers.judge_endpoint import EndpointJudge
+        from roll.pipelines.workers.judge_endpoint import EndpointJudge
 
         return EndpointJudge(config.judge)
     from roll.distributed.inline import InlineExecutor
     from roll.distributed.placement import RolePlacement
-    from roll.workers.judge_engine import EngineJudge, JudgeWorker
+    from roll.pipelines.workers.judge_engine import EngineJudge, JudgeWorker
 
     placement = RolePlacement(role=JUDGE, ranks=((0,),))
     executor = stack.enter_context(InlineExecutor([placement], rpc_timeout=config.rpc_timeout))

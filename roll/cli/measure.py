@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.schema.run_config import RunConfig
-from roll.pipelines.kept_config import CONFIG_FILE, keep_config
+from roll.pipelines.run.kept_config import CONFIG_FILE, keep_config
 
 STEPS = 2
 """Steps of the run; the last is reported, as the first also loads and compiles."""

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
+from roll.utils.terminal import say
 from roll.workbench.migrate.explain import as_json, as_text, explain
 from roll.workbench.migrate.report import Report, as_yaml, write_whole
 from roll.workbench.migrate.translate import migrate as translated

@@ -11,21 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
 from roll.cli.measure import as_line, measured_step
-from roll.configs.checks.machine import Machine, this_machine
+from roll.configs.checks.machine_checks import Machine, this_machine
 from roll.configs.errors import ConfigError, Violation
 from roll.configs.full_check import checked
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import MISSING_VALUE, read_config
-from roll.configs.rules.layout import shape_rules
+from roll.configs.rules.layout_rules import shape_rules
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.replicas import copies_within_machines
 from roll.configs.schema.run_config import RunConfig
-from roll.planning.changes import Change, changed, fill, make_fit, remedies, yaml_value
-from roll.planning.machines import Machines, local_machines, parse_machines
-from roll.planning.plan import MemoryPlan, plan_memory
-from roll.planning.report import as_json, as_text, gib
+from roll.utils.terminal import say
+from roll.workbench.planning.changes import Change, changed, fill, make_fit, remedies, yaml_value
+from roll.workbench.planning.machines import Machines, local_machines, parse_machines
+from roll.workbench.planning.plan import MemoryPlan, plan_memory
+from roll.workbench.planning.plan_report import as_json, as_text, gib
 
 
 def plan(options: argparse.Namespace) -> int:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
 from roll.tracking.jsonl import METRICS_FILE
 from roll.tracking.steplines import read_steps
+from roll.utils.terminal import say
 
 PANELS: dict[str, tuple[str, ...]] = {
     "reward": ("reward/mean",),

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roll.api.launch import kept_config
 from roll.cli.exits import Exit
 from roll.cli.plot import rows_of
-from roll.cli.runs import kept_config
-from roll.pipelines.kept_config import CONFIG_FILE, kept_directory
-from roll.profiling.chrome import label
-from roll.profiling.recorder import PROFILER
-from roll.utils.timing import OUTSIDE_STEP
+from roll.pipelines.run.kept_config import CONFIG_FILE, kept_directory
+from roll.tracking.profiling.chrome import label
+from roll.tracking.profiling.recorder import PROFILER
+from roll.tracking.timing import OUTSIDE_STEP
 
 _SUFFIX = ".summary.json"
 _NOT_PHASES = {"controller", "controller_share", "step"}

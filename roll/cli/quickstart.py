@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 
-from roll.cli.exits import Exit, say
-from roll.cli.train import load, run
+from roll.api.launch import load
+from roll.cli.exits import Exit
+from roll.cli.train import run
 from roll.utils.models import INSTALL, SMOLLM2_PACKAGE, find_gguf, is_prepared, prepare_smollm2, smollm2_path
 from roll.utils.shipped import copy_example, example_files, example_names, shipped
+from roll.utils.terminal import say
 
 NEEDED = ("reasoning_gym", "gguf", "accelerate")
 """Packages of the extra `quickstart`."""

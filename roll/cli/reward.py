@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll.catalog.entries import nearest
-from roll.catalog.rewards import REWARDS
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
 from roll.cli.key_values import key_values
 from roll.cli.reward_report import Kind, Mismatch, report
+from roll.configs.catalog.entries import nearest
+from roll.configs.catalog.reward_table import REWARDS
 from roll.configs.schema.reward_config import WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.opened_thoughts import prompted
@@ -28,9 +28,10 @@ from roll.data.templates import PromptEncoder
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.references import JUDGING, answer_text, filled, perturbed, reference_template
 from roll.rewards.reward_pool import RewardPool
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.readers import Row, read_rows, resolve_sources
 from roll.utils.rows import column_value, has_column
+from roll.utils.terminal import say
 
 if TYPE_CHECKING:
     from roll.configs.schema.rlvr_config import RLVRConfig
@@ -177,7 +178,7 @@ def _names_config(given: str) -> bool:
 def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> _Plan:
     from roll.configs.parsing.find import find_config
     from roll.configs.schema.rlvr_config import RLVRConfig
-    from roll.pipelines.reward_router import in_run, reward_spec
+    from roll.pipelines.rollouts.reward_router import in_run, reward_spec
 
     config = configuration(find_config(file), overrides)
     if not isinstance(config, RLVRConfig):
@@ -221,9 +222,9 @@ def configuration(file: Path, overrides: Sequence[str]) -> RunConfig:
 def _encoders(config: RLVRConfig) -> tuple[Callable[[str], Sequence[int]], PromptEncoder] | tuple[None, None]:
     """Return what tokenises responses, for functions of the user's own that read tokens, and what renders prompts;
     nothing if there is no tokenizer here."""
-    from roll.pipelines.rlvr import prompt_encoder
-    from roll.strategies.hf.hf_model import load_tokenizer
-    from roll.workers.train import resolved_model_args
+    from roll.pipelines.rl.rlvr import prompt_encoder
+    from roll.pipelines.workers.train_worker import resolved_model_args
+    from roll.strategies.training.pretrained import load_tokenizer
 
     args = resolved_model_args(config, "actor_train")
     if not Path(str(args.model_name_or_path)).expanduser().is_dir():

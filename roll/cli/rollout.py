@@ -11,12 +11,14 @@ from typing import Any
 
 import yaml
 
-from roll.catalog.envs import ENVS
-from roll.cli.exits import Exit, say
-from roll.cli.train import load, run
+from roll.api.launch import load
+from roll.cli.exits import Exit
+from roll.cli.train import run
+from roll.configs.catalog.env_table import ENVS
 from roll.configs.parsing.loader import to_yaml
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.tracking.drops import last_words
+from roll.utils.terminal import say
 
 PICTURES = 4
 """Episodes per environment that `render_save_dir` draws and `samples.jsonl` shows."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roll.api.launch import inside, kept_config, relocated, resumed
 from roll.checkpoint import CheckpointStore
 from roll.checkpoint.best import LINK, best_of
 from roll.checkpoint.files import MANIFEST, Checkpoint, read_manifest
-from roll.cli.exits import Exit, say
-from roll.cli.train import load, run
-from roll.configs.parsing.loader import load_config
-from roll.configs.schema.checkpoint_config import STATE_CONTENTS, is_address
+from roll.cli.exits import Exit
+from roll.cli.train import run
+from roll.configs.schema.checkpoint_config import is_address
 from roll.configs.schema.run_config import RunConfig
-from roll.pipelines.kept_config import CONFIG_FILE, kept_directory, kept_file
+from roll.pipelines.run.kept_config import CONFIG_FILE, kept_directory
 from roll.utils.secrets import without_passwords
+from roll.utils.terminal import say
 
 if TYPE_CHECKING:
     from roll.strategies.merging import Merge
@@ -33,42 +31,13 @@ def resume(options: argparse.Namespace) -> int:
         return run(config)
 
 
-@contextlib.contextmanager
-def resumed(folder: Path, overrides: Sequence[str]) -> Iterator[RunConfig]:
-    """Yield the configuration that goes on with a run, in the directory that it was started from."""
-    folder = folder.resolve()
-    file = kept_file(folder)
-    given = {override.lstrip("+").partition("=")[0] for override in overrides}
-    with _inside(kept_directory(folder)):
-        extra = [] if "resume_from_checkpoint" in given else ["resume_from_checkpoint=true"]
-        if "checkpoint_config.load_contents" not in given:  # of what the run itself started from, if at all
-            extra.append(f"checkpoint_config.load_contents=[{','.join(STATE_CONTENTS)}]")
-        extra += [] if "output_dir" in given else _moved(kept_config(folder), folder)
-        config = kept_config(folder, [*overrides, *extra])
-        remote = config.checkpoint_config.address is not None  # it is looked at when the run starts
-        there = remote or CheckpointStore(config.checkpoint_path).complete()
-        if config.resume_from_checkpoint is True and not there:
-            saves = config.save_steps or config.save_best
-            unsaved = "; save_steps is 0, so that it saves none" if not saves else ""
-            raise ValueError(
-                f"{folder} has no checkpoint to go on from{unsaved}. To start anew: roll train {file}"
-                + ("" if saves else " save_steps=10")
-            )
-        yield load(file, [*overrides, *extra])
-
-
-def kept_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the configuration that a run keeps; the machine and files that it names aren't looked at."""
-    file = kept_file(folder)
-    with _inside(kept_directory(folder)):
-        return load_config(file.parent.resolve(), file.stem, overrides)
 
 
 def export(options: argparse.Namespace) -> int:
     """Write the model of a checkpoint, which is a folder itself or one of a run's."""
     target = options.output.absolute() if options.output else None
     if is_address(options.run_folder):
-        from roll.checkpoint.remote import download
+        from roll.checkpoint.remote_store import download
 
         with tempfile.TemporaryDirectory() as staging:
             checkpoint = download(options.run_folder, Path(staging), _DOWNLOAD_SECONDS)
@@ -79,8 +48,8 @@ def export(options: argparse.Namespace) -> int:
     if not (folder / CONFIG_FILE).is_file() and _is_foreign(folder):
         return _export_foreign(folder, target, options)
     config = kept_config(folder)
-    with _inside(kept_directory(folder)):
-        config = kept_config(folder, _moved(config, folder))
+    with inside(kept_directory(folder)):
+        config = kept_config(folder, relocated(config, folder))
         checkpoint = _checkpoint(config, options.step)
         of_role = "" if options.role == "actor_train" else f"-{options.role}"
         target = target or folder / "exported" / f"step-{checkpoint.step}{of_role}"
@@ -109,7 +78,7 @@ def _export_foreign(folder: Path, target: Path | None, options: argparse.Namespa
         raise ValueError(f"--step and --role: {folder} is no run of this program; give the folder of one checkpoint")
     target = target or Path.cwd() / f"{folder.name}-hf"
     _check_empty(target)
-    from roll.pipelines.exporting import export_foreign
+    from roll.pipelines.run.exporting import export_foreign
 
     export_foreign(folder, target, _merge(options))
     say(f"the model is in {target}")
@@ -133,7 +102,7 @@ def _merge(options: argparse.Namespace) -> Merge:
 
 def _export(checkpoint: Checkpoint, target: Path, options: argparse.Namespace, config: RunConfig | None) -> None:
     _check_empty(target)
-    from roll.pipelines.exporting import export_checkpoint
+    from roll.pipelines.run.exporting import export_checkpoint
 
     export_checkpoint(checkpoint, target, _merge(options), role=options.role, config=config)
     what = "the adapters" if options.adapters else "the model"
@@ -167,21 +136,3 @@ def _no_best(config: RunConfig, newest: Checkpoint) -> str:
     where = f"; it is at {without_passwords(address, '***')}, from where roll export takes it" if address else ""
     return f"--step best: that is checkpoint-{best.step}, which isn't in {config.checkpoint_path}{where}"
 
-
-def _moved(config: RunConfig, folder: Path) -> list[str]:
-    """Return the override for a run whose folder was moved."""
-    if config.output_path.resolve() == folder:
-        return []
-    say(f"the run's folder was {config.output_path}; it is {folder} now")
-    return [f"output_dir='{folder}'"]
-
-
-@contextlib.contextmanager
-def _inside(directory: Path) -> Iterator[None]:
-    """Work in a directory for the time being: relative paths of a run are seen from where it was started."""
-    before = Path.cwd()
-    os.chdir(directory)
-    try:
-        yield
-    finally:
-        os.chdir(before)

@@ -13,14 +13,15 @@ from typing import Any
 
 import yaml
 
-from roll.catalog.harnesses import HARNESSES, expand_fields, harness_meant
-from roll.cli.exits import Exit, say
-from roll.cli.train import load
+from roll.api.launch import load
+from roll.cli.exits import Exit
+from roll.configs.catalog.harness_table import HARNESSES, expand_fields, harness_meant
 from roll.configs.errors import ConfigError, of_no_file
 from roll.configs.schema.agents_config import NEVER_IGNORED
 from roll.configs.schema.model_shape import read_shape
-from roll.pipelines.kept_config import CONFIG_FILE
+from roll.pipelines.run.kept_config import CONFIG_FILE
 from roll.types.chat import THINK_TAGS
+from roll.utils.terminal import say
 
 _LONGEST = 32_768
 
@@ -49,7 +50,7 @@ def serve(options: argparse.Namespace) -> int:
             config = load(config_file, options.overrides)
         except ConfigError as error:
             raise of_no_file(error, str(config_file), "what roll serve would run") from None
-        from roll.pipelines.serving import Serving
+        from roll.pipelines.rl.serve_pipeline import Serving
 
         serving = Serving(
             config,
@@ -84,7 +85,8 @@ def _model(options: argparse.Namespace, staging: Path) -> Iterator[str]:
             raise ValueError(f"--step: {options.model} is no run, whose checkpoints it chooses from")
         yield options.model
         return
-    from roll.cli.runs import export, kept_config
+    from roll.api.launch import kept_config
+    from roll.cli.runs import export
 
     exported = kept_config(folder.resolve()).export_path
     if options.step is None and (exported / "config.json").is_file():

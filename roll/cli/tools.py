@@ -14,13 +14,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from roll.catalog.tools import TOOLS
 from roll.cli.exits import Exit
+from roll.configs.catalog.tool_table import TOOLS
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.rl_config import RLConfig
 from roll.types.chat import ToolCall, ToolSpec
-from roll.types.episode import EpisodeError, Task
+from roll.types.trajectory import EpisodeError, Task
 from roll.utils.console import Console
 from roll.utils.importing import load_object
 
@@ -47,7 +47,7 @@ def list_tools(options: argparse.Namespace) -> int:  # noqa: ARG001 - every comm
 
 def test_tools(options: argparse.Namespace) -> int:
     """Show each tool as the policy sees it, and call it; status 1 if a call failed."""
-    from roll.tools.toolbox import Toolbox
+    from roll.envs.tools.toolbox import Toolbox
 
     file = find_config(options.file)
     config = load_config(file.parent, file.stem, options.overrides)
@@ -110,16 +110,16 @@ async def _called(
 
 def _shown(config: RLConfig, specs: Sequence[ToolSpec]) -> str:
     """Return the prompt that tells of the tools, where the tokenizer is at hand; else what its template is given."""
+    from roll.pipelines.workers.train_worker import resolved_model_args
     from roll.rollout.tool_forms import resolve_parser
-    from roll.workers.train import resolved_model_args
 
     args = resolved_model_args(config, "actor_train")
     if not Path(str(args.tokenizer_name_or_path or args.model_name_or_path)).expanduser().is_dir():
         told = "\n".join(json.dumps(spec.for_template(), ensure_ascii=False, indent=2) for spec in specs)
         return f"What the chat template is given ({args.model_name_or_path} isn't a folder here):\n{told}\n"
     from roll.envs.base import Message
-    from roll.rollout.chat import ChatTemplate
-    from roll.strategies.hf.hf_model import load_tokenizer
+    from roll.rollout.chat_format import ChatTemplate
+    from roll.strategies.training.pretrained import load_tokenizer
 
     tokenizer = load_tokenizer(args)
     prompt = ChatTemplate(tokenizer).text([Message("user", "...")], specs)

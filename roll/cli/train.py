@@ -7,25 +7,21 @@ The file is composed by Hydra (defaults lists, interpolation) and checked in ful
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll.cli.exits import DEBUG_VARIABLE, Exit, guarded, interrupted, report, say, was_interrupted
+from roll.api.launch import ERROR_FILE, load, run_logged
+from roll.cli.exits import DEBUG_VARIABLE, Exit, guarded, interrupted, report, was_interrupted
 from roll.cli.parsers import start_pipeline_parser
-from roll.cli.signals import ending_at_once
 from roll.configs.parsing.find import find_by_name, find_config
+from roll.utils.signals import ending_at_once
+from roll.utils.terminal import say
 
 if TYPE_CHECKING:
-    from roll.configs.full_check import Check
     from roll.configs.schema.run_config import RunConfig
-    from roll.pipelines.run_result import RunResult
-
-ERROR_FILE = "error.txt"
 
 
 def start_pipeline(arguments: Sequence[str], examples: Path) -> int:
@@ -71,8 +67,8 @@ def check(options: argparse.Namespace) -> int:
 
 def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     """Print every key with its value, or check the machine as well and print the plan."""
-    from roll.configs.checks.chat_templates import template_notes
-    from roll.configs.checks.endpoints import endpoint_notes
+    from roll.configs.checks.chat_template_checks import template_notes
+    from roll.configs.checks.endpoint_checks import endpoint_notes
     from roll.configs.errors import ConfigError
     from roll.configs.parsing.loader import load_config, to_yaml
     from roll.pipelines.check_process import StartCheck
@@ -95,29 +91,11 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         say(f"not looked at: {unread}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
     if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":
-        from roll.profiling.nsight import command
+        from roll.tracking.profiling.nsight import command
 
         sys.stdout.write(f"start it as: {command(config.profiler_path, ['roll', 'train', str(file), *overrides])}\n")
     return Exit.DONE
 
-
-def load(file: Path, overrides: Sequence[str], *, last: Sequence[Check] = ()) -> RunConfig:
-    """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong.
-
-    `last` checks are those that a run makes itself at its start, with the libraries that it has loaded by then.
-    """
-    from roll.configs.checks.machine import machine_warnings, this_machine
-    from roll.configs.full_check import load_checked
-    from roll.configs.rules.validate import warnings_of
-    from roll.envs.env_registry import env_violations
-    from roll.gateway.agents.checks import agent_violations
-    from roll.tracking.replay_check import replay_violations
-
-    checks = [env_violations, agent_violations, replay_violations]
-    config = load_checked(file, overrides, further=checks, last=last, tell=lambda note: say(f"note: {note}"))
-    for warning in (*warnings_of(config), *machine_warnings(config, this_machine())):
-        say(f"warning: {warning}")
-    return config
 
 
 def run(config: RunConfig) -> int:
@@ -134,32 +112,6 @@ def run(config: RunConfig) -> int:
     return Exit.DONE
 
 
-def run_logged(config: RunConfig) -> RunResult:
-    """Run the pipeline with a log; a failure's traceback is written to `<logging_dir>/error.txt`, and raised."""
-    from roll.pipelines import load_pipeline, run_pipeline
-    from roll.utils.locking import FolderInUse, run_lock
-    from roll.utils.logging import setup_logging
-    from roll.utils.memory import reuse_freed_memory
-    from roll.utils.secrets import redacted
-
-    if config.executor == "inline":  # engine, trainer and controller in one process
-        reuse_freed_memory()
-    # Before the log is opened: a run that is refused leaves the folder of the other one alone.
-    with run_lock(config.exclusive_folders):
-        pass
-    setup_logging(file=config.logging_path / "controller.log")
-    try:
-        with ending_at_once():
-            load_pipeline(config)
-        return run_pipeline(config)
-    except FolderInUse:
-        raise  # the folder is another run's
-    except Exception:
-        # A full disk may be what went wrong.
-        with contextlib.suppress(OSError):
-            (config.logging_path / ERROR_FILE).write_text(redacted(traceback.format_exc()), encoding="utf-8")
-        raise
-
 
 def _tells(file: Path, error: Exception) -> bool:
     """Return whether the file has the traceback of this error, not that of an earlier run."""
@@ -172,7 +124,7 @@ def _tells(file: Path, error: Exception) -> bool:
 def _way_on(config: RunConfig) -> str:
     """Say how an interrupted run goes on: from its newest checkpoint, if it has one."""
     from roll.checkpoint import CheckpointStore
-    from roll.pipelines.kept_config import CONFIG_FILE
+    from roll.pipelines.run.kept_config import CONFIG_FILE
 
     if config.only_validates:
         return "nothing was trained, so there is nothing to resume"

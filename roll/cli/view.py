@@ -9,10 +9,11 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll.cli.exits import Exit, say
+from roll.cli.exits import Exit
+from roll.utils.terminal import say
 
 if TYPE_CHECKING:
-    from roll.view.api import Api
+    from roll.workbench.view.api import Api
 
 NEEDS = ("starlette", "uvicorn")
 FORMATS = (".html", ".eval", ".json")
@@ -20,9 +21,9 @@ FORMATS = (".html", ".eval", ".json")
 
 def view(options: argparse.Namespace) -> int:
     """Serve the page until it is interrupted, or write it."""
-    from roll.view.api import Api
-    from roll.view.demo import demo_runs
-    from roll.view.runs import named_runs
+    from roll.workbench.view.api import Api
+    from roll.workbench.view.demo import demo_runs
+    from roll.workbench.view.runs import named_runs
 
     folders: list[Path] = [*options.runs, *(demo_runs(options.demo) if options.demo else [])]
     if not folders:
@@ -39,8 +40,8 @@ def view(options: argparse.Namespace) -> int:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"roll view needs {' and '.join(missing)}, which isn't installed: pip install 'roll-rl[view]'")
-    from roll.view.server import serve
-    from roll.view.visitors import is_loopback, users_are_known
+    from roll.workbench.view.server import serve
+    from roll.workbench.view.visitors import is_loopback, users_are_known
 
     by_user = is_loopback(options.host) and users_are_known()
 
@@ -56,10 +57,10 @@ def view(options: argparse.Namespace) -> int:
 
 
 def _export(api: Api, options: argparse.Namespace) -> int:
-    from roll.view.export import export_page
-    from roll.view.inspect_log import write_inspect_log
-    from roll.view.trackio_traces import write_trackio_traces
-    from roll.view.transcripts import choose
+    from roll.workbench.view.export import export_page
+    from roll.workbench.view.inspect_log import write_inspect_log
+    from roll.workbench.view.trackio_traces import write_trackio_traces
+    from roll.workbench.view.transcripts import choose
 
     file: Path | None = options.export
     if options.episodes < 1:

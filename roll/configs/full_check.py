@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from roll.configs.checks.folders import beside
-from roll.configs.checks.machine import Machine
+from roll.configs.checks.folder_checks import beside
+from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.errors import ConfigError, Violation
 from roll.configs.parsing.loader import Reading, read_config

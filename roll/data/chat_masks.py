@@ -34,8 +34,15 @@ from roll.data.templates import (
     render_chat,
     resolve_template,
 )
-from roll.data.thoughts import THOUGHT_KEYS, Thoughts, after_opening, closes_thought, forced_think_prefix, split_thought
-from roll.types.episode import Task
+from roll.data.thought_spans import (
+    THOUGHT_KEYS,
+    Thoughts,
+    after_opening,
+    closes_thought,
+    forced_think_prefix,
+    split_thought,
+)
+from roll.types.trajectory import Task
 from roll.utils.response_ends import TemplateEnds, missing_end, special_tokens, template_ends
 
 TrainOn: TypeAlias = Literal["last", "all"]

@@ -16,13 +16,13 @@ import numpy as np
 from roll.configs.schema.offline_config import OfflineDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.chat_masks import Messages
-from roll.data.offline import OfflineRow
+from roll.data.finished_rows import OfflineRow
 from roll.data.prompts import encode_some
 from roll.data.quarantine import Quarantine
 from roll.data.row_conversations import unused_columns
 from roll.data.sources import TaskReader, data_sources, prompt_key, prompt_texts
 from roll.data.templates import PromptEncoder, TemplateError
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.pictures import has_place
 from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, DataError, Row, Source

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from roll.data.templates import PromptEncoder
 from roll.types.chat import THINK_TAGS
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def ends_with_thought(prompt: str) -> bool:

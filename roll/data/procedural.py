@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from roll.configs.schema.worker_config import ProceduralTask
-from roll.types.episode import Task
-from roll.utils.generators import UselessVerifier, check_dataset, create_dataset
+from roll.types.trajectory import Task
 from roll.utils.readers import DataError
+from roll.utils.reasoning_gym_sets import UselessVerifier, check_dataset, create_dataset
 from roll.utils.seeding import stable_hash
 
 PAYLOAD_KEY = "reasoning_gym"

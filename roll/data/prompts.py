@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from roll.data.offline import held_out
+from roll.data.finished_rows import held_out
 from roll.data.quarantine import Quarantine
 from roll.data.task_ids import base_id
 from roll.data.templates import EncodedPrompt, PromptEncoder, TemplateError
 from roll.data.threads import encode_all
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.rows import DataError
 
 Truncation = Literal["error", "left", "right", "middle", "filter"]

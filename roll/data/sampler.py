@@ -21,7 +21,7 @@ from roll.configs.schema.worker_config import CurriculumArgs
 from roll.data.curriculum import SuccessRates, by_difficulty, shuffled
 from roll.data.task_ids import base_id, epoch_of, with_epoch
 from roll.data.task_tables import ListTable, TaskTable
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.rows import DataError
 from roll.utils.seeding import stable_hash
 

@@ -23,7 +23,7 @@ from roll.data.own_dataset import own_rows, own_source
 from roll.data.procedural import PAYLOAD_KEY
 from roll.data.quarantine import Quarantine
 from roll.data.row_conversations import RowColumns, prompt_of, refuse_template_columns, with_system
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.pictures import refuse_pictures
 from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, BadRowError, DataError, Row, Source, column_value, has_column

@@ -24,7 +24,7 @@ from roll.data.sources import ID_HINT, TaskReader, data_sources, no_domain, owne
 from roll.data.task_ids import base_id, epoch_of
 from roll.data.task_tables import RowStore, StreamedTable
 from roll.data.templates import PromptEncoder, TemplateError
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.rows import DataError, Row
 
 _CHUNK = 256

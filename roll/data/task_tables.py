@@ -16,7 +16,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.row_formats import parse_line
 from roll.utils.rows import DataError, Row, Source
 from roll.utils.seeding import StableHasher, stable_hash

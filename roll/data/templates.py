@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from roll.data.messages import parse_tools, refuse_beyond_chat
 from roll.data.rendered_keys import RenderedKeys, beside_text, unwritten
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.chat_templates import VariableError, check_variables
 from roll.utils.chat_templates import render_chat as render_chat
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.distributed.cluster import Cluster, Executor
-from roll.distributed.errors import Failure, WorkerError, WorkerTimeout
 from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker, WorkerInfo
-from roll.profiling.plan import CallContext, outgoing
+from roll.distributed.worker_errors import Failure, WorkerError, WorkerTimeout
+from roll.tracking.profiling.profile_plan import CallContext, outgoing
 
 _logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.distributed.cluster import Cluster
-from roll.distributed.errors import TAIL_LINES, Failure, WorkerDied, WorkerError, WorkerFailed, WorkerTimeout
 from roll.distributed.placement import RolePlacement
 from roll.distributed.ray_auth import explain_cancelled
 from roll.distributed.ray_nodes import lost, name_of
 from roll.distributed.worker import Worker, machine_id
-from roll.profiling.plan import outgoing
+from roll.distributed.worker_errors import TAIL_LINES, Failure, WorkerDied, WorkerError, WorkerFailed, WorkerTimeout
+from roll.tracking.profiling.profile_plan import outgoing
 
 if TYPE_CHECKING:
     from roll.distributed.ray_worker import Home

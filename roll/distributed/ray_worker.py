@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.distributed.errors import Failure
 from roll.distributed.worker import machine_id
+from roll.distributed.worker_errors import Failure
 from roll.utils.importing import OwnFiles
 from roll.utils.logging import setup_logging
 

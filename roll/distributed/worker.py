@@ -14,8 +14,8 @@ from roll.distributed.layout import RankLayout
 from roll.utils.staging import release
 
 if TYPE_CHECKING:
-    from roll.profiling.plan import CallContext
-    from roll.profiling.recorder import CallRecorder, RankRecord
+    from roll.tracking.profiling.profile_plan import CallContext
+    from roll.tracking.profiling.recorder import CallRecorder, RankRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class Worker:
         self.info = info
 
     def invoke(self, name: str, args: tuple[Any, ...], context: CallContext | None = None) -> Any:
-        """Call a method for a cluster. With a context the call is recorded, see roll/profiling."""
+        """Call a method for a cluster. With a context the call is recorded, see roll/tracking/profiling."""
         if context is None or name == self.take_record.__name__:
             return getattr(self, name)(*args)
         if self._recorder is None:
-            from roll.profiling.recorder import CallRecorder
+            from roll.tracking.profiling.recorder import CallRecorder
 
             # Calls from several threads: the first one's recorder counts.
             self._recorder = vars(self).setdefault("_recorder", CallRecorder(self.info.role, self.info.rank))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from roll.envs import conformance_checks as checks
 from roll.envs import conformance_seeds as seed_checks
 from roll.envs.base import Env
-from roll.envs.generators import kept_generators
+from roll.envs.shared_generators import kept_generators
 from roll.envs.trial import SEED_BITS, Finding, Found, Trial, blame, described, run_seeds
 from roll.envs.watched import Clock, OutOfTime
 

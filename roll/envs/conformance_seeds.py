@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import zip_longest
 
 from roll.envs.base import Env
-from roll.envs.generators import SharedGenerator, first_draw, shared_generators, system_calls
+from roll.envs.shared_generators import SharedGenerator, first_draw, shared_generators, system_calls
 from roll.envs.traces import NotMade, difference, trace
 from roll.envs.trial import SEED_BITS, Found, Trial, described, run_seeds
 from roll.envs.watched import Hung, OutOfTime

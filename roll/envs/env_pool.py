@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from roll.envs.base import Observation, StepResult
+from roll.envs.env_messages import Packed, difference, is_over, is_packed, unpack_observation, unpack_step
 from roll.envs.env_registry import EnvLoadError
-from roll.envs.messages import Packed, difference, is_over, is_packed, unpack_observation, unpack_step
 from roll.envs.wrappers import EnvSpec
-from roll.processes.process_pool import ProcessPool
-from roll.processes.worker_process import Call, Ended, WorkerProcess
-from roll.types.episode import EpisodeError, Status
+from roll.isolation.processes.process_pool import ProcessPool
+from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
+from roll.types.trajectory import EpisodeError, Status
 
 logger = logging.getLogger(__name__)
 

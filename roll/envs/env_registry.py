@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import get_type_hints
 
-from roll.catalog.envs import ENV_HUBS, ENVS, hub_of
+from roll.configs.catalog.env_table import ENV_HUBS, ENVS, hub_of
 from roll.configs.errors import Violation, did_you_mean, problem
 from roll.configs.parsing.build_config import type_problem
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -20,7 +20,7 @@ from roll.envs.base import Env
 from roll.envs.players import ScriptedRoles, role_problems
 from roll.envs.remote_env import RemoteEnv, RemoteEnvError
 from roll.envs.wrappers import EnvSpec, ResponseEnv
-from roll.processes.interpreter import found_interpreter
+from roll.isolation.processes.interpreter import found_interpreter
 from roll.utils.importing import load_object, suggested_path
 
 

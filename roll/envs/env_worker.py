@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from roll.envs import messages
+from roll.envs import env_messages as messages
 from roll.envs.base import Env
+from roll.envs.env_messages import Packed
 from roll.envs.env_registry import build_env, check_spec, load_env, load_package
-from roll.envs.messages import Packed
 from roll.envs.wrappers import EnvSpec
-from roll.processes.child import short_traceback
-from roll.processes.serve import resident_mb
+from roll.isolation.processes.child import short_traceback
+from roll.isolation.processes.child_requests import resident_mb
 
 
 class EnvHandler:

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.envs.base import Env, Observation
 from roll.envs.baselines import random_action
-from roll.envs.messages import pack_observation, pack_step
+from roll.envs.env_messages import pack_observation, pack_step
 from roll.envs.wrappers import EnvSpec, ResponseEnv, found_actions
 from roll.utils.seeding import stable_hash
 

@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roll.catalog.entries import implementation
-from roll.catalog.players import ENDPOINT, PLAYERS, POLICY
+from roll.configs.catalog.entries import implementation
+from roll.configs.catalog.player_table import ENDPOINT, PLAYERS, POLICY
+from roll.configs.catalog.signatures import signature_of
 from roll.configs.errors import did_you_mean
 from roll.configs.schema.env_config import CustomEnv, RoleConfig
 from roll.envs.base import Env, InvalidAction, Observation, StepResult
 from roll.envs.wrappers import checked_observation, checked_result
 from roll.utils.seeding import stable_hash
-from roll.utils.signatures import signature_of
 
 _TRIES = 100
 """Invalid actions in a row after which a scripted player is at its end."""

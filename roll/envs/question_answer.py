@@ -13,7 +13,7 @@ from roll.data.sources import load_tasks
 from roll.envs.base import Env, Message, Observation, ResetNeeded, StepResult
 from roll.rewards.base import RewardSpec
 from roll.rewards.reward_registry import LoadedReward, load_reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.seeding import stable_hash
 
 _FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>")

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
-from roll.envs.messages import unpack_observation, unpack_step
+from roll.envs.env_messages import unpack_observation, unpack_step
 from roll.envs.wrappers import EnvSpec
-from roll.processes.process_pool import ProcessPool
-from roll.processes.worker_process import Call, Ended, WorkerProcess
+from roll.isolation.processes.process_pool import ProcessPool
+from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
 
 _CALL_S = 300.0  # A solution may be searched for long
 _START_S = 60.0

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.envs.base import Env, InvalidAction, ResetNeeded
+from roll.envs.env_messages import pack_observation, pack_step
 from roll.envs.env_registry import EnvLoadError, bare_env
-from roll.envs.messages import pack_observation, pack_step
 from roll.envs.wrappers import checked_observation, checked_result
-from roll.processes.child import short_traceback
+from roll.isolation.processes.child import short_traceback
 
 
 class BareHandler:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from roll.envs.base import Env, InvalidAction, Observation
 from roll.envs.baselines import random_action
-from roll.envs.messages import pack_observation, pack_step
+from roll.envs.env_messages import pack_observation, pack_step
 from roll.envs.watched import Clock, Watched
 from roll.envs.wrappers import checked_observation, checked_result
 from roll.utils.seeding import stable_hash

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.envs.generators import is_own, is_theirs, place
+from roll.envs.shared_generators import is_own, is_theirs, place
 from roll.envs.traces import trace_elsewhere
 from roll.envs.watched import Clock, Hung, OutOfTime, Watched
 from roll.utils.seeding import stable_hash

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from roll.gateway.base import RefusedCall
 from roll.gateway.bodies import read_json
-from roll.gateway.protocols.chat import openai_error
+from roll.gateway.protocols.openai_chat import openai_error
 from roll.gateway.protocols.wire import Asked, WireFormat
 from roll.gateway.registry import Opened, Sessions
 

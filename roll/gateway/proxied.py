@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.gateway.base import AnswerReason, ChatAnswer, ChatCall, Choice, RefusedCall, Session
 from roll.types.chat import Message, ToolCall
-from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url
+from roll.utils.json_service import Endpoint, EndpointFailed, endpoint_url
 
 _REASONS: Mapping[Any, AnswerReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 

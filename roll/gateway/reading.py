@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.data.templates import TemplateError
+from roll.envs.tools.parsing import parse_calls, split_thinking
 from roll.gateway.base import AnswerReason, ChatCall, Choice
 from roll.rollout.marks import Marks
 from roll.rollout.plain_text import PlainText
 from roll.strategies.base import Completion, SamplingParams
-from roll.tools.parsing import parse_calls, split_thinking
 from roll.types.chat import Message, ToolCall
 
 _EFFORT = "reasoning_effort"

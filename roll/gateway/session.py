@@ -17,7 +17,7 @@ from roll.gateway.reading import Reading
 from roll.rollout.episode import Episode
 from roll.strategies.base import Completion
 from roll.types.chat import Message, ToolSpec
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 
 POLICY = "policy"
 """Name of the model that learns; `policy/<role>` says who speaks."""

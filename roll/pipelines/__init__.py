@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig
-    from roll.pipelines.run_result import RunResult
+    from roll.pipelines.run.run_result import RunResult
 
 
 def load_pipeline(config: RunConfig) -> Any:
@@ -18,7 +18,7 @@ def load_pipeline(config: RunConfig) -> Any:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.executor == "inline":
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    from roll.catalog.pipelines import pipeline_of
+    from roll.configs.catalog.pipeline_table import pipeline_of
     from roll.utils.importing import load_object
 
     return load_object(pipeline_of(config.pipeline).path, key="pipeline")
@@ -27,7 +27,7 @@ def load_pipeline(config: RunConfig) -> Any:
 def run_pipeline(config: RunConfig) -> RunResult:
     """Run a configuration to its end, and return what it has left in its folder."""
     pipeline = load_pipeline(config)
-    from roll.pipelines.run_result import RunResult
+    from roll.pipelines.run.run_result import RunResult
 
     pipeline(config)
     return RunResult(folder=config.output_path, config=config)

@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.checks.model_families import family_problems, has_untested_family
-from roll.configs.checks.model_files import model_file_checks
+from roll.configs.checks.model_file_checks import model_file_checks
 from roll.configs.errors import Violation, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.offline_config import OfflineConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import DataArgs
-from roll.pipelines.model_options import has_model_options, option_problems
-from roll.pipelines.template_check import answers, questions, tokenizer_args
-from roll.pipelines.warm_start import pending_warm_start
+from roll.pipelines.run.model_options import has_model_options, option_problems
+from roll.pipelines.run.template_check import answers, questions, tokenizer_args
+from roll.pipelines.run.warm_start import pending_warm_start
 
 _READING_S = 15.0
 """Seconds that reading rows may take. A run reads all of them, and so does `roll data check`."""
@@ -237,7 +237,7 @@ def look(config: RunConfig) -> Answer:
 
 def _tokenizer(config: RunConfig, answer: Answer) -> Any:
     """Return the policy's tokenizer; None where it isn't here."""
-    from roll.strategies.hf.hf_model import load_tokenizer
+    from roll.strategies.training.pretrained import load_tokenizer
 
     args = tokenizer_args(config)
     own = args.tokenizer_name_or_path
@@ -275,8 +275,8 @@ class _InProcess:
 
 def _scorers(config: RLVRConfig, answer: Answer) -> dict[str, Any]:
     """Return the rewards of this package by domain; functions of one's own and services aren't called by a check."""
-    from roll.catalog.rewards import REWARDS
-    from roll.pipelines.reward_router import in_run, reward_spec
+    from roll.configs.catalog.reward_table import REWARDS
+    from roll.pipelines.rollouts.reward_router import in_run, reward_spec
     from roll.pipelines.run_data import reward_names
     from roll.rewards.reward_registry import load_reward
 
@@ -296,9 +296,9 @@ def _scorers(config: RLVRConfig, answer: Answer) -> dict[str, Any]:
 def _as_the_run(config: RunConfig, tokenizer: Any) -> Iterator[tuple[str, str, str]]:
     """Load the data as the run does, which says what the rows together aren't fit for: epochs, shares, domains."""
     from roll.pipelines import start
-    from roll.pipelines.dpo import dpo_data
-    from roll.pipelines.reward_model import reward_data
-    from roll.pipelines.sft import sft_data
+    from roll.pipelines.offline.dpo import dpo_data
+    from roll.pipelines.offline.reward_model import reward_data
+    from roll.pipelines.offline.sft import sft_data
 
     loaders = {"sft": sft_data, "dpo": dpo_data, "reward_model": reward_data}
     key = "actor_train.data_args"

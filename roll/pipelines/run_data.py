@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-from roll.configs.checks.data_files import procedural_checks
+from roll.configs.checks.data_file_checks import procedural_checks
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDataArgs
 from roll.configs.schema.reward_config import ANY_TAG, RewardConfig
@@ -22,7 +22,7 @@ from roll.configs.schema.worker_config import DataArgs
 from roll.data.data_check import LISTED, Encode, Findings, LearntOf, Progress, check_conversations, check_prompts
 from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.rewards.references import MATH_RULE, answer_in_sentence
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 TRAIN, VAL = "training data", "validation data"
 _IN_FLIGHT = 256
@@ -90,7 +90,7 @@ class RunData:
 
     def rlvr(self, config: RLVRConfig, scorers: Mapping[str, Scorer]) -> None:
         """Check the data of a configuration; `scorers` are those of domains whose rewards shall read their rows."""
-        from roll.pipelines.rlvr import default_tag, prompt_encoder
+        from roll.pipelines.rl.rlvr import default_tag, prompt_encoder
 
         self.limit, self._scorers = config.prompt_length, scorers
         known: set[int] = set()
@@ -299,8 +299,8 @@ def config_tags(config: RLVRConfig) -> str:
 
 
 def _learnt_of(config: OfflineConfig, data: OfflineDataArgs) -> LearntOf:
-    from roll.data.preference import preference_of
-    from roll.data.sft import conversation_of
+    from roll.data.preference_rows import preference_of
+    from roll.data.sft_rows import conversation_of
 
     if isinstance(config, PreferenceConfig) and isinstance(data, PreferenceDataArgs):
         return lambda source, row: preference_of(source, row, data, pairs=config.pairs)
@@ -311,7 +311,7 @@ def _learnt_of(config: OfflineConfig, data: OfflineDataArgs) -> LearntOf:
 
 def _conversation_encoder(config: OfflineConfig, tokenizer: Any, template: str) -> Any:
     from roll.data.chat_masks import ConversationEncoder
-    from roll.pipelines.teaching import smallest_embedding
+    from roll.pipelines.credit.teaching import smallest_embedding
 
     train_on = config.train_on if isinstance(config, SFTConfig) else "last"
     embedding = smallest_embedding(config)
@@ -322,9 +322,9 @@ def _conversation_encoder(config: OfflineConfig, tokenizer: Any, template: str) 
 
 def _encode(config: OfflineConfig, tokenizer: Any, encoder: Any) -> Encode:
     """Return what makes tokens of a row as the run does."""
-    from roll.data.preference import preference_encoding
-    from roll.data.sft import encode_conversation
-    from roll.pipelines.preference import scored_ends
+    from roll.data.preference_rows import preference_encoding
+    from roll.data.sft_rows import encode_conversation
+    from roll.pipelines.offline.preference_pipeline import scored_ends
 
     if isinstance(config, SFTConfig):
         return lambda conversation: max(encode_conversation(encoder, conversation), key=lambda row: row.length)

@@ -13,25 +13,25 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
-from roll.pipelines.agentic import EnvWorkload
-from roll.pipelines.clusters import start_clusters
-from roll.pipelines.engine_pipeline import EnginePipeline
-from roll.pipelines.loop import own_folders
-from roll.pipelines.replay import ReplayPipeline, shown_steps
-from roll.pipelines.reward_router import RewardRouter
-from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
-from roll.pipelines.sft import run_sft
-from roll.pipelines.teaching import require_same_tokens
-from roll.pipelines.warm_start import pending_warm_start
-from roll.strategies.hf.hf_model import load_tokenizer
-from roll.tools.toolbox import open_toolbox
+from roll.envs.tools.toolbox import open_toolbox
+from roll.pipelines.credit.teaching import require_same_tokens
+from roll.pipelines.offline.sft import run_sft
+from roll.pipelines.rl.agentic import EnvWorkload
+from roll.pipelines.rl.engine_pipeline import EnginePipeline
+from roll.pipelines.rl.replay_pipeline import ReplayPipeline, shown_steps
+from roll.pipelines.rl.rlvr import PromptWorkload, training_data, validation_data
+from roll.pipelines.rollouts.reward_router import RewardRouter
+from roll.pipelines.run.clusters import start_clusters
+from roll.pipelines.run.loop import own_folders
+from roll.pipelines.run.warm_start import pending_warm_start
+from roll.pipelines.workers.judge_endpoint import EndpointJudge
+from roll.pipelines.workers.judge_engine import EngineJudge
+from roll.pipelines.workers.judge_worker import JudgeClient
+from roll.pipelines.workers.model_reward_worker import RewardModelClient, RewardTexts
+from roll.pipelines.workers.train_worker import resolved_model_args
+from roll.strategies.training.pretrained import load_tokenizer
 from roll.tracking.replay_check import recording_of
 from roll.utils.readers import DataError
-from roll.workers.judge import JudgeClient
-from roll.workers.judge_endpoint import EndpointJudge
-from roll.workers.judge_engine import EngineJudge
-from roll.workers.reward import RewardModelClient, RewardTexts
-from roll.workers.train import resolved_model_args
 
 logger = logging.getLogger(__name__)
 

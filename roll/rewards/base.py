@@ -4,12 +4,12 @@ A reward function is `fn(response: str, task: Task, **reward_kwargs) -> Reward |
 when the *task* is broken or a service it needs is down: that becomes a status, is retried and counted. A broken
 *response* is the policy's doing and gets a low reward. A function with a parameter called `finish_reason` is
 also told how the response ended. One with a parameter called `sandbox` is given the run's opened `Sandbox`
-(`roll/sandbox/base.py`), the only place where model output may be executed.
+(`roll/isolation/sandbox/base.py`), the only place where model output may be executed.
 
-Other signatures are called as they were written for (`roll/utils/signatures.py`, `reward_calls.py`): `fn(responses,
-tasks)` with lists, verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which may return a
-dict with a `score`, and TRL's `fn(prompts, completions, **columns)`, with lists, which may return None for rows that
-aren't its own.
+Other signatures are called as they were written for (`roll/configs/catalog/signatures.py`, `reward_calls.py`):
+`fn(responses, tasks)` with lists, verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`,
+which may return a dict with a `score`, and TRL's `fn(prompts, completions, **columns)`, with lists, which may return
+None for rows that aren't its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
-from roll.types.episode import FinishReason, Task
+from roll.types.trajectory import FinishReason, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from roll.rewards.answers import ThinkMode
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.choice_statements import stated_letter
 from roll.rewards.thoughts import visible_text
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def choice(

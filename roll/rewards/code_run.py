@@ -17,10 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from roll.isolation.sandbox.base import Limits, Outcome, Program, Sandbox
 from roll.rewards.code_checker import MAX_OPERATIONS
 from roll.rewards.code_tests import BrokenTask, CallTests, SourceTests, StdioTests, Tests
 from roll.rewards.code_values import decode, encode
-from roll.sandbox.base import Limits, Outcome, Program, Sandbox
 
 MAX_ROUNDS = 16
 _CHECKER_S = 10.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.rewards.code_packed import unpacked
 from roll.rewards.code_source import BrokenTask, SourceTests, assert_tests, merged, pytest_tests, source_tests
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 FORMS = (
     "give {'inputs': [...], 'outputs': [...]} (with 'fn_name' for calls), a list of {'input', 'output'}, "

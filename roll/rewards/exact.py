@@ -12,7 +12,7 @@ from roll.rewards.answers import ThinkMode, last_boxed
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.punctuation import without_punctuation
 from roll.rewards.thoughts import visible_text
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 Extract = Literal["whole", "first_line", "last_line", "after_answer", "tags", "boxed"]
 _EXTRACTS = ("whole", "first_line", "last_line", "after_answer", "tags", "boxed")

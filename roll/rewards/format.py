@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roll.rewards.base import Reward
 from roll.rewards.regex import _compiled
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.patterns import SECONDS, matches
 
 TEMPLATES: dict[str, tuple[tuple[str, ...], bool]] = {

@@ -13,7 +13,7 @@ from roll.rewards.maths.evaluation import TooHard, Undefined, exact
 from roll.rewards.maths.nodes import Node
 from roll.rewards.maths.tokens import PLAIN_NUMBER, plain_characters
 from roll.rewards.thoughts import visible_text
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 _NUMBER = re.compile(
     r"(?:(?<![\w)])-\s?)?[$€£]?(?<![\^_])(?<![\^_]{)"

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from roll.rewards.base import Reward
-from roll.types.episode import FinishReason, Task
+from roll.types.trajectory import FinishReason, Task
 
 PROTOCOL = 1
 MAX_REPLY_BYTES = 1_000_000

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from roll.rewards.base import Reward
 from roll.rewards.ifeval_checks import CHECKS
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 MAX_CHARS = 1_000_000
 _IDS, _KWARGS = "instruction_id_list", "kwargs"

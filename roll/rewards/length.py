@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from roll.rewards.base import Reward
-from roll.types.episode import FinishReason, Task
+from roll.types.trajectory import FinishReason, Task
 
 Unit = Literal["words", "characters"]
 

@@ -14,7 +14,7 @@ from roll.rewards.maths.comparison import Verdict, same
 from roll.rewards.maths.evaluation import TooHard
 from roll.rewards.maths.tokens import is_readable, nesting, written
 from roll.rewards.thoughts import thought_mode
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def math_rule(

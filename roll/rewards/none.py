@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def none(response: str, task: Task) -> float:

@@ -12,15 +12,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_SANDBOXED, verifier_that_executes
+from roll.configs.rules.verifier_rules import WHAT_TO_DO, WHY_SANDBOXED, verifier_that_executes
+from roll.isolation.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
 from roll.rewards.base import Reward
 from roll.rewards.generated_answers import Extract, extract_answer
 from roll.rewards.thoughts import visible_text
 from roll.rewards.verifier_guard import GRAMMARS, is_plain_answer
 from roll.rewards.verifiers_in_sandbox import SandboxedVerifier
-from roll.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
-from roll.types.episode import Task
-from roll.utils.generators import FULL_MARKS, NO_ANSWERS, check_entry, create_dataset, is_wrong, reference_answer
+from roll.types.trajectory import Task
+from roll.utils.reasoning_gym_sets import (
+    FULL_MARKS,
+    NO_ANSWERS,
+    check_entry,
+    create_dataset,
+    is_wrong,
+    reference_answer,
+)
 
 PAYLOAD_KEY = "reasoning_gym"
 """`task.payload[PAYLOAD_KEY]` is {"dataset": name, "config": {...}, "entry": what the generator returned}."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.rewards.base import Reward
 from roll.rewards.exact import accepted_answers, normalised
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.patterns import SECONDS, compile_pattern, matches
 
 ANSWER = "answer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from roll.rewards.base import Reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 MAX_CHARS = 1_000_000
 

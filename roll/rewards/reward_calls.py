@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from roll.configs.catalog.signatures import STATE_ATTRIBUTES, Signature
 from roll.rewards.base import Reward, RewardContractError, RewardRequest, RewardSpec, ground_truth
-from roll.types.episode import Task
-from roll.utils.signatures import STATE_ATTRIBUTES, Signature
+from roll.types.trajectory import Task
 
 Outcome = Reward | Exception | None
 """What came of one response: its reward, what is wrong with it, or None: the function doesn't score this row."""

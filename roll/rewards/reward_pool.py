@@ -19,10 +19,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roll.catalog.rewards import REWARDS
-from roll.processes.limits import passed_environment
-from roll.processes.process_pool import ProcessPool
-from roll.processes.worker_process import Call, Ended, WorkerProcess
+from roll.configs.catalog.reward_table import REWARDS
+from roll.isolation.processes.limits import passed_environment
+from roll.isolation.processes.process_pool import ProcessPool
+from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
 from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardRequest, RewardResult, RewardSpec, as_reward
 
 logger = logging.getLogger(__name__)

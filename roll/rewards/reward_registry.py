@@ -11,16 +11,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.catalog.entries import implementation
-from roll.catalog.rewards import REWARDS
-from roll.rewards.base import Reward, RewardFn, RewardLoadError, RewardOutputError, RewardRequest, RewardSpec, as_reward
-from roll.rewards.reward_calls import CallLog, Outcome, as_list, trl_arguments, verl_arguments
-from roll.rewards.weighted import weighted
-from roll.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
-from roll.sandbox.on_demand import SandboxOnDemand
-from roll.sandbox.open_sandbox import open_sandbox
-from roll.types.episode import FinishReason, Task
-from roll.utils.signatures import (
+from roll.configs.catalog.entries import implementation
+from roll.configs.catalog.reward_table import REWARDS
+from roll.configs.catalog.signatures import (
     MAKES_REWARDS,
     TOO_FEW,
     TRL,
@@ -35,6 +28,13 @@ from roll.utils.signatures import (
     unknown_state,
     unknown_state_message,
 )
+from roll.isolation.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
+from roll.isolation.sandbox.on_demand import SandboxOnDemand
+from roll.isolation.sandbox.open_sandbox import open_sandbox
+from roll.rewards.base import Reward, RewardFn, RewardLoadError, RewardOutputError, RewardRequest, RewardSpec, as_reward
+from roll.rewards.reward_calls import CallLog, Outcome, as_list, trl_arguments, verl_arguments
+from roll.rewards.weighted import weighted
+from roll.types.trajectory import FinishReason, Task
 
 
 @dataclass(frozen=True, slots=True)

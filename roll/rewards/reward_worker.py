@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from roll.processes.child import short_traceback
+from roll.isolation.processes.child import short_traceback
 from roll.rewards.base import Reward, RewardContractError, RewardOutputError, RewardRequest, RewardSpec
 from roll.rewards.reward_calls import Outcome
 from roll.rewards.reward_registry import LoadedReward, load_reward, settled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.rewards.answers import ThinkMode, after_thinking
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def thought_mode(think: ThinkMode, task: Task) -> ThinkMode:

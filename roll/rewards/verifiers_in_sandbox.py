@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from roll.sandbox.base import Limits, Program, Sandbox, SandboxError
-from roll.utils.generators import dataset_options
+from roll.isolation.sandbox.base import Limits, Program, Sandbox, SandboxError
+from roll.utils.reasoning_gym_sets import dataset_options
 
 _LIMITS = Limits(wall_s=20.0, cpu_s=10.0, memory_mb=1024)
 _EXTENDED: weakref.WeakKeyDictionary[Sandbox, Sandbox] = weakref.WeakKeyDictionary()

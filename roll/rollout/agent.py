@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll.envs.base import Message, Observation
-from roll.rollout.chat import ChatTemplate
 from roll.rollout.chat_checks import check_calls, check_template, thought_tags
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.marks import Marks
 from roll.rollout.plain_text import PlainText
 from roll.rollout.tokenizing import decode
 from roll.types.chat import THINK_TAGS, ToolSpec
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 _END_TOKENS = 32
 """Tokens of a prompt that are looked at for an opened thought: a tag has one to eight, and white space may follow."""

@@ -23,11 +23,11 @@ from typing import Any
 
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, ResumableTaskSource, RolloutPlan
+from roll.rollout.episode_groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, ResumableTaskSource, RolloutPlan
 from roll.rollout.progress import RolloutProgress
 from roll.rollout.scheduler import Collected
-from roll.types.episode import Group
 from roll.types.metrics import Metrics
+from roll.types.trajectory import Group
 
 logger = logging.getLogger(__name__)
 

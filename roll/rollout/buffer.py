@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roll.rollout.async_scheduler import ReadyGroup
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 _COLUMNS = ("response_ids", "logprobs", "versions")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
-from roll.rollout.chat import WAY_OUT, ChatTemplate
+from roll.rollout.chat_format import WAY_OUT, ChatTemplate
 from roll.rollout.plain_text import PlainText
 from roll.types.chat import THINK_TAGS, ToolCall, ToolSpec
 

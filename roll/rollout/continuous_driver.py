@@ -24,8 +24,8 @@ from roll.rollout.engine_driver import EngineDriver, EngineLoad, EngineRanks, Ro
 from roll.rollout.in_flight import EngineState, InFlightRequest
 from roll.rollout.routing import Router
 from roll.strategies.base import Completion, EngineCounters, Request
+from roll.tracking import spans
 from roll.types.metrics import Metrics
-from roll.utils import spans
 from roll.utils.loop_thread import settle
 
 T = TypeVar("T")

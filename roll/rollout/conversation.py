@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from roll.catalog.players import ENDPOINT, POLICY
+from roll.configs.catalog.player_table import ENDPOINT, POLICY
 from roll.configs.schema.env_config import CustomEnv, RoleConfig
 from roll.configs.schema.turn_templates import filled
 from roll.envs.base import Message, Observation, StepResult
 from roll.envs.players import players_of
+from roll.envs.tools.toolbox import EpisodeTools
 from roll.envs.wrappers import without_thoughts
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
 from roll.rollout.roles import ChatService, RoleLedger
 from roll.rollout.tool_turns import ToolTurns
-from roll.tools.toolbox import EpisodeTools
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 from roll.utils.seeding import stable_hash
 
 SampleUnit = Literal["trajectory", "step", "concat"]

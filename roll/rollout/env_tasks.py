@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from roll.configs.errors import did_you_mean
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.readers import DataError
 from roll.utils.seeding import keyed_shuffle, stable_hash
 

@@ -19,8 +19,8 @@ from roll.rollout.fire import sampled
 from roll.rollout.routed import routed_before
 from roll.rollout.turn_tree import TurnTree
 from roll.strategies.base import Completion, Request, SamplingParams
-from roll.types.episode import EpisodeError, Status, Task, Trajectory, Turn
-from roll.utils import spans
+from roll.tracking import spans
+from roll.types.trajectory import EpisodeError, Status, Task, Trajectory, Turn
 from roll.utils.seeding import stable_hash
 
 _BESIDE = 1 << 20

@@ -12,7 +12,7 @@ from roll.envs.base import Message, Observation, StepResult
 from roll.envs.env_pool import EnvPool
 from roll.rewards.base import RewardRequest, RewardResult
 from roll.rollout.episode_key import Action
-from roll.types.episode import EpisodeError, Task
+from roll.types.trajectory import EpisodeError, Task
 
 SubmitReward = Callable[[RewardRequest], "Future[RewardResult]"]
 """Queues one response for scoring; the future always gets a result, a failed reward function included."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roll.envs.base import Observation, StepResult
-from roll.types.episode import FinishReason, Task
+from roll.types.trajectory import FinishReason, Task
 from roll.utils.seeding import stable_hash
 
 

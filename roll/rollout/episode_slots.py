@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from roll.rollout.engine_driver import EngineDriver
-from roll.utils import spans
+from roll.tracking import spans
 
 
 class EpisodeSlots:

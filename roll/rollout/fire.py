@@ -8,7 +8,7 @@ import numpy as np
 
 from roll.rollout.engine_driver import EngineDriver
 from roll.strategies.base import Completion, Request
-from roll.utils import spans
+from roll.tracking import spans
 from roll.utils.seeding import stable_hash
 
 

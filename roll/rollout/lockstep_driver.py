@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from roll.rollout.engine_driver import EngineDriver, EngineLoad, EngineRanks, RolloutStalled, aborted_completion
 from roll.strategies.base import Completion, Request
-from roll.utils import spans
+from roll.tracking import spans
 
 T = TypeVar("T")
 

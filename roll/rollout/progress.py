@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roll.types.episode import LEFT_OUT, Trajectory
+from roll.types.trajectory import LEFT_OUT, Trajectory
 
 _LONGEST_FAILURE = 300
 

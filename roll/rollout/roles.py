@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from roll.configs.schema.env_config import RoleConfig
 from roll.envs.base import Message, StepResult
-from roll.types.episode import EpisodeError
-from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, service_key
+from roll.types.trajectory import EpisodeError
+from roll.utils.json_service import Endpoint, EndpointFailed, endpoint_url, service_key
 
 SEPARATE = "separate"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from roll.strategies.base import Completion
-from roll.types.episode import Turn
+from roll.types.trajectory import Turn
 
 
 def routed_before(completion: Completion, prompt_tokens: int) -> np.ndarray | None:

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, RolloutPlan, TaskSource
+from roll.rollout.episode_groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, RolloutPlan, TaskSource
 from roll.rollout.progress import RolloutProgress
-from roll.types.episode import Group
 from roll.types.metrics import Metrics
+from roll.types.trajectory import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

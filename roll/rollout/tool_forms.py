@@ -15,12 +15,12 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from roll.catalog.entries import implementation
-from roll.catalog.tools import TOOL_PARSERS
+from roll.configs.catalog.entries import implementation
+from roll.configs.catalog.tool_table import TOOL_PARSERS
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
-from roll.rollout.chat import ChatTemplate
-from roll.tools.parsing import parse_calls, split_thinking
+from roll.envs.tools.parsing import parse_calls, split_thinking
+from roll.rollout.chat_format import ChatTemplate
 from roll.types.chat import THINK_TAGS, ToolCall, ToolSpec
 
 _ASKED = Message("user", "What is known?")

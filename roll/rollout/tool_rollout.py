@@ -7,15 +7,15 @@ import json
 from typing import Any
 
 from roll.envs.base import Message, Observation
+from roll.envs.tools.interactions import Interactions, Messages, UserSession
+from roll.envs.tools.tool_rows import row_interaction, row_tool_kwargs, row_tools
+from roll.envs.tools.toolbox import EpisodeTools
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
 from roll.rollout.episode_envs import row_messages
 from roll.rollout.tool_turns import ToolTurns
-from roll.tools.interactions import Interactions, Messages, UserSession
-from roll.tools.rows import row_interaction, row_tool_kwargs, row_tools
-from roll.tools.toolbox import EpisodeTools
 from roll.types.chat import ToolCall
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 
 INTERACTION_PART = "interaction"
 """Part of a reward: what a simulated user scored, by its weight."""

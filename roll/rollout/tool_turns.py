@@ -17,12 +17,12 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.tool_config import ToolUseConfig
 from roll.data.templates import TemplateError
 from roll.envs.base import Message, Observation
+from roll.envs.tools.parsing import ParsedResponse, parse_calls, split_thinking
+from roll.envs.tools.toolbox import Called, EpisodeTools, Toolbox
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
 from roll.rollout.tool_forms import resolve_parser
 from roll.strategies.base import Completion
-from roll.tools.parsing import ParsedResponse, parse_calls, split_thinking
-from roll.tools.toolbox import Called, EpisodeTools, Toolbox
 
 COUNTED = ("calls", "errors", "unknown", "bad_calls", "bad_arguments", "timeouts", "failed", "refused", "cut_replies")
 """Counters below `tools/` that a run with tools always has."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from roll.types.episode import Turn
+from roll.types.trajectory import Turn
 
 
 class TurnTree:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roll.catalog.entries import implementation
-from roll.catalog.strategies import STRATEGIES
+from roll.configs.catalog.entries import implementation
+from roll.configs.catalog.strategy_table import STRATEGIES
 
 if TYPE_CHECKING:
     from roll.configs.schema.worker_config import ModelArgs, WorkerConfig

@@ -23,8 +23,8 @@ from roll.distributed.weights import WeightPart
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.columns import Column, PackedColumns
-from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
+from roll.types.trajectory import FinishReason
 
 OutputName = Literal["logprobs", "student_logprobs", "entropy", "correct", "logit_gradients", "values"]
 """Columns of `TokenOutputs`. A loss can't need `correct` and `logit_gradients`, which have no gradient."""

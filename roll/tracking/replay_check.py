@@ -12,7 +12,7 @@ from roll.configs.schema.replay_source import parse_replay_from
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.tracking.live import RUN_FILE
-from roll.tracking.recorded import RecordedRollouts, logs_folder, rollouts
+from roll.tracking.recorded_responses import RecordedRollouts, logs_folder, rollouts
 
 
 @dataclass(frozen=True)

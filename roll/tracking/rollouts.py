@@ -5,7 +5,7 @@
     validation-000005.parquet   the validation after step 5; 0 is the starting model's
 
 All three have the schema of `columns()`, which docs/view.md explains and `SCHEMA_VERSION` numbers. Whatever reads
-parquet reads them; `roll.tracking.recorded` does it for Python and for `roll view`.
+parquet reads them; `roll.tracking.recorded_responses` does it for Python and for `roll view`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from roll.algorithms.advantages import (
     rloo_std,
 )
 from roll.algorithms.gigpo import StepInputs
-from roll.catalog.estimators import ESTIMATORS
+from roll.configs.catalog.estimator_table import ESTIMATORS
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 

@@ -15,8 +15,8 @@ from whole_batch import token_rewards
 from roll.algorithms.advantages import AdvantageInputs
 from roll.algorithms.groups import group_moments, index_of, joint_index
 from roll.algorithms.losses import PolicyLossInputs
-from roll.catalog.estimators import ESTIMATORS
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from whole_batch import policy_loss
 
 from roll.algorithms.losses import PolicyLossInputs, entropy_loss, sft_loss, value_loss
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.loss_table import LOSSES
 from roll.types.metrics import Metrics
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from roll.algorithms import preference
-from roll.catalog.entries import implementation
-from roll.catalog.preference import PREFERENCE_LOSSES, preference_loss_of
+from roll.configs.catalog.entries import implementation
+from roll.configs.catalog.preference_table import PREFERENCE_LOSSES, preference_loss_of
 
 LN3 = math.log(3)
 

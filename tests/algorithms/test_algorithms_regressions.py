@@ -26,11 +26,11 @@ from roll.algorithms.groups import index_of
 from roll.algorithms.kl import kl_divergence
 from roll.algorithms.losses import PolicyLossInputs
 from roll.algorithms.normalization import RunningMoments, normalize_rewards
-from roll.catalog.estimators import ESTIMATORS
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
+from roll.strategies.training.logits import logprobs_and_entropy
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.ragged import RowMismatch
-from roll.utils.logits import logprobs_and_entropy
 from roll.utils.partition import pack_first_fit_decreasing, partition_balanced
 
 QUICK = settings(max_examples=20, deadline=None, derandomize=True)

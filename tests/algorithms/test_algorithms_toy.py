@@ -14,8 +14,8 @@ from whole_batch import aggregate_whole, policy_loss, token_rewards
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.losses import PolicyLossInputs, value_loss
-from roll.catalog.estimators import ESTIMATORS
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
 
 PROMPTS, GROUP = 8, 8
 ROWS = PROMPTS * GROUP

@@ -11,8 +11,8 @@ from roll.algorithms.aggregation import AggMode, aggregate
 from roll.algorithms.losses import PolicyLoss, PolicyLossInputs
 from roll.algorithms.masking import as_bool, require_shape, zero_outside
 from roll.algorithms.shaping import place_on_last_token
-from roll.catalog.entries import implementation
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.entries import implementation
+from roll.configs.catalog.loss_table import LOSSES
 from roll.types.batch import Denominators
 
 

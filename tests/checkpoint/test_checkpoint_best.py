@@ -12,7 +12,7 @@ from test_checkpoint_remote import at_once, url  # noqa: F401 - fixtures
 
 from roll.checkpoint import CheckpointError, CheckpointStore
 from roll.checkpoint.best import LINK, Best, best_of
-from roll.checkpoint.remote import RemoteCheckpoints, download
+from roll.checkpoint.remote_store import RemoteCheckpoints, download
 
 
 def save(store: CheckpointStore, step: int, best: int | None = None) -> None:

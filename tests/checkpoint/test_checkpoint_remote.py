@@ -8,9 +8,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from roll.checkpoint import CheckpointStore, remote
+from roll.checkpoint import CheckpointStore
+from roll.checkpoint import remote_store as remote
 from roll.checkpoint.files import CheckpointError
-from roll.checkpoint.remote import RemoteCheckpoints, RemoteError, download
+from roll.checkpoint.remote_store import RemoteCheckpoints, RemoteError, download
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.catalog.envs import ENVS
 from roll.cli.__main__ import main
+from roll.configs.catalog.env_table import ENVS
 
 DIAL = str(Path(__file__).parents[2] / "examples" / "custom_env" / "dial.py")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.cli import exits, signals
+from roll.cli import exits
 from roll.cli.__main__ import main
+from roll.utils import signals
 
 START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
 ROLL = "import sys; from roll.cli.__main__ import main; sys.exit(main())"
@@ -56,7 +57,7 @@ def test_so_it_is_for_the_module_and_the_script(tmp_path):
 def guarded_code(body: str) -> str:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     return (
-        "import os, signal, sys\nfrom roll.cli.exits import guarded\nfrom roll.cli.signals import install\n"
+        "import os, signal, sys\nfrom roll.cli.exits import guarded\nfrom roll.utils.signals import install\n"
         f"install()\ndef command():\n{lines}    return 0\nsys.exit(guarded(command))\n"
     )
 
@@ -101,7 +102,7 @@ def test_ignored_signals_stay_ignored_and_forked_children_end_as_usual():
     """`nohup roll train ... &` ignores Ctrl-C; a library that forks ends its children with SIGTERM."""
     code = (
         "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from roll.cli.signals import install\ninstall()\nos.kill(os.getpid(), signal.SIGINT)\n"
+        "from roll.utils.signals import install\ninstall()\nos.kill(os.getpid(), signal.SIGINT)\n"
         "pid = os.fork()\nif pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM); signal.pause()\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )

@@ -18,7 +18,7 @@ from roll.cli.__main__ import main
 from roll.cli.completion import script
 from roll.cli.train import _way_on
 from roll.configs.parsing.loader import load_config
-from roll.pipelines.kept_config import keep_config, kept
+from roll.pipelines.run.kept_config import keep_config, kept
 from roll.utils.shipped import FOLDERS, copy_all, copy_example, example_names, shipped
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from roll.cli.serve import _name, _usual_length
 from roll.gateway.base import ChatCall, RefusedCall
 from roll.gateway.reading import Reading
 from roll.gateway.serving import ServedModel
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.chat import Message
 

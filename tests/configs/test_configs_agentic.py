@@ -10,7 +10,7 @@ import yaml
 from refused import check_refused
 from tiny_models import build_tiny_model
 
-from roll.configs.checks.endpoints import endpoint_notes
+from roll.configs.checks.endpoint_checks import endpoint_notes
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config

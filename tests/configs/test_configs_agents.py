@@ -16,7 +16,7 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agents_config import AgentEnv
-from roll.pipelines.kept_config import CONFIG_FILE, keep_config
+from roll.pipelines.run.kept_config import CONFIG_FILE, keep_config
 
 ENV = "custom_envs.game.env_config"
 JOB = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from refused import check_refused
 
-from roll.configs.checks.machine import Machine
+from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config

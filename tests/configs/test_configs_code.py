@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from roll.configs.checks.sandbox import sandboxed_domains
+from roll.configs.checks.sandbox_checks import sandboxed_domains
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.rlvr_config import RLVRConfig
 

@@ -7,7 +7,7 @@ import yaml
 
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
-from roll.configs.rules.deepspeed import COUNTS
+from roll.configs.rules.deepspeed_rules import COUNTS
 
 ZERO = "actor_train.strategy_args.strategy_config.zero_optimization"
 

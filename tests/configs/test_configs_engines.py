@@ -10,7 +10,7 @@ import pytest
 from refused import check_refused
 
 from roll.configs.checks import engine_arguments
-from roll.configs.checks.machine import MISSING, Machine
+from roll.configs.checks.machine_checks import MISSING, Machine
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config, to_yaml

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks.endpoints import endpoint_notes
-from roll.configs.checks.machine import Machine, machine_checks
+from roll.configs.checks.endpoint_checks import endpoint_notes
+from roll.configs.checks.machine_checks import Machine, machine_checks
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config

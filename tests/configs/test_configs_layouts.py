@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks.machine import MISSING, Machine, check_worker_machines, this_machine
+from roll.configs.checks.machine_checks import MISSING, Machine, check_worker_machines, this_machine
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config

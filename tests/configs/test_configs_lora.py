@@ -11,10 +11,10 @@ import pytest
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
-from roll.configs.rules.training import training_rules
+from roll.configs.rules.training_rules import training_rules
 from roll.configs.rules.validate import warnings_of
-from roll.planning.architecture import UnknownModel
-from roll.planning.role_states import states_of
+from roll.workbench.planning.architecture import UnknownModel
+from roll.workbench.planning.role_states import states_of
 
 ACTOR = "actor_train.model_args"
 RANK = f"{ACTOR}.lora_rank=4"

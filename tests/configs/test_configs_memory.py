@@ -10,8 +10,8 @@ import pytest
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
-from roll.configs.rules.acts_if import acts_if_rules
-from roll.configs.rules.roles import role_rules
+from roll.configs.rules.acts_if_rules import acts_if_rules
+from roll.configs.rules.roles_rules import role_rules
 from roll.configs.schema.sft_config import SFTConfig
 from roll.configs.schema.worker_config import ModelArgs, TrainConfig
 

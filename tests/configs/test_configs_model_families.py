@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from roll.configs.checks.machine import Machine
+from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.model_families import cpu_head_sizes, family_checks, family_problems, head_obstacle
 from roll.configs.errors import problem
 from roll.configs.parsing.loader import load_config
-from roll.configs.rules.rotations import rotation_obstacle
+from roll.configs.rules.rotations_rules import rotation_obstacle
 
 SHAPE = {
     "vocab_size": 120, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

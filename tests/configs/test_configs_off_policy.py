@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from refused import check_refused
 
-from roll.catalog.losses import LOSSES, loss_of
+from roll.configs.catalog.loss_table import LOSSES, loss_of
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
-from roll.configs.rules.policy import loss_rules
+from roll.configs.rules.policy_rules import loss_rules
 from roll.configs.schema.policy_config import TrainInferCorrection
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig

@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.loss_table import LOSSES
 from roll.configs.checks.prerequisites import algorithm_checks
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config, to_yaml
-from roll.configs.rules.acts_if import acts_if_rules
+from roll.configs.rules.acts_if_rules import acts_if_rules
 from roll.utils.importing import load_object
 
 

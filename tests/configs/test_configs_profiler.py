@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from refused import check_refused
 
-from roll.configs.checks.machine import MISSING, Machine, machine_checks
+from roll.configs.checks.machine_checks import MISSING, Machine, machine_checks
 from roll.configs.parsing.loader import load_config
-from roll.pipelines.clusters import placements
-from roll.profiling.nsight import command
+from roll.pipelines.run.clusters import placements
+from roll.tracking.profiling.nsight import command
 
 ON = "profile_steps=[2]"
 

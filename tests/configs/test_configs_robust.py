@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from roll.configs.checks import model_hub, prerequisites
-from roll.configs.checks.machine import Machine
+from roll.configs.checks.machine_checks import Machine
 from roll.configs.errors import ConfigError
 from roll.configs.full_check import load_checked
 from roll.configs.parsing.find import find_config

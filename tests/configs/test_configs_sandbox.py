@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from refused import check_refused
 
-from roll.configs.checks import sandbox as checks
-from roll.configs.checks.sandbox import sandbox_checks, sandboxed_domains
+from roll.configs.checks import sandbox_checks as checks
+from roll.configs.checks.sandbox_checks import sandbox_checks, sandboxed_domains
 from roll.configs.parsing.loader import load_config
-from roll.sandbox.base import SandboxError, SandboxUnavailable
+from roll.isolation.sandbox.base import SandboxError, SandboxUnavailable
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from refused import check_refused
 
-from roll.catalog.validation_metrics import EITHER, HIGHER, LOWER, NEVER, BestBy, best_by
+from roll.configs.catalog.validation_metrics import EITHER, HIGHER, LOWER, NEVER, BestBy, best_by
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.save_best import validation_metrics
 from roll.tracking.names import GROUPS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks.teacher import teacher_checks
+from roll.configs.checks.teacher_checks import teacher_checks
 from roll.configs.parsing.loader import load_config
 
 

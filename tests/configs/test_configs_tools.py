@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks.tools import tool_checks
+from roll.configs.checks.tool_checks import tool_checks
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import read_tree
 from roll.configs.schema.agentic_config import AgenticConfig

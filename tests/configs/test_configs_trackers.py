@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.configs.checks.trackers import tracker_checks
+from roll.configs.checks.tracker_checks import tracker_checks
 from roll.configs.parsing.loader import read_tree
 
 TREE = {"pipeline": "sft", "max_steps": 1, "sequence_length": 8, "pretrain": "m"}

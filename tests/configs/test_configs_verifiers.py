@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks.sandbox import sandboxed_domains
+from roll.configs.checks.sandbox_checks import sandboxed_domains
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.rlvr_config import RLVRConfig
 

@@ -19,7 +19,7 @@ from roll.data.prompts import encode_prompts
 from roll.data.quarantine import Quarantine
 from roll.data.sources import load_tasks
 from roll.data.templates import PromptEncoder
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.rows import DataError
 
 P = b'{"prompt": "p"}\n'

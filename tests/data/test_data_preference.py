@@ -15,8 +15,8 @@ from data_tokenizers import word_tokenizer
 
 from roll.configs.schema.preference_config import DPODataArgs, PreferenceDataArgs, RewardDataArgs
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.offline import EncodedRows, RowOrder, fingerprint
-from roll.data.preference import (
+from roll.data.finished_rows import EncodedRows, RowOrder, fingerprint
+from roll.data.preference_rows import (
     Preference,
     PreferenceRow,
     batch_of,

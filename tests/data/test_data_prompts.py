@@ -14,7 +14,7 @@ from data_tokenizers import word_tokenizer
 
 from roll.data.prompts import encode_prompts
 from roll.data.templates import PromptEncoder
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.readers import DataError
 
 

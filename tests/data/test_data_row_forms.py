@@ -17,10 +17,10 @@ from roll.configs.schema.sft_config import SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.chat_masks import ConversationEncoder, TrainOn
 from roll.data.messages import parse_conversation
-from roll.data.preference import read_preferences
+from roll.data.preference_rows import read_preferences
 from roll.data.prompts import encode_prompts
 from roll.data.row_conversations import unused_columns
-from roll.data.sft import Conversation, TaughtRow, encode_rows, read_conversations
+from roll.data.sft_rows import Conversation, TaughtRow, encode_rows, read_conversations
 from roll.data.sources import load_tasks
 from roll.data.templates import EmbeddingRows, PromptEncoder, TemplateError
 from roll.utils.rows import DataError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roll.data.sampler import TaskSource
 from roll.data.task_ids import base_id, epoch_of, with_epoch
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.readers import DataError
 
 

@@ -17,8 +17,8 @@ from data_tokenizers import word_tokenizer
 
 from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.offline import RowOrder
-from roll.data.sft import Conversation, TaughtRows, batch_of, encode_rows, read_conversations
+from roll.data.finished_rows import RowOrder
+from roll.data.sft_rows import Conversation, TaughtRows, batch_of, encode_rows, read_conversations
 from roll.utils.readers import DataError
 
 PAIR = SFTDataArgs(prompt="prompt", response="response")

@@ -11,7 +11,7 @@ import pytest
 
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.sources import load_tasks, parse_messages, route_by_tag
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.readers import DataError, resolve_sources
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

@@ -23,7 +23,7 @@ from roll.data.sampler import TaskSource
 from roll.data.sources import load_tasks, route_by_tag
 from roll.data.streaming import StreamedPrompts, Streamer
 from roll.data.templates import PromptEncoder
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 from roll.utils.rows import DataError
 
 TAGS = {"maths": ("a", "b"), "code": ("c",)}

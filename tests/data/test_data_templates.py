@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from data_tokenizers import stories_tokenizer, word_tokenizer
 
 from roll.data.templates import PromptEncoder, TemplateError, missing_from
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def task(prompt: str | None = "w1 w2", *, messages: Any = None, tag: str = "t") -> Task:

@@ -9,7 +9,7 @@ from test_data_chat_masks import CHATML, tokenizer, trained_texts
 
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.templates import TemplateError
-from roll.data.thoughts import split_thought
+from roll.data.thought_spans import split_thought
 
 _SPLIT = (
     "{% set r = m.reasoning_content or '' %}{% set c = m.content %}{% if '</think>' in c %}"

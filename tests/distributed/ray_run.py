@@ -36,7 +36,7 @@ def run() -> int:
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     from roll.cli.exits import guarded
-    from roll.cli.signals import install
+    from roll.utils.signals import install
 
     install()
     sys.exit(guarded(run))

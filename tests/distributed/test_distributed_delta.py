@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.catalog.transports import TRANSPORTS
+from roll.configs.catalog.transport_table import TRANSPORTS
 from roll.distributed.byte_account import counting
 from roll.distributed.transports import STREAMING, Route, receive, send
 from roll.distributed.transports.delta import WeightCopy

@@ -18,11 +18,11 @@ from distributed_workers import Clumsy, Echo, Pair, Sampler, Trainer, weights
 from torch import Tensor
 
 from roll.distributed.cluster import Cluster, Executor
-from roll.distributed.errors import WorkerDied, WorkerFailed, WorkerRefused, WorkerTimeout
 from roll.distributed.executors import make_executor
 from roll.distributed.handles import put, resolve
 from roll.distributed.placement import RolePlacement
 from roll.distributed.weights import weights_checksum
+from roll.distributed.worker_errors import WorkerDied, WorkerFailed, WorkerRefused, WorkerTimeout
 from roll.types.ragged import Ragged, token_column
 
 SOLO = [

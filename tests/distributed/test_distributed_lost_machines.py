@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from roll.distributed.cluster import START_TIMEOUT_S
-from roll.distributed.errors import Failure, WorkerTimeout
 from roll.distributed.placement import RolePlacement
 from roll.distributed.ray_cluster import Peer, RayCluster
 from roll.distributed.ray_nodes import lost
 from roll.distributed.ray_worker import Home
 from roll.distributed.worker import Worker
+from roll.distributed.worker_errors import Failure, WorkerTimeout
 
 ray = pytest.importorskip("ray")
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from distributed_workers import weights as made_weights
 
-from roll.catalog.transports import TRANSPORTS
+from roll.configs.catalog.transport_table import TRANSPORTS
 from roll.distributed.transports import STREAMING, Route, Sent, WeightStream, receive, send, shared, shm_segments
-from roll.distributed.transports import files as files_module
+from roll.distributed.transports import file_transport as files_module
 from roll.distributed.transports.bucket_layout import buffer_size
 from roll.distributed.transports.rendezvous import RendezvousStore, TransferChannel
 from roll.distributed.weights import WeightMismatch, WeightSyncError, weights_checksum

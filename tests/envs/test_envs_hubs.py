@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
 
-from roll.catalog.envs import ENV_HUBS
+from roll.configs.catalog.env_table import ENV_HUBS
 from roll.envs.adapters import spaces
 from roll.envs.adapters.gymnasium_solver import best_actions
 from roll.envs.adapters.own_random import OwnRandom, narrow_seed

@@ -15,7 +15,7 @@ from roll.envs.base import InvalidAction, ResetNeeded
 from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import EnvLoadError, bare_env, build_env, env_spec
 from roll.envs.wrappers import EnvSpec
-from roll.processes.interpreter import found_interpreter, own_entries
+from roll.isolation.processes.interpreter import found_interpreter, own_entries
 
 OWN = """
 import sys

@@ -11,9 +11,9 @@ import pytest
 
 from roll.configs.schema.env_config import CustomEnv, EnvManager, RoleConfig
 from roll.envs.base import Env, Observation, StepResult
+from roll.envs.env_messages import is_packed, pack_step, unpack_step
 from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import EnvLoadError, build_env, env_spec
-from roll.envs.messages import is_packed, pack_step, unpack_step
 from roll.envs.nim import Nim
 from roll.envs.players import Player, ScriptedRoles, players_of
 from roll.envs.wrappers import EnvSpec, ResponseEnv, checked_observation, checked_result

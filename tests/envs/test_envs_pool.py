@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
+from roll.envs.env_messages import difference
 from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import EnvLoadError
-from roll.envs.messages import difference
 from roll.envs.wrappers import EnvSpec
-from roll.processes.child import child_environment
-from roll.types.episode import EpisodeError
+from roll.isolation.processes.child import child_environment
+from roll.types.trajectory import EpisodeError
 
 FAULTY = f"{Path(__file__).with_name('envs_faulty.py')}:Counter"
 

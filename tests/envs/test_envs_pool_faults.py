@@ -13,7 +13,7 @@ import pytest
 
 from roll.envs.env_pool import EnvPool
 from roll.envs.wrappers import EnvSpec
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 
 FAULTY = f"{Path(__file__).with_name('envs_faulty.py')}:Counter"
 OTHERS = 12

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from roll.envs import probe as probing
+from roll.envs import env_probe as probing
 from roll.envs.conformance import CHECKS
-from roll.envs.probe import Probe, ProbeEnded, Probes, Refused, findings_of, findings_of_responses, taken
+from roll.envs.env_probe import Probe, ProbeEnded, Probes, Refused, findings_of, findings_of_responses, taken
 from roll.envs.probe_worker import Order
-from roll.envs.recorded import Recorded, read_responses
+from roll.envs.recorded_env import Recorded, read_responses
 from roll.envs.wrappers import EnvSpec
 
 HOSTILE = f"{Path(__file__).with_name('envs_hostile.py')}:Hostile"

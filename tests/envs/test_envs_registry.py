@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.catalog.envs import ENVS
+from roll.configs.catalog.env_table import ENVS
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
 from roll.envs.env_registry import EnvLoadError, bare_env, build_env, env_spec, load_env

@@ -13,10 +13,10 @@ import numpy
 import pytest
 
 from roll.envs.env_registry import build_env
-from roll.envs.replay import save_replay
+from roll.envs.episode_pictures import save_replay
 from roll.envs.wrappers import EnvSpec
-from roll.pipelines.agentic import draw_episodes
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.pipelines.rl.agentic import draw_episodes
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 LAKE = EnvSpec(
     tag="lake",

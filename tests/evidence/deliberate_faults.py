@@ -126,7 +126,7 @@ FAULTS = (
     ),
     _fault(
         "the learning rate is one step ahead",
-        "strategies/common.py",
+        "strategies/training/common.py",
         "self._lr_factor(self._steps)",
         "self._lr_factor(self._steps + 1)",
         "strategies/test_strategies_train.py",
@@ -134,14 +134,14 @@ FAULTS = (
     ),
     _fault(
         "each rank divides by its own sizes",
-        "strategies/common.py",
+        "strategies/training/common.py",
         "dist.all_reduce(sums, group=self._group)",
         "dist.barrier(group=self._group)",
         "strategies/test_fsdp2_ranks.py",
     ),
     _fault(
         "FSDP averages gradients",
-        "strategies/fsdp2.py",
+        "strategies/hf/fsdp2.py",
         "(loss * self._info.world_size).backward()",
         "loss.backward()",
         "strategies/test_fsdp2_ranks.py",
@@ -155,7 +155,7 @@ FAULTS = (
     ),
     _fault(
         "tokens carry the first version",
-        "strategies/hf_infer.py",
+        "strategies/engines/hf/hf_infer.py",
         "sequence.record([token], [logprob], self._version, self._rules)",
         "sequence.record([token], [logprob], [*sequence.versions, self._version][0], self._rules)",
         "strategies/test_engines_hf.py",
@@ -163,7 +163,7 @@ FAULTS = (
     ),
     _fault(
         "the prompt takes no room",
-        "strategies/responses.py",
+        "strategies/engines/responses.py",
         "room = self.max_context - len(request.prompt_ids)",
         "room = self.max_context",
         "strategies/test_engines_hf.py",
@@ -171,7 +171,7 @@ FAULTS = (
     ),
     _fault(
         "a token is scored by its own hidden state",
-        "strategies/micro.py",
+        "strategies/training/micro.py",
         "index=(place[flat] - int(ahead))",
         "index=place[flat]",
         "strategies/test_strategies_train.py",
@@ -208,7 +208,7 @@ FAULTS = (
     ),
     _fault(
         "failed episodes fill a group",
-        "rollout/groups.py",
+        "rollout/episode_groups.py",
         "return self.trainable >= self.size or len(self.ended) == len(self.names)",
         "return len(self.ended) >= self.size",
         "rollout/test_rollout_redundancy.py",
@@ -229,7 +229,7 @@ FAULTS = (
     ),
     _fault(
         "a turn that branches share is trained in each of their rows",
-        "pipelines/assemble.py",
+        "pipelines/rollouts/assemble.py",
         "shown = [(played[k], False) for k in row.context]",
         "shown = [(played[k], True) for k in row.context]",
         "pipelines/test_pipelines_branches.py",
@@ -237,7 +237,7 @@ FAULTS = (
     ),
     _fault(
         "branches are credited as one sequence",
-        "pipelines/turn_credit.py",
+        "pipelines/credit/turn_credit.py",
         "if len(set(continued)) == len(continued):",
         "if True:",
         "pipelines/test_pipelines_branches.py",
@@ -251,7 +251,7 @@ FAULTS = (
     ),
     _fault(
         "a response that was closed is closed again",
-        "rollout/chat.py",
+        "rollout/chat_format.py",
         "if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call, self._end_of_all):",
         "if False:",
         "rollout/test_rollout_message_graph.py",
@@ -294,21 +294,21 @@ FAULTS = (
     ),
     _fault(
         "a run is resumed under another seed",
-        "pipelines/checkpoints.py",
+        "pipelines/run/checkpoints.py",
         'if "extra" in contents and state["seed"] != self._config.seed:',
         "if False:",
         "pipelines/test_pipelines_keys.py",
     ),
     _fault(
         "overlong responses are praised",
-        "pipelines/credit.py",
+        "pipelines/credit/credit.py",
         "shaped = shaped + config.overlong_shaping.penalty * overlong",
         "shaped = shaped - config.overlong_shaping.penalty * overlong",
         "pipelines/test_pipelines_credit.py",
     ),
     _fault(
         "rl_loss_coef does nothing",
-        "workers/losses.py",
+        "pipelines/workers/worker_losses.py",
         'combine.add("actor/pg_loss", pg, config.rl_loss_coef)',
         'combine.add("actor/pg_loss", pg, 1.0)',
         "pipelines/test_pipelines_losses.py",
@@ -353,7 +353,7 @@ FAULTS = (
     ),
     _fault(
         "a field that the endpoint can't keep is dropped in silence",
-        "gateway/protocols/fields.py",
+        "gateway/protocols/body_fields.py",
         'if field.kind == "refused" and value not in field.neutral:',
         'if field.kind == "nothing":',
         "gateway/test_gateway_clients.py",

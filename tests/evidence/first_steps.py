@@ -21,22 +21,22 @@ from torch import Tensor, nn
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.data.offline import RowOrder
-from roll.data.sft import TaughtRow
-from roll.data.sft import batch_of as sft_batch
+from roll.data.finished_rows import RowOrder
+from roll.data.sft_rows import TaughtRow
+from roll.data.sft_rows import batch_of as sft_batch
 from roll.distributed.executors import make_executor
-from roll.pipelines.assemble import Rollouts, assemble
-from roll.pipelines.clusters import Clusters, _start, placements
-from roll.pipelines.rl_pipeline import RLPipeline
-from roll.pipelines.sft import sft_data
-from roll.strategies.fsdp2 import Fsdp2Strategy
-from roll.strategies.hf.hf_model import load_tokenizer
+from roll.pipelines.offline.sft import sft_data
+from roll.pipelines.rl.rl_pipeline import RLPipeline
+from roll.pipelines.rollouts.assemble import Rollouts, assemble
+from roll.pipelines.run.clusters import Clusters, _start, placements
+from roll.pipelines.workers.train_worker import TrainWorker, resolved_model_args
+from roll.strategies.hf.fsdp2 import Fsdp2Strategy
+from roll.strategies.training.pretrained import load_tokenizer
 from roll.types.batch import TokenBatch
-from roll.types.episode import Group, Task, Trajectory, Turn
 from roll.types.metrics import Metrics
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 from roll.workbench.migrate.report import Report, as_yaml
 from roll.workbench.migrate.translate import migrate
-from roll.workers.train import TrainWorker, resolved_model_args
 
 TRAINED = ("actor_train", "critic")
 SCORING = (*TRAINED, "reference")

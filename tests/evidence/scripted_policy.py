@@ -14,7 +14,7 @@ from typing import Any
 from tiny_models import build_tiny_model
 
 from roll.strategies.base import Completion, InferEngine
-from roll.strategies.hf.hf_model import load_tokenizer
+from roll.strategies.training.pretrained import load_tokenizer
 
 SCRIPT = "SCRIPTED_POLICY"
 """Environment variable with the script: a list of `{"when": [...], "say": ...}` as JSON. The first rule whose texts all

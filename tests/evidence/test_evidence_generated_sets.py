@@ -16,9 +16,9 @@ from reasoning_gym.factory import DATASETS
 
 from roll.configs.schema.worker_config import ProceduralTask
 from roll.data.procedural import procedural_tasks
+from roll.isolation.sandbox.base import Sandbox, SandboxUnavailable
+from roll.isolation.sandbox.open_sandbox import open_sandbox
 from roll.rewards.reasoning_gym import PAYLOAD_KEY, reasoning_gym
-from roll.sandbox.base import Sandbox, SandboxUnavailable
-from roll.sandbox.open_sandbox import open_sandbox
 from roll.utils.rows import DataError
 
 REFUSED = {"game_of_life_halting"}

@@ -22,7 +22,7 @@ from rollout_files import read_rollouts
 from scripted_policy import ANSWER, RESULT, SCRIPT, build_model, call
 from toy import run_toy
 
-from roll.gateway.agents import rollout
+from roll.gateway.agents import agent_episodes as rollout
 from roll.gateway.base import RefusedCall
 from roll.gateway.budget import Budget
 from roll.gateway.protocols import wire_formats

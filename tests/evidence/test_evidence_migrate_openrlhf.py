@@ -24,17 +24,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from roll.configs.parsing.loader import read_tree
-from roll.pipelines.assemble import Rollouts, assemble
-from roll.pipelines.credit import CreditAssigner
-from roll.strategies.micro import denominators
+from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.rollouts.assemble import Rollouts, assemble
+from roll.pipelines.workers.worker_losses import actor_loss, critic_loss
+from roll.strategies.training.micro import denominators
 from roll.types.batch import TokenOutputs
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.openrlhf_flags import kinds_of
 from roll.workbench.migrate.overrides import leaves_of
 from roll.workbench.migrate.sources import read_source
 from roll.workbench.migrate.translate import migrate
-from roll.workers.losses import actor_loss, critic_loss
 
 LENGTHS, SCORES = ((3, 5, 2, 4), (6, 1, 2, 3), (2, 2, 4, 1)), ((1.0, 0, 0, 3), (2.0, 2, 2, 2), (0.0, 1, 1, -30))
 """Of three prompts with four responses: tokens, and rewards: one group without spread, one beyond the clip range."""

@@ -29,8 +29,8 @@ from trl_first_steps import (
     write_case,
 )
 
-from roll.pipelines.offline import planned_steps
-from roll.strategies.optim import schedule_from
+from roll.pipelines.offline.offline_pipeline import planned_steps
+from roll.strategies.training.optim import schedule_from
 
 RATE = 1e-3
 

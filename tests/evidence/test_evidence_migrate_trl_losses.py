@@ -28,12 +28,12 @@ from trl_first_steps import (
     write_case,
 )
 
-from roll.pipelines.assemble import assemble
-from roll.pipelines.credit import CreditAssigner
-from roll.strategies.micro import denominators
+from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.rollouts.assemble import assemble
+from roll.pipelines.workers.worker_losses import actor_loss
+from roll.strategies.training.micro import denominators
 from roll.types.batch import TokenOutputs
-from roll.types.episode import Group, Task, Trajectory, Turn
-from roll.workers.losses import actor_loss
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 PROMPTS, MEMBERS, LIMIT = 4, 4, 8
 KEYS = {"learning_rate": 1e-6, "num_generations": MEMBERS, "max_completion_length": LIMIT, "num_iterations": 2,

@@ -22,7 +22,7 @@ from peer_first_steps import BEFORE, UPDATE, Critic, Policy
 from tiny_models import build_tiny_model
 from torch import Tensor, nn
 
-from roll.strategies.optim import schedule_from
+from roll.strategies.training.optim import schedule_from
 
 logger = logging.getLogger(__name__)
 

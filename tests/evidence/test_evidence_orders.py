@@ -16,7 +16,7 @@ from rank_orders import ORDERS, differences, first_other, play_and_resume, play_
 from ranks import RankPool
 from tiny_models import build_tiny_model
 
-from roll.configs.rules.deepspeed import COUNTS
+from roll.configs.rules.deepspeed_rules import COUNTS
 from roll.configs.schema.deepspeed_config import OFFLOAD_KEYS, QUANTIZED_KEYS, ZERO_KEYS
 from roll.configs.schema.strategy_config import Fsdp2Config
 

@@ -17,8 +17,8 @@ from peer_wheels import ROOT, unpacked
 from test_rollout_tool_forms import OTHERS, SPEC, TEXTS, given_back, two_rounds
 
 from roll.data.templates import TemplateError
-from roll.rollout.chat import ChatTemplate
 from roll.rollout.chat_checks import check_template
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.tool_forms import resolve_parser
 from roll.types.chat import Message, ToolCall
 

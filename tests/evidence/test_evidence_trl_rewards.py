@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from roll.pipelines.reward_router import in_run
+from roll.pipelines.rollouts.reward_router import in_run
 from roll.rewards.base import Reward, RewardRequest, RewardSpec
 from roll.rewards.reward_registry import load_reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 VERSION = "1.16.0"
 MODULES = ("accuracy_rewards", "format_rewards", "other_rewards")

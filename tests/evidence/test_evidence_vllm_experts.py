@@ -15,7 +15,7 @@ from tiny_models import build_tiny_model
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings
-from roll.strategies.vllm.engine import build
+from roll.strategies.engines.vllm.vllm_engine import build
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 

@@ -290,7 +290,7 @@ def our_run(case: Case, *overrides: str) -> list[Step]:
     """Run the migrated configuration to its end."""
     from roll.configs.checks.prerequisites import check_prerequisites
     from roll.pipelines import run_pipeline
-    from roll.strategies.fsdp2 import Fsdp2Strategy
+    from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 
     config, steps = our_config(case, "save_steps=0", "logging_steps=1", *overrides), list[Step]()
     check_prerequisites(config)
@@ -325,7 +325,7 @@ def _forced(config: Any) -> Iterator[None]:
     if config.pipeline != "rlvr":
         yield
         return
-    from roll.strategies import hf_infer
+    from roll.strategies.engines.hf import hf_infer
 
     members: dict[str, int] = {}
     seen: Counter[tuple[int, ...]] = Counter()

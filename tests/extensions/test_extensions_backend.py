@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from roll.distributed.layout import RankLayout
 from roll.strategies.base import TrainStrategy
-from roll.strategies.micro import denominators
+from roll.strategies.training.micro import denominators
 from roll.types.batch import TokenOutputs
 
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from roll.catalog.pipelines import PIPELINES, Pipeline
+from roll.configs.catalog.pipeline_table import PIPELINES, Pipeline
 from roll.configs.schema.fields import number
 from roll.configs.schema.sft_config import SFTConfig
-from roll.pipelines.clusters import start_clusters
-from roll.pipelines.sft import SFTPipeline, sft_data
+from roll.pipelines.run.clusters import start_clusters
+from roll.pipelines.offline.sft import SFTPipeline, sft_data
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.metrics import Metrics
-from roll.workers.train import TrainWorker, resolved_model_args
+from roll.pipelines.workers.train_worker import TrainWorker, resolved_model_args
 
 
 @dataclass(frozen=True, kw_only=True)

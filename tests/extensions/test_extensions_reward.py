@@ -8,7 +8,7 @@ from roll.cli.__main__ import main
 
 OWN = '''
 from roll.rewards.base import Reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def digits(response: str, task: Task, *, each: float = 1.0) -> Reward:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from roll.catalog.harnesses import SIDE_PROMPTS
+from roll.configs.catalog.harness_table import SIDE_PROMPTS
 
 SIDE = tuple(text for texts in SIDE_PROMPTS.values() for text in texts)
 FILE = Path(__file__).with_suffix(".json")

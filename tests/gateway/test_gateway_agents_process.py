@@ -17,7 +17,7 @@ from roll.gateway.agents.logs import HEAD, TAIL, AgentLog
 from roll.gateway.agents.pool import AgentFailed, AgentFunctions
 from roll.gateway.agents.process import AgentNotStarted, AgentProcess
 from roll.gateway.agents.runners import CommandRunner, Order
-from roll.sandbox.public_files import public_parts
+from roll.isolation.sandbox.public_files import public_parts
 
 FORKS = r"""
 import os, sys, time

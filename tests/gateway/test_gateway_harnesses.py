@@ -12,7 +12,7 @@ from harness_requests import read_requests
 from serving import served
 from test_gateway_session import END, ids_of, make
 
-from roll.catalog.harnesses import SIDE_PROMPTS, expand_fields
+from roll.configs.catalog.harness_table import SIDE_PROMPTS, expand_fields
 
 RECORDED = read_requests()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.catalog.harnesses import HARNESSES, expand_fields
+from roll.configs.catalog.harness_table import HARNESSES, expand_fields
 from roll.gateway.base import ChatAnswer, Choice, RefusedCall
 from roll.gateway.protocols import wire_formats
 from roll.types.chat import Message, ToolCall

@@ -12,12 +12,12 @@ from roll.gateway.protocols import wire_formats
 from roll.gateway.reading import Reading
 from roll.gateway.session import EpisodeSession, SessionSettings
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.episode import Episode, EpisodeKey
 from roll.rollout.message_graph import MessageGraph
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.chat import Message, ToolCall, ToolSpec
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 TOKENIZER = char_tokenizer()
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")

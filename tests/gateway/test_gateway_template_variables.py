@@ -12,13 +12,13 @@ from roll.configs.schema.agents_config import AgentEnv
 from roll.data.templates import TemplateError
 from roll.gateway.agents.sessions import session_maker
 from roll.gateway.base import RefusedCall
-from roll.gateway.protocols.chat import ChatCompletions
+from roll.gateway.protocols.openai_chat import ChatCompletions
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.episode import Episode, EpisodeKey
 from roll.strategies.base import SamplingParams
 from roll.types.chat import Message
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 OPENS = CHATML.replace(
     "assistant\n{% endif %}",

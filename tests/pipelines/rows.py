@@ -11,8 +11,8 @@ from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.training_args import TrainingArgs
 from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig
-from roll.pipelines.assemble import Rollouts, assemble
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.pipelines.rollouts.assemble import Rollouts, assemble
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 PROMPT = (7, 8)
 

@@ -16,10 +16,10 @@ import torch
 from rollout_files import read_rollouts
 from toy import run_toy, write_toy
 
-from roll.pipelines import engine_check
+from roll.pipelines.rl import engine_check
 from roll.strategies.base import Request
-from roll.strategies.fsdp2 import Fsdp2Strategy
-from roll.strategies.hf_infer import HfInfer
+from roll.strategies.engines.hf.hf_infer import HfInfer
+from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.types.batch import TokenBatch
 
 SMALL = (

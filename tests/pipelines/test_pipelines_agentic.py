@@ -15,7 +15,7 @@ from toy import run_toy
 from toy_env import CRITIC, SHORT, episodes, without_template, write_toy_env
 
 from roll.envs.env_pool import EnvPool
-from roll.rollout.groups import FilterBudgetExhausted
+from roll.rollout.episode_groups import FilterBudgetExhausted
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from toy import run_toy
 from toy_env import episodes, faulty, write_toy_env
 
-from roll.rollout.groups import AllEpisodesFailed
+from roll.rollout.episode_groups import AllEpisodesFailed
 
 QUICK = ("env_workers.timeout_s=1", "env_workers.world_size=2", "response_length=1")
 STATUS = {"raise": "env_error", "wrong_type": "env_error", "exit": "env_error", "hang": "timeout"}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rollout_files import read_rollouts
 from rows import R, make_config, make_rollouts
 
-from roll.pipelines.assemble import assemble
-from roll.pipelines.report import Report
-from roll.pipelines.rollout_metrics import rollout_metrics
-from roll.types.episode import Group, Task, Trajectory, Turn
-from roll.utils.timing import Timers
+from roll.pipelines.rollouts.assemble import assemble
+from roll.pipelines.rollouts.rollout_metrics import rollout_metrics
+from roll.pipelines.run.report import Report
+from roll.tracking.timing import Timers
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 TASK = Task(id="maze", source="test", payload={}, seed=0, tag="maze", domain="maze")
 

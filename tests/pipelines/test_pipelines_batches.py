@@ -16,12 +16,10 @@ from roll.configs.schema.worker_config import ActorInferConfig, ActorTrainConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement
-from roll.pipelines.assemble import assemble
-from roll.pipelines.loop import Loop
-from roll.pipelines.offload import DeviceOffloader
-from roll.pipelines.rlvr import query_filter
-from roll.pipelines.update import mini_batches, old_logprobs_source, train
-from roll.pipelines.validation import (
+from roll.pipelines.rl.rlvr import query_filter
+from roll.pipelines.rl.update import mini_batches, old_logprobs_source, train
+from roll.pipelines.rollouts.assemble import assemble
+from roll.pipelines.rollouts.validation import (
     bootstrap_spread,
     extreme_of_k,
     majority,
@@ -29,9 +27,11 @@ from roll.pipelines.validation import (
     pass_at_k,
     validation_metrics,
 )
+from roll.pipelines.run.loop import Loop
+from roll.pipelines.run.role_offload import DeviceOffloader
+from roll.pipelines.workers.train_worker import TrainWorker
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
-from roll.workers.train import TrainWorker
 
 # Scores 1, 0, 0, 3 in two groups of two, one token each.
 FOUR = ([R(1.0), R(0.0)], [R(0.0), R(3.0)])

@@ -15,12 +15,12 @@ from rows import fresh
 from test_pipelines_turn_credit import make_config
 from torch.testing import assert_close
 
-from roll.pipelines.assemble import Rollouts, assemble
-from roll.pipelines.credit import CreditAssigner
-from roll.pipelines.role_groups import split_by_role
-from roll.pipelines.rollout_metrics import rollout_metrics
-from roll.pipelines.validation import episode_success
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.rollouts.assemble import Rollouts, assemble
+from roll.pipelines.rollouts.role_groups import split_by_role
+from roll.pipelines.rollouts.rollout_metrics import rollout_metrics
+from roll.pipelines.rollouts.validation import episode_success
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -12,7 +12,7 @@ from small import row_of, run_small
 from test_pipelines_sft import config_of, run, write
 from tiny_models import CHATML, char_tokenizer
 
-from roll.configs.checks.chat_templates import template_notes
+from roll.configs.checks.chat_template_checks import template_notes
 from roll.configs.errors import ConfigError
 
 SWITCH = CHATML.replace(

@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from data_tokenizers import CHAT_TEMPLATE, word_tokenizer
 
 from roll.cli.__main__ import main
-from roll.configs.checks.model_files import model_file_checks
+from roll.configs.checks.model_file_checks import model_file_checks
 from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.parsing.loader import read_tree
 from roll.data.data_check import Progress
 from roll.pipelines.check_process import StartCheck, look
-from roll.pipelines.model_options import has_model_options, option_problems
+from roll.pipelines.run.model_options import has_model_options, option_problems
 
 GOOD = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(1, 9)]
 TALK = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "2"}]
@@ -213,7 +213,7 @@ def test_the_command_prints_what_it_refuses_with_the_line_of_the_file(capsys):
 
 def test_a_share_of_the_prompts_is_held_out_and_the_same_whatever_the_order(tmp_path):
     from roll.data.prompts import PromptSet
-    from roll.types.episode import Task
+    from roll.types.trajectory import Task
 
     def tasks(order):
         return [Task(id=f"a:{i}", source="a", payload={}, seed=i, tag="a", domain="a") for i in order]

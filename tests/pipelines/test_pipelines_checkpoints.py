@@ -111,7 +111,7 @@ def test_an_interrupt_finishes_the_checkpoint_on_its_way(tiny_model, tmp_path, m
     import time
 
     from roll.checkpoint import background
-    from roll.pipelines.engine_pipeline import EnginePipeline
+    from roll.pipelines.rl.engine_pipeline import EnginePipeline
 
     original, collect = background.hash_files, EnginePipeline.collect
 
@@ -276,7 +276,8 @@ def test_a_run_goes_on_from_a_remote_address_after_its_disk_is_gone(whole, tiny_
 
 
 def test_an_upload_that_fails_is_told_and_fails_the_run_at_its_end(tiny_model, tmp_path, monkeypatch, caplog):
-    from roll.checkpoint import CheckpointWriteError, remote
+    from roll.checkpoint import CheckpointWriteError
+    from roll.checkpoint import remote_store as remote
 
     def gone(*_):
         raise ConnectionError("no route")

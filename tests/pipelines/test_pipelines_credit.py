@@ -14,8 +14,8 @@ from torch.testing import assert_close
 from roll.configs.schema.policy_config import OverlongShaping, PfPpo, TrainInferCorrection
 from roll.configs.schema.reward_config import RewardConfig, RewardPart
 from roll.configs.schema.worker_config import ActorInferConfig, GeneratingArgs, ModelArgs
-from roll.pipelines.credit import CreditAssigner
-from roll.strategies.micro import denominators
+from roll.pipelines.credit.credit import CreditAssigner
+from roll.strategies.training.micro import denominators
 
 # Scores 1, 0, 0, 3 in two groups of two, one token each.
 FOUR = ([R(1.0), R(0.0)], [R(0.0), R(3.0)])

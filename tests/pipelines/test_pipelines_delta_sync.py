@@ -15,13 +15,13 @@ from test_pipelines_sync import fake_config, sync_of
 
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.dispatch import Dispatch, dispatch
-from roll.distributed.errors import WorkerFailed
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.weights import weights_checksum
-from roll.pipelines.engine_pipeline import EnginePipeline
-from roll.pipelines.sync import WeightSync
-from roll.workers.infer import InferWorker
+from roll.distributed.worker_errors import WorkerFailed
+from roll.pipelines.rl.engine_pipeline import EnginePipeline
+from roll.pipelines.rl.sync import WeightSync
+from roll.pipelines.workers.infer_worker import InferWorker
 
 WAYS = ("object_store", "shared_memory", "broadcast", "file")
 WHOLE = 12 * 3000 * 2

@@ -289,10 +289,10 @@ def test_a_teacher_teaches_on_rows(tiny_model, teacher, tmp_path):
         check_prerequisites(config)
         run_pipeline(config)
         found[name] = metrics_of(config.logging_path)
-    from roll.data.sft import batch_of
-    from roll.pipelines.sft import sft_data
-    from roll.strategies.hf.hf_model import load_tokenizer
-    from roll.workers.train import resolved_model_args
+    from roll.data.sft_rows import batch_of
+    from roll.pipelines.offline.sft import sft_data
+    from roll.pipelines.workers.train_worker import resolved_model_args
+    from roll.strategies.training.pretrained import load_tokenizer
 
     data = sft_data(config, load_tokenizer(resolved_model_args(config, "actor_train"))).training.rows
     batch = batch_of([(row.id, row) for row in data])

@@ -28,9 +28,9 @@ from same_runs import comparable, in_process, logged
 
 from roll.configs.errors import ConfigError
 from roll.configs.rules.validate import warnings_of
-from roll.data.offline import RowOrder
-from roll.data.preference import batch_of, mismatched
-from roll.pipelines.dpo import dpo_data
+from roll.data.finished_rows import RowOrder
+from roll.data.preference_rows import batch_of, mismatched
+from roll.pipelines.offline.dpo import dpo_data
 from roll.utils.rows import DataError
 
 REFERENCE = "reference={}"

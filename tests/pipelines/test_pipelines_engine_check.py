@@ -16,8 +16,8 @@ from small import run_small
 
 from roll.configs.schema.engine_config import SglangConfig, VllmConfig
 from roll.distributed.weights import WeightSyncError
-from roll.pipelines.engine_check import _bounds
-from roll.strategies.hf_infer import HfInfer
+from roll.pipelines.rl.engine_check import _bounds
+from roll.strategies.engines.hf.hf_infer import HfInfer
 
 QUIET = ("actor_train.training_args.learning_rate=0", "max_steps=2")
 """Nothing is learnt: the engine is right until something is wrong."""
@@ -92,7 +92,7 @@ def test_engines_are_looked_at_twice_and_never_again(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    from roll.pipelines import engine_check
+    from roll.pipelines.rl import engine_check
 
     check = engine_check.check_engines
     monkeypatch.setattr(engine_check, "check_engines", lambda *args: (looked.append(args[-1]), check(*args)))

@@ -9,10 +9,10 @@ import math
 import pytest
 from rich.console import Console
 
-from roll.pipelines.eval_table import results_by_tag, table, write_eval_files
-from roll.pipelines.rollout_metrics import episode_counts
-from roll.pipelines.validation import episode_success, successes, validation_samples
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.pipelines.rollouts.eval_table import results_by_tag, table, write_eval_files
+from roll.pipelines.rollouts.rollout_metrics import episode_counts
+from roll.pipelines.rollouts.validation import episode_success, successes, validation_samples
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 
 class Letters:

@@ -18,8 +18,8 @@ import pytest
 from tiny_models import build_tiny_model
 from toy import metrics_of, run_toy, write_toy
 
-from roll.distributed.errors import WorkerDied, WorkerRefused
-from roll.rollout.groups import FilterBudgetExhausted
+from roll.distributed.worker_errors import WorkerDied, WorkerRefused
+from roll.rollout.episode_groups import FilterBudgetExhausted
 from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
 

@@ -14,8 +14,8 @@ from small import Run, again, row_of, run_small
 
 from roll.configs.errors import ConfigError
 from roll.rollout.engine_driver import RolloutStalled
-from roll.rollout.groups import FilterBudgetExhausted
-from roll.strategies.fsdp2 import Fsdp2Strategy
+from roll.rollout.episode_groups import FilterBudgetExhausted
+from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.utils.readers import DataError
 
 CONSTANT = "def case(response, task):\n    return {}\n"
@@ -227,7 +227,7 @@ def test_a_resumed_run_replaces_its_model_and_another_run_moves_it_aside(small):
 
 FULL_DISK = OSError(28, "No space left on device")
 NOT_EXPORTED = mock.patch.object(Fsdp2Strategy, "export", side_effect=FULL_DISK)
-NOT_MERGED = mock.patch("roll.pipelines.unwritten_model.export_checkpoint", side_effect=FULL_DISK)
+NOT_MERGED = mock.patch("roll.pipelines.run.unwritten_model.export_checkpoint", side_effect=FULL_DISK)
 NOT_SAVED = mock.patch.object(Fsdp2Strategy, "save", side_effect=FULL_DISK)
 
 

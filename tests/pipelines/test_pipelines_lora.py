@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from toy import run_toy, write_toy
 
 from roll.configs.parsing.loader import load_config
-from roll.pipelines.engine_pipeline import EnginePipeline
-from roll.pipelines.model_options import has_model_options, option_problems
+from roll.pipelines.rl.engine_pipeline import EnginePipeline
+from roll.pipelines.run.model_options import has_model_options, option_problems
 
 MODEL = "actor_train.model_args"
 RANK = (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", "actor_train.training_args.learning_rate=5e-3")

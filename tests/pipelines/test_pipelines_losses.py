@@ -9,12 +9,12 @@ import torch
 from rows import make_config
 from torch.testing import assert_close
 
-from roll.catalog.losses import LOSSES as POLICY_LOSSES
+from roll.configs.catalog.loss_table import LOSSES as POLICY_LOSSES
 from roll.configs.schema.policy_config import TrainInferCorrection
-from roll.strategies.micro import denominators
+from roll.pipelines.workers.worker_losses import actor_loss, critic_loss, with_mismatch_metrics
+from roll.strategies.training.micro import denominators
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.workers.losses import actor_loss, critic_loss, with_mismatch_metrics
 
 LENGTHS = (3, 1, 4, 2)
 """Response tokens of each row; every row has a prompt of two."""

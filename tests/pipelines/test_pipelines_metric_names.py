@@ -8,11 +8,11 @@ from rows import R, make_group
 
 from roll.configs.schema.reward_config import ValidationConfig
 from roll.configs.schema.worker_config import DataArgs
-from roll.pipelines.assemble import assemble
-from roll.pipelines.rollout_metrics import rollout_metrics
-from roll.pipelines.validation import validation_metrics
+from roll.pipelines.rollouts.assemble import assemble
+from roll.pipelines.rollouts.rollout_metrics import rollout_metrics
+from roll.pipelines.rollouts.validation import validation_metrics
 from roll.tracking.names import check_names
-from roll.types.episode import Group
+from roll.types.trajectory import Group
 
 ODD = ("math/easy", "a b", "50%", "x/part/y", "..")
 

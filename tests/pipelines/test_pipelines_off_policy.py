@@ -15,11 +15,11 @@ from torch.testing import assert_close
 from whole_batch import denominators_of
 
 from roll.configs.schema.policy_config import TrainInferCorrection
-from roll.pipelines.credit import CreditAssigner
-from roll.pipelines.off_policy import staleness_metrics, staleness_of
-from roll.strategies.micro import denominators
+from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.rollouts.off_policy import staleness_metrics, staleness_of
+from roll.pipelines.workers.worker_losses import actor_loss
+from roll.strategies.training.micro import denominators
 from roll.types.batch import TokenOutputs
-from roll.workers.losses import actor_loss
 
 QUICK = settings(max_examples=15, deadline=None, derandomize=True)
 STEP = 6

@@ -6,11 +6,11 @@ import pytest
 from toy import metrics_of, run_toy, write_toy
 
 from roll.distributed.worker import Worker
-from roll.pipelines import offload as module
-from roll.pipelines.offload import ENGINE, DeviceOffloader
-from roll.strategies.hf_infer import HfInfer
-from roll.workers.infer import InferWorker
-from roll.workers.train import ForwardWorker
+from roll.pipelines.run import role_offload as module
+from roll.pipelines.run.role_offload import ENGINE, DeviceOffloader
+from roll.pipelines.workers.infer_worker import InferWorker
+from roll.pipelines.workers.train_worker import ForwardWorker
+from roll.strategies.engines.hf.hf_infer import HfInfer
 
 ALL = {"parameters", "gradients", "optimizer"}
 ROLES = ("actor_train", "actor_infer", "reference", "critic")

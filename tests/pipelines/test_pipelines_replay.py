@@ -22,16 +22,16 @@ from toy_env import write_toy_env
 
 import roll
 from roll.configs.parsing.loader import load_config
-from roll.pipelines.assemble import Rollouts, assemble
-from roll.pipelines.engine_pipeline import EnginePipeline
-from roll.pipelines.recorded_rollouts import RecordingError, read_step, token_texts
-from roll.pipelines.replay import require_fitting
-from roll.pipelines.rollout_rows import Texts, training_rows
-from roll.tracking.recorded import RecordedRollouts
+from roll.pipelines.rl.engine_pipeline import EnginePipeline
+from roll.pipelines.rl.replay_pipeline import require_fitting
+from roll.pipelines.rollouts.assemble import Rollouts, assemble
+from roll.pipelines.rollouts.recorded_rollouts import RecordingError, read_step, token_texts
+from roll.pipelines.rollouts.rollout_rows import Texts, training_rows
+from roll.tracking.recorded_responses import RecordedRollouts
 from roll.tracking.rollouts import METADATA_KEY, write_rollouts
-from roll.types.episode import Group, Trajectory
-from roll.view.api import Api
-from roll.view.runs import named_runs
+from roll.types.trajectory import Group, Trajectory
+from roll.workbench.view.api import Api
+from roll.workbench.view.runs import named_runs
 
 STATEFUL = (
     "max_steps=3",
@@ -87,7 +87,7 @@ def stateful(tiny_model, tmp_path_factory) -> Path:
     """A run of three steps with a state, and its replay without the reward's file and without an engine."""
     folder = recorded(write_toy(tmp_path_factory.mktemp("replay"), tiny_model), *STATEFUL)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("roll.strategies.hf_infer.HfInfer.__init__", None)
+        patched.setattr("roll.strategies.engines.hf.hf_infer.HfInfer.__init__", None)
         patched.setattr(EnginePipeline, "__init__", None)
         for name in ("case_reward.py", "case.jsonl"):
             (folder / name).rename(folder / f"{name}.away")

@@ -14,8 +14,8 @@ import pytest
 from tiny_classifiers import build_case_lover, build_tiny_classifier
 from toy import metrics_of, run_toy, write_toy
 
-from roll.distributed.errors import WorkerRefused
-from roll.rollout.groups import FilterBudgetExhausted
+from roll.distributed.worker_errors import WorkerRefused
+from roll.rollout.episode_groups import FilterBudgetExhausted
 from roll.tracking.names import is_timing
 
 MODEL = ("rewards.case.name=reward_model", "custom_reward_function=null", "reward_model.template=plain")

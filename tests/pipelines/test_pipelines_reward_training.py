@@ -25,13 +25,13 @@ from same_runs import comparable
 from tiny_classifiers import build_tiny_classifier
 
 from roll.configs.errors import ConfigError
-from roll.data.offline import RowOrder
-from roll.data.preference import scored_batch_of
+from roll.data.finished_rows import RowOrder
+from roll.data.preference_rows import scored_batch_of
 from roll.data.templates import PromptEncoder
-from roll.pipelines.reward_model import reward_data
-from roll.strategies.hf.hf_model import load_tokenizer
-from roll.types.episode import Task
-from roll.workers.train import resolved_model_args
+from roll.pipelines.offline.reward_model import reward_data
+from roll.pipelines.workers.train_worker import resolved_model_args
+from roll.strategies.training.pretrained import load_tokenizer
+from roll.types.trajectory import Task
 
 SAID = ("preference/loss", "preference/margin", "actor/grad_norm", "preference/tokens")
 HELD = ("val/loss", "val/accuracy", "val/margin")

@@ -11,11 +11,11 @@ import torch
 from small import run_small
 
 import roll
-from roll.pipelines.assemble import assemble
-from roll.pipelines.rollout_dump import RolloutDump
-from roll.pipelines.rollout_rows import Texts, played_rows, training_rows
+from roll.pipelines.rollouts.assemble import assemble
+from roll.pipelines.rollouts.rollout_dump import RolloutDump
+from roll.pipelines.rollouts.rollout_rows import Texts, played_rows, training_rows
 from roll.tracking.rollouts import TOKEN_COLUMNS, file_of, write_rollouts
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 from roll.utils.disk import disk_full_sentence, is_disk_full
 
 EXPLAINS = """

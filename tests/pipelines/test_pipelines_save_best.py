@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from toy import run_toy, write_toy
 from toy_env import write_toy_env
 
-from roll.catalog.validation_metrics import NEVER
 from roll.checkpoint import CheckpointStore
 from roll.checkpoint.best import best_of
 from roll.cli.__main__ import main
+from roll.configs.catalog.validation_metrics import NEVER
 from roll.configs.rules.save_best import validation_metrics
-from roll.pipelines.loop import Loop
-from roll.pipelines.run_result import RunResult
-from roll.pipelines.sft import SFTPipeline
+from roll.pipelines.offline.sft import SFTPipeline
+from roll.pipelines.run.loop import Loop
+from roll.pipelines.run.run_result import RunResult
 
 BEST = ("save_best=val/loss", "eval_steps=1", "validation_share=0.2", "max_steps=5", "export_model=false")
 LOSSES = {1: 5.0, 2: 3.0, 3: 4.0, 4: 3.0, 5: 6.0}

@@ -15,13 +15,13 @@ from test_pipelines_sync import fake_config, left_by, pair, state_of, sync_of
 
 from roll.distributed.cluster import Executor
 from roll.distributed.dispatch import Dispatch, dispatch
-from roll.distributed.errors import WorkerDied
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.transports import Sent, TransferSummary
 from roll.distributed.weights import WeightSyncError
-from roll.pipelines.sync import _together
-from roll.strategies.fsdp2 import Fsdp2Strategy
+from roll.distributed.worker_errors import WorkerDied
+from roll.pipelines.rl.sync import _together
+from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 
 MODEL = 12 * 3000 * 4  # bytes of a FakeTrainer's weights
 

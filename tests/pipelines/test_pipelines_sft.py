@@ -18,12 +18,12 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.validate import warnings_of
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.offline import RowOrder
-from roll.data.sft import batch_of
-from roll.distributed.errors import WorkerFailed
-from roll.pipelines.offline import planned_steps
-from roll.pipelines.sft import run_sft, sft_data
-from roll.strategies.fsdp2 import Fsdp2Strategy
+from roll.data.finished_rows import RowOrder
+from roll.data.sft_rows import batch_of
+from roll.distributed.worker_errors import WorkerFailed
+from roll.pipelines.offline.offline_pipeline import planned_steps
+from roll.pipelines.offline.sft import run_sft, sft_data
+from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.utils.readers import DataError
 
 ACTOR = "actor_train.strategy_args.strategy_name"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks import machine_folders
-from roll.configs.checks.machine_folders import versions
+from roll.configs.checks import machine_folder_checks as machine_folders
+from roll.configs.checks.machine_folder_checks import versions
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.distributed.cluster import Executor
-from roll.pipelines.shared_folders import check_shared_folders
+from roll.pipelines.run.shared_folders import check_shared_folders
 
 JOB = """
 pipeline: sft
@@ -126,7 +126,7 @@ def test_a_model_of_another_content_is_named_with_its_file(job, tmp_path):
 
 
 def test_a_folder_inside_of_rays_copy_of_a_jobs_working_directory_is_refused(job, tmp_path):
-    from roll.configs.checks.folders import folder_checks
+    from roll.configs.checks.folder_checks import folder_checks
 
     copy = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
     (violation,) = folder_checks(job(f"output_dir={copy}/output"))

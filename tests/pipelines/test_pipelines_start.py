@@ -15,8 +15,9 @@ from toy import metrics_of, write_toy
 
 from roll.configs.schema.training_args import TrainingArgs
 from roll.configs.schema.worker_config import ActorTrainConfig
-from roll.pipelines import clusters, load_pipeline
-from roll.pipelines.clusters import ray_address
+from roll.pipelines import load_pipeline
+from roll.pipelines.run import clusters
+from roll.pipelines.run.clusters import ray_address
 
 START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
 

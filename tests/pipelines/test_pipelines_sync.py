@@ -16,16 +16,16 @@ from sync_workers import FakeEngine, FakeTrainer, weights_of
 
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.dispatch import Dispatch, dispatch
-from roll.distributed.errors import WorkerDied, WorkerFailed
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.transports import shm_segments
 from roll.distributed.weights import WeightSyncError, weights_checksum
 from roll.distributed.worker import Ping
-from roll.pipelines import sync as sync_module
-from roll.pipelines.engine_pipeline import EnginePipeline
-from roll.pipelines.sync import WeightSync, choose_transport
-from roll.strategies.hf_infer import HfInfer
+from roll.distributed.worker_errors import WorkerDied, WorkerFailed
+from roll.pipelines.rl import sync as sync_module
+from roll.pipelines.rl.engine_pipeline import EnginePipeline
+from roll.pipelines.rl.sync import WeightSync, choose_transport
+from roll.strategies.engines.hf.hf_infer import HfInfer
 
 WANTED = ("auto", "object_store", "shared_memory", "broadcast", "file")
 

@@ -16,7 +16,7 @@ from test_pipelines_distill import SFT, distil, distil_config
 from tiny_models import build_tiny_model
 from toy import metrics_of
 
-from roll.configs.checks.endpoints import endpoint_notes
+from roll.configs.checks.endpoint_checks import endpoint_notes
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.distill_args import TeacherConfig
@@ -25,9 +25,9 @@ from roll.configs.schema.strategy_config import StrategyArgs
 from roll.distributed.worker import WorkerInfo
 from roll.pipelines import run_pipeline
 from roll.strategies.base import TrainSpec
-from roll.strategies.endpoint import EndpointTeacher
+from roll.strategies.engines.endpoint_engine import EndpointTeacher
 from roll.types.batch import TokenBatch
-from roll.utils.endpoint import EndpointFailed
+from roll.utils.json_service import EndpointFailed
 
 KEY = "sk-very-secret"
 TOP = ("distill.use_as=loss", "distill.top_k=5")

@@ -10,13 +10,13 @@ from toy import run_toy, write_toy
 
 from roll.configs.schema.tool_config import ToolConfig
 from roll.data.templates import PromptEncoder
-from roll.pipelines.rlvr import prompt_encoder
-from roll.tools.toolbox import Toolbox
-from roll.types.episode import Task
+from roll.envs.tools.toolbox import Toolbox
+from roll.pipelines.rl.rlvr import prompt_encoder
+from roll.types.trajectory import Task
 
 LETTERS = list(string.ascii_letters + string.digits)  # a random model ends with one of them soon
 USER = """
-from roll.tools.interactions import BaseInteraction
+from roll.envs.tools.interactions import BaseInteraction
 
 
 class User(BaseInteraction):

@@ -18,14 +18,14 @@ from roll.configs.schema.env_config import CustomEnv, EnvManager, RewardNormaliz
 from roll.configs.schema.policy_config import PfPpo
 from roll.configs.schema.training_args import TrainingArgs
 from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig
-from roll.pipelines.assemble import Rollouts, assemble
-from roll.pipelines.credit import CreditAssigner
-from roll.pipelines.turn_credit import TrajectoryView, turn_inputs
-from roll.strategies.micro import denominators
+from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.credit.turn_credit import TrajectoryView, turn_inputs
+from roll.pipelines.rollouts.assemble import Rollouts, assemble
+from roll.pipelines.workers.worker_losses import actor_loss
+from roll.strategies.training.micro import denominators
 from roll.types.batch import TokenOutputs
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 from roll.utils.seeding import stable_hash
-from roll.workers.losses import actor_loss
 
 HALF = math.sqrt(0.5)
 

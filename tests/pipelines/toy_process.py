@@ -16,11 +16,11 @@ def kill_at(moment: str, nth: int) -> None:
     """The process dies at the n-th call of the function that stands for this moment."""
     from roll.checkpoint import background
     from roll.checkpoint.store import Unfinished
-    from roll.pipelines import checkpoints
-    from roll.pipelines.engine_pipeline import EnginePipeline
+    from roll.pipelines.rl.engine_pipeline import EnginePipeline
+    from roll.pipelines.run import checkpoints
+    from roll.pipelines.workers.train_worker import TrainWorker
     from roll.rollout.episode_envs import PooledEnv, RewardEnv
-    from roll.strategies.hf_infer import HfInfer
-    from roll.workers.train import TrainWorker
+    from roll.strategies.engines.hf.hf_infer import HfInfer
 
     owner, name = {
         "generation": (HfInfer, "_step"),

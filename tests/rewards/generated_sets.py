@@ -7,7 +7,7 @@ import string
 from collections import deque
 from typing import Any
 
-from roll.utils.generators import reference_answer
+from roll.utils.reasoning_gym_sets import reference_answer
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "composite": {"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}]},

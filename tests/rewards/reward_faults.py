@@ -11,10 +11,10 @@ import threading
 import time
 from typing import Any
 
-from roll.processes.channel import Channel
+from roll.isolation.processes.channel import Channel
 from roll.rewards.base import Reward, RewardRequest, RewardSpec
 from roll.rewards.reward_pool import RewardPool
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 TIMEOUT_S = 3.0
 

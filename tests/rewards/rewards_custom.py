@@ -15,7 +15,7 @@ from typing import Any
 
 from roll.rewards.base import Reward
 from roll.rewards.reward_worker import RewardHandler
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def length(response: str, task: Task, *, scale: float = 1.0) -> float:

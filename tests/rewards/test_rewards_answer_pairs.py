@@ -12,7 +12,7 @@ from answer_pairs_responses import KINDS as RESPONSES
 from answer_pairs_responses import ResponsePair
 
 from roll.rewards.math_rule import math_rule
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 PAIRS = answer_pairs()
 BY_KIND = {kind: [pair for pair in PAIRS if pair.kind == kind] for kind in dict.fromkeys(pair.kind for pair in PAIRS)}

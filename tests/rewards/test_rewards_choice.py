@@ -6,7 +6,7 @@ import pytest
 
 from roll.rewards.choice import choice
 from roll.rewards.choice_statements import stated_letter
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 STATED = {
     "B": "B", "(B)": "B", "B.": "B", "**B**": "B", "B) Paris": "B", "B. Paris": "B", r"\boxed{B}": "B",

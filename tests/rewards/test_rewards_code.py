@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from roll.isolation.sandbox.base import Limits, Outcome, Program, Sandbox, SandboxError, SandboxUnavailable
+from roll.isolation.sandbox.open_sandbox import open_sandbox
 from roll.rewards import code_run
 from roll.rewards.base import Reward, RewardLoadError, RewardSpec
 from roll.rewards.code import code
 from roll.rewards.code_run import same_output, same_value
 from roll.rewards.code_tests import BrokenTask
 from roll.rewards.reward_registry import load_reward
-from roll.sandbox.base import Limits, Outcome, Program, Sandbox, SandboxError, SandboxUnavailable
-from roll.sandbox.open_sandbox import open_sandbox
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,12 @@ from code_rows import (
     packed,
 )
 
+from roll.isolation.sandbox.base import Sandbox
+from roll.isolation.sandbox.open_sandbox import open_sandbox
 from roll.rewards import code_numpy, code_packed
 from roll.rewards.code import code
 from roll.rewards.code_tests import BrokenTask, SourceTests, read_tests
-from roll.sandbox.base import Sandbox
-from roll.sandbox.open_sandbox import open_sandbox
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from code_mutants import mutants
 
+from roll.isolation.sandbox.base import Limits, Program, Sandbox, SandboxUnavailable
+from roll.isolation.sandbox.open_sandbox import open_sandbox
 from roll.rewards.code import code
-from roll.sandbox.base import Limits, Program, Sandbox, SandboxUnavailable
-from roll.sandbox.open_sandbox import open_sandbox
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 MBPP = Path(__file__).parents[2].parent / "shared" / "data" / "mbpp" / "mbpp.jsonl"
 SURVIVORS = Path(__file__).with_name("code_survivors.json")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from roll.pipelines.reward_router import combined, in_run
+from roll.pipelines.rollouts.reward_router import combined, in_run
 from roll.rewards.base import Reward, RewardContractError, RewardLoadError, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.rewards.reward_registry import LoadedReward, load_reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 TRL = str(Path(__file__).with_name("rewards_trl.py"))
 

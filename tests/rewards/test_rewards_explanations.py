@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from roll.pipelines.reward_router import combined
+from roll.pipelines.rollouts.reward_router import combined
 from roll.rewards.base import Reward, RewardOutputError, RewardResult, as_reward, explained
 from roll.rewards.weighted import weighted
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 TASK = Task(id="t", source="", payload={}, seed=0, tag="", domain="d")
 

@@ -16,7 +16,7 @@ from roll.rewards.length import length
 from roll.rewards.regex import regex
 from roll.rewards.repetition import repetition
 from roll.rewards.reward_pool import RewardPool
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def task(truth: object = "Paris") -> Task:

@@ -20,8 +20,8 @@ from roll.envs.adapters.base import HubError
 from roll.envs.env_registry import load_env
 from roll.rewards.generated_answers import extract_answer
 from roll.rewards.reasoning_gym import PAYLOAD_KEY, reasoning_gym
-from roll.types.episode import Task
-from roll.utils.generators import UselessVerifier, check_dataset, create_dataset, is_wrong
+from roll.types.trajectory import Task
+from roll.utils.reasoning_gym_sets import UselessVerifier, check_dataset, create_dataset, is_wrong
 from roll.utils.rows import DataError
 
 SEVERAL_LINES = ("mini_sudoku", "tower_of_hanoi", "rotate_matrix", "pool_matrix", "survo", "kakurasu", "modulo_grid")

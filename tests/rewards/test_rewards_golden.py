@@ -11,7 +11,7 @@ import pytest
 
 from roll.rewards.gsm8k import gsm8k
 from roll.rewards.math_rule import math_rule
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 

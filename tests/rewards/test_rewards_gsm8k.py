@@ -7,7 +7,7 @@ import time
 import pytest
 
 from roll.rewards.gsm8k import gsm8k
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def task(truth: object) -> Task:

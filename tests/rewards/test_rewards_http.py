@@ -15,7 +15,7 @@ from roll.rewards import http as module
 from roll.rewards.base import Reward, RewardSpec
 from roll.rewards.http import RewardServerError, http
 from roll.rewards.reward_registry import load_reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 TASK = Task(
     id="t:1", source="t", payload={"ground_truth": 72, "prompt": "How many?", "level": 3}, seed=0, tag="t", domain="d"

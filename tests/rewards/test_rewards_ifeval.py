@@ -14,7 +14,7 @@ from roll.rewards.base import Reward
 from roll.rewards.ifeval import constraints, ifeval
 from roll.rewards.ifeval_checks import CHECKS
 from roll.rewards.ifeval_text import sentences
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 pytest.importorskip("langdetect", reason="langdetect isn't installed")
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from roll.configs.schema.judge_config import JudgeConfig
-from roll.rewards.judge import Rubric, UnjudgeableRow, harmless
 from roll.rewards.judge_agreement import agreement
 from roll.rewards.judge_cache import JudgeCache, Verdict, cache_key
-from roll.types.episode import Task
+from roll.rewards.judge_score import Rubric, UnjudgeableRow, harmless
+from roll.types.trajectory import Task
 
 
 def task(**payload):

@@ -8,7 +8,7 @@ import pytest
 
 from roll.rewards.math_rule import math_rule
 from roll.rewards.maths.comparison import same
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def task(truth: object) -> Task:

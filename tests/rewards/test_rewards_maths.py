@@ -16,7 +16,7 @@ from roll.rewards.gsm8k import gsm8k
 from roll.rewards.math_rule import math_rule
 from roll.rewards.maths.comparison import read, same
 from roll.rewards.maths.evaluation import TooHard, Undefined, exact, numeric
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def task(truth: object) -> Task:

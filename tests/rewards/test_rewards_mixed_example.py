@@ -13,7 +13,7 @@ import pytest
 from roll.rewards.choice import choice
 from roll.rewards.ifeval import ifeval
 from roll.rewards.math_rule import math_rule
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 FILE = Path(__file__).parents[2] / "examples" / "mixed" / "mixed_tasks.py"
 REWARDS = {"maths": math_rule, "instructions": ifeval, "choice": choice}

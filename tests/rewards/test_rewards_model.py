@@ -13,15 +13,15 @@ from tiny_models import char_tokenizer
 from roll.configs.schema.reward_config import RewardConfig, RewardModelConfig
 from roll.data.templates import TemplateError
 from roll.distributed.dispatch import Dispatch, dispatch
-from roll.distributed.errors import WorkerDied
 from roll.distributed.inline import InlineExecutor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
-from roll.pipelines.reward_router import combined
+from roll.distributed.worker_errors import WorkerDied
+from roll.pipelines.rollouts.reward_router import combined
+from roll.pipelines.workers.model_reward_worker import RewardModelClient, RewardTexts, UnscorableText
 from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.types.batch import TokenOutputs
-from roll.types.episode import Task
-from roll.workers.reward import RewardModelClient, RewardTexts, UnscorableText
+from roll.types.trajectory import Task
 
 TOKENIZER = char_tokenizer()
 

@@ -19,7 +19,7 @@ from roll.rewards.reward_registry import load_reward
 from roll.rollout.agent import Agent
 from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.episode_key import Action
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from roll.rewards.base import RewardLoadError, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 CUSTOM = str(Path(__file__).with_name("rewards_custom.py"))
 ROOT = Path(__file__).parents[2]
@@ -213,7 +213,7 @@ def test_a_script_without_a_main_guard_can_use_a_pool_and_end_without_closing_it
     script.write_text(
         "from roll.rewards.base import RewardRequest, RewardSpec\n"
         "from roll.rewards.reward_pool import RewardPool\n"
-        "from roll.types.episode import Task\n"
+        "from roll.types.trajectory import Task\n"
         "task = Task(id='t', source='t', payload={'ground_truth': '72'}, seed=0, tag='t', domain='d')\n"
         "pool = RewardPool({'d': RewardSpec(name='gsm8k')}, num_processes=1)\n"
         "print(pool.score([RewardRequest(id='a', domain='d', response='#### 72', task=task)])[0].reward.value)\n"

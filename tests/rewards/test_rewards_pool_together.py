@@ -10,7 +10,7 @@ import pytest
 
 from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 CUSTOM = str(Path(__file__).with_name("rewards_custom.py"))
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from roll.configs.rules.verifiers import VERIFIERS_THAT_EXECUTE, verifier_that_executes
+from roll.configs.rules.verifier_rules import VERIFIERS_THAT_EXECUTE, verifier_that_executes
 from roll.configs.schema.worker_config import ProceduralTask
 from roll.data.procedural import PAYLOAD_KEY as WRITTEN_KEY
 from roll.data.procedural import procedural_tasks
 from roll.rewards import reasoning_gym as reward_module
 from roll.rewards.reasoning_gym import PAYLOAD_KEY, extract_answer, reasoning_gym
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 
 def entry_task(dataset: str, entry: dict[str, Any]) -> Task:

@@ -12,7 +12,7 @@ from roll.rewards.base import Reward
 from roll.rewards.gsm8k import gsm8k
 from roll.rewards.math_rule import math_rule
 from roll.rewards.references import answer_text, filled, perturbed, reference_template
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 SETS: list[tuple[str, str, Callable[..., Reward]]] = [
     ("gsm8k/train", "answer", gsm8k),

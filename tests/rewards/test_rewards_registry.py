@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from roll.catalog.rewards import REWARDS
+from roll.configs.catalog.reward_table import REWARDS
 from roll.rewards.base import Reward, RewardLoadError, RewardOutputError, RewardRequest, RewardSpec, as_reward
 from roll.rewards.reward_registry import load_reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 CUSTOM = str(Path(__file__).with_name("rewards_custom.py"))
 TASK = Task(id="t:1", source="t", payload={"ground_truth": "72"}, seed=0, tag="t", domain="d")

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from roll.configs.schema.rl_config import UNCONFINED_HAZARD
+from roll.isolation.sandbox.base import SandboxUnavailable
+from roll.isolation.sandbox.mechanisms import MECHANISMS
 from roll.rewards.base import RewardLoadError, RewardRequest, RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.rewards.reward_registry import load_reward
-from roll.sandbox.base import SandboxUnavailable
-from roll.sandbox.mechanisms import MECHANISMS
-from roll.tracking.summary import RunSummary, render
-from roll.types.episode import Task
+from roll.tracking.run_summary import RunSummary, render
+from roll.types.trajectory import Task
 
 TASK = Task(id="t:1", source="t", payload={}, seed=0, tag="t", domain="d")
 OWN = """
-from roll.sandbox.base import Limits, Program, SandboxError
+from roll.isolation.sandbox.base import Limits, Program, SandboxError
 
 
 def runs(response, task, *, sandbox, wall_s: float = 20.0):

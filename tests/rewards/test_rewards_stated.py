@@ -10,7 +10,7 @@ import pytest
 from roll.rewards.base import RewardOutputError, RewardRequest, RewardSpec, as_reward
 from roll.rewards.reward_pool import RewardPool
 from roll.rewards.reward_registry import load_reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 OWN = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -15,16 +15,16 @@ pytest.importorskip("reasoning_gym")
 from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
-from roll.configs.rules.verifiers import VERIFIERS_THAT_EXECUTE
+from roll.configs.rules.verifier_rules import VERIFIERS_THAT_EXECUTE
 from roll.configs.schema.worker_config import ProceduralTask
 from roll.data.procedural import procedural_tasks
+from roll.isolation.sandbox.base import Sandbox, SandboxUnavailable
+from roll.isolation.sandbox.on_demand import SandboxOnDemand
+from roll.isolation.sandbox.open_sandbox import open_sandbox
 from roll.rewards.reasoning_gym import PAYLOAD_KEY, UnsafeVerifier, reasoning_gym
 from roll.rewards.verifier_guard import GRAMMARS, is_plain_answer
 from roll.rewards.verifiers_in_sandbox import SandboxedVerifier
-from roll.sandbox.base import Sandbox, SandboxUnavailable
-from roll.sandbox.on_demand import SandboxOnDemand
-from roll.sandbox.open_sandbox import open_sandbox
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 PARAMETERS = {"composite": {"datasets": [DatasetSpec(name="chain_sum", weight=1, config={})]}}
 NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}

@@ -9,13 +9,13 @@ import pytest
 
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
-from roll.configs.rules.rewards import reward_rules
+from roll.configs.rules.rewards_rules import reward_rules
 from roll.configs.schema.reward_config import RewardConfig, RewardPart
 from roll.configs.schema.rlvr_config import RLVRConfig
-from roll.pipelines.reward_router import reward_spec
+from roll.pipelines.rollouts.reward_router import reward_spec
 from roll.rewards.base import Reward, RewardLoadError, RewardSpec
 from roll.rewards.reward_registry import load_reward
-from roll.types.episode import Task
+from roll.types.trajectory import Task
 
 TASK = Task(id="t:1", source="t", payload={"ground_truth": "72"}, seed=0, tag="t", domain="d")
 CUSTOM = str(Path(__file__).with_name("rewards_custom.py"))

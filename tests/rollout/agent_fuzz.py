@@ -21,16 +21,16 @@ from tool_templates import COUNTS_BACK, LLAMA31, MISTRAL, QWEN3, end_of
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
 from roll.envs.wrappers import without_thoughts
-from roll.pipelines.assemble import Rollouts, assemble
+from roll.pipelines.rollouts.assemble import Rollouts, assemble
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.message_graph import MessageGraph
 from roll.rollout.scheduler import CollectPlan, RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.chat import ToolCall, ToolSpec
-from roll.types.episode import EpisodeError, Group, Task
+from roll.types.trajectory import EpisodeError, Group, Task
 
 TEMPLATES = {"chatml": CHATML, "qwen3": QWEN3, "llama3.1": LLAMA31, "mistral": MISTRAL, "counts_back": COUNTS_BACK}
 TAGS = ("<think>", "</think>")

@@ -14,7 +14,7 @@ from roll.rollout.conversation import Conversation
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_key import EpisodeKey
 from roll.strategies.base import Completion, SamplingParams
-from roll.types.episode import Group, Task, Trajectory
+from roll.types.trajectory import Group, Task, Trajectory
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

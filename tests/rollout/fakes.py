@@ -13,7 +13,7 @@ from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.scheduler import CollectPlan, RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams
-from roll.types.episode import EpisodeError, Task
+from roll.types.trajectory import EpisodeError, Task
 
 
 class ScriptedRanks:

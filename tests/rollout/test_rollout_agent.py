@@ -172,9 +172,9 @@ class OneEngine:
 
 def test_a_two_turn_episode_on_a_real_engine_has_the_trainers_logprobs(tiny_model):
     from roll.configs.schema.worker_config import ModelArgs
-    from roll.pipelines.assemble import assemble
-    from roll.strategies.hf.hf_model import context_length, eos_token_ids, load_causal_lm, load_tokenizer
-    from roll.strategies.hf_infer import HfInfer
+    from roll.pipelines.rollouts.assemble import assemble
+    from roll.strategies.engines.hf.hf_infer import HfInfer
+    from roll.strategies.training.pretrained import context_length, eos_token_ids, load_causal_lm, load_tokenizer
 
     args = ModelArgs(model_name_or_path=str(tiny_model))
     tokenizer, model = load_tokenizer(args), load_causal_lm(args, torch.float32)

@@ -7,7 +7,7 @@ from agent_fuzz import TEMPLATES, FuzzedAgent, FuzzLog, Logged, RandomRanks, che
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.strategies.base import SamplingParams

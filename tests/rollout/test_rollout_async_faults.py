@@ -11,6 +11,11 @@ from dataclasses import replace
 import pytest
 from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant, make_tasks
 
+from benchmarks.simulation.engine_model import EngineModel
+from benchmarks.simulation.scenario import Scenario, Simulation
+from benchmarks.simulation.simulated_engines import SimulatedRanks
+from benchmarks.simulation.simulated_episodes import EpisodeModel
+from benchmarks.simulation.virtual_clock import VirtualClockLoop
 from roll.rollout.agent import Agent
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
 from roll.rollout.continuous_driver import ContinuousDriver
@@ -18,13 +23,8 @@ from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.routing import Router
-from roll.simulation.engine_model import EngineModel
-from roll.simulation.scenario import Scenario, Simulation
-from roll.simulation.simulated_engines import SimulatedRanks
-from roll.simulation.simulated_episodes import EpisodeModel
-from roll.simulation.virtual_clock import VirtualClockLoop
 from roll.strategies.base import EngineDied, Request, SamplingParams
-from roll.types.episode import Group, Trajectory, Turn
+from roll.types.trajectory import Group, Trajectory, Turn
 
 PLAN = AsyncPlan(
     groups=4, group_size=2, params=SamplingParams(max_new_tokens=50), ratio=1.0, max_prompts=100, last_step=9

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from roll.data.templates import TemplateError, render_chat
 from roll.envs.base import Message, Observation
-from roll.pipelines.assemble import assemble
+from roll.pipelines.rollouts.assemble import assemble
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate
 from roll.rollout.chat_checks import check_template
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.conversation import ConversationRollout
 from roll.rollout.plain_text import PlainText
 

@@ -21,7 +21,7 @@ from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import EngineCounters, Request, RequestRefused, SamplingParams
-from roll.types.episode import Group, Trajectory, Turn
+from roll.types.trajectory import Group, Trajectory, Turn
 
 
 class Death(Exception):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Message, Observation
 from roll.envs.wrappers import found_actions
-from roll.pipelines.assemble import assemble
+from roll.pipelines.rollouts.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 
 PLAIN = bpe_tokenizer(None)
 CHAT = bpe_tokenizer("chatml")

@@ -12,7 +12,7 @@ from chat_tokenizers import Script, bpe_tokenizer, group_of, play, rendered
 from roll.configs.parsing.loader import load_config
 from roll.envs.base import Message
 from roll.envs.env_registry import bare_env, build_env, env_spec
-from roll.pipelines.assemble import assemble
+from roll.pipelines.rollouts.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
 from roll.rollout.demonstrations import demonstrations

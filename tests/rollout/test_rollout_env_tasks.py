@@ -13,7 +13,7 @@ from roll.configs.schema.env_config import split_evenly
 from roll.rollout.async_scheduler import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.env_tasks import EnvTasks
-from roll.types.episode import Group, Trajectory
+from roll.types.trajectory import Group, Trajectory
 from roll.utils.readers import DataError
 
 TYPES = {"small": "sokoban-v1", "large": "sokoban-v1", "lake": "frozen_lake-v1"}

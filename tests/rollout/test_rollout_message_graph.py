@@ -13,7 +13,7 @@ from tool_templates import COUNTS_BACK, LLAMA31, MISTRAL, NUMBERS, QWEN3, end_of
 
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.message_graph import MessageGraph
 from roll.rollout.plain_text import PlainText
 from roll.rollout.tool_text import parsed_arguments

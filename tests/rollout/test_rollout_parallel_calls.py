@@ -16,7 +16,7 @@ from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Completion
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 
 
 class Counting(ScriptedRanks):

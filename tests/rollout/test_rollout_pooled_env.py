@@ -13,7 +13,7 @@ from roll.envs.env_pool import EnvPool
 from roll.envs.wrappers import EnvSpec
 from roll.rollout.episode_envs import PooledEnv
 from roll.rollout.episode_key import Action
-from roll.types.episode import EpisodeError, Task
+from roll.types.trajectory import EpisodeError, Task
 
 FAULTY = Path(__file__).parents[1] / "envs" / "envs_faulty.py"
 

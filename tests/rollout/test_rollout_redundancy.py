@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.envs.base import Message, Observation, StepResult
-from roll.rollout import groups
+from roll.rollout import episode_groups as groups
 from roll.rollout.agent import Agent
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import REPLACED, AllEpisodesFailed, FilterBudgetExhausted
+from roll.rollout.episode_groups import REPLACED, AllEpisodesFailed, FilterBudgetExhausted
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import SamplingParams
-from roll.types.episode import EpisodeError, Group, Trajectory, Turn
+from roll.types.trajectory import EpisodeError, Group, Trajectory, Turn
 from roll.utils.seeding import stable_hash
 
 

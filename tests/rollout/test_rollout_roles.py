@@ -13,13 +13,13 @@ from chat_tokenizers import Script, ScriptedEnv, bpe_tokenizer, conversation, gr
 
 from roll.configs.schema.env_config import RoleConfig
 from roll.envs.base import Message, Observation, StepResult
-from roll.pipelines.assemble import assemble
-from roll.pipelines.role_groups import split_by_role
-from roll.pipelines.validation import episode_success
+from roll.pipelines.rollouts.assemble import assemble
+from roll.pipelines.rollouts.role_groups import split_by_role
+from roll.pipelines.rollouts.validation import episode_success
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout
 from roll.rollout.roles import ChatService, RoleLedger
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 
 PLAIN = bpe_tokenizer(None)
 
@@ -231,7 +231,7 @@ def asked(service, **keys):
 
 def test_a_frozen_model_is_asked_with_its_key_again_after_a_failure_and_not_for_ever(service):
     service.plan = [(503, {}), "b"]
-    with mock.patch("roll.utils.endpoint.random.uniform", return_value=0.0):
+    with mock.patch("roll.utils.json_service.random.uniform", return_value=0.0):
         assert asked(service, request_retries=1, api_key_env="OLD_KEY") == "b"
     assert [key for _, _, key in service.seen] == ["Bearer sk-1"] * 2
     service.plan = ["...", "b"]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from roll.pipelines.assemble import assemble
+from roll.pipelines.rollouts.assemble import assemble
 from roll.rollout.async_scheduler import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.routed import routed_before, routed_rows
 from roll.strategies.base import Completion
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 TASK = Task(id="maze", source="test", payload={}, seed=0, tag="maze", domain="maze")
 

@@ -11,9 +11,9 @@ from fakes import EchoEnv, ScriptedRanks, Source, ThreadedEnv, instant, make_pla
 
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.engine_driver import RolloutStalled
-from roll.rollout.groups import AllEpisodesFailed, FilterBudgetExhausted, histogram
+from roll.rollout.episode_groups import AllEpisodesFailed, FilterBudgetExhausted, histogram
 from roll.strategies.base import SamplingParams
-from roll.types.episode import EpisodeError
+from roll.types.trajectory import EpisodeError
 
 
 def ids(collected):

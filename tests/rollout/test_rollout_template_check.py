@@ -9,7 +9,7 @@ from test_rollout_chat import NUMBERS, STRIPS_THOUGHTS
 
 from roll.configs.parsing.loader import read_tree
 from roll.pipelines.check_process import StartCheck
-from roll.pipelines.template_check import answers, questions
+from roll.pipelines.run.template_check import answers, questions
 
 TOOLS = {"tools": [{"name": "calculator"}]}
 ROWS = {"pipeline": "rlvr", "max_steps": 1, "actor_train": {"data_args": {"file_name": "a.jsonl"}}}

@@ -13,7 +13,7 @@ from tokenizers import decoders, pre_tokenizers
 from tool_templates import LLAMA31, QWEN3, end_of
 
 from roll.envs.base import Message
-from roll.rollout.chat import ChatTemplate
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.message_graph import MessageGraph
 from roll.rollout.tokenizing import decode, encode
 

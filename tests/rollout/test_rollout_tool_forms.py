@@ -24,11 +24,11 @@ from tool_templates import LLAMA31, MISTRAL, QWEN3
 
 from roll.data.templates import TemplateError
 from roll.envs.base import Message
+from roll.envs.tools.parsing import parse_calls, split_thinking
 from roll.rollout.agent import Agent
-from roll.rollout.chat import ChatTemplate
 from roll.rollout.chat_checks import check_template
+from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.tool_forms import resolve_parser, written_call
-from roll.tools.parsing import parse_calls, split_thinking
 from roll.types.chat import ToolCall, ToolSpec
 
 ASKED = Message("user", "Which?")

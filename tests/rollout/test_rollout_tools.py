@@ -13,7 +13,9 @@ from family_templates import FAMILIES, marked_tokenizer
 
 from roll.configs.schema.tool_config import InteractionConfig, ToolConfig, ToolUseConfig
 from roll.data.templates import TemplateError
-from roll.pipelines.assemble import assemble
+from roll.envs.tools.interactions import BaseInteraction, Interactions
+from roll.envs.tools.toolbox import Toolbox
+from roll.pipelines.rollouts.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout
 from roll.rollout.episode import EpisodePlayer
@@ -21,14 +23,12 @@ from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.tool_rollout import ToolRollout
 from roll.rollout.tool_turns import ToolTurns
 from roll.strategies.base import SamplingParams
-from roll.tools.interactions import BaseInteraction, Interactions
-from roll.tools.toolbox import Toolbox
 
 CHAT = bpe_tokenizer(CHATML)
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
 TASKS = '''
-from roll.tools.base import Tool, ToolError, ToolReply
-from roll.tools.interactions import BaseInteraction
+from roll.envs.tools.base import Tool, ToolError, ToolReply
+from roll.envs.tools.interactions import BaseInteraction
 
 
 def shout(word: str, times: int = 1) -> str:

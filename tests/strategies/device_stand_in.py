@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from roll.distributed.transports.shm_segments import ShmSegment
-from roll.strategies import buckets
+from roll.strategies.engines import buckets
 
 CUDA = torch.device("cuda", 0)
 

@@ -22,7 +22,7 @@ from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.transports.shm_places import share
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
-from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
+from roll.strategies.training.pretrained import load_causal_lm, load_tokenizer, named_tensors
 from roll.utils.response_ends import response_ends
 from roll.utils.seeding import stable_hash
 

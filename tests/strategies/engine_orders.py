@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from roll.distributed.worker import Worker
-from roll.pipelines.offload import ENGINE, TRAINER, DeviceOffloader
-from roll.strategies.async_engine import AsyncEngine
+from roll.pipelines.run.role_offload import ENGINE, TRAINER, DeviceOffloader
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.responses import ResponseRules
+from roll.strategies.engines.async_engine import AsyncEngine
+from roll.strategies.engines.responses import ResponseRules
 
 LONG = 2  # a response of more tokens than one runs until it is aborted
 

@@ -21,7 +21,10 @@ from types import SimpleNamespace
 import torch
 from engine_orders import BUCKETS, LONG, Illegal
 
-from roll.strategies.sglang import answers, engine, host, loader
+from roll.strategies.engines.sglang import host
+from roll.strategies.engines.sglang import sglang_answers as answers
+from roll.strategies.engines.sglang import sglang_engine as engine
+from roll.strategies.engines.sglang import sglang_loader as loader
 
 # For good: the thread of a host may outlive the test, and would kill its whole process group.
 host._end_with_everything = lambda: None
@@ -34,7 +37,7 @@ class Rank:
     """A scheduler process: a model, and a loader module of its own."""
 
     def __init__(self, number):
-        spec = importlib.util.spec_from_file_location("roll.strategies.sglang.loader", loader.__file__)
+        spec = importlib.util.spec_from_file_location("roll.strategies.engines.sglang.sglang_loader", loader.__file__)
         self.loader = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.loader)
         self.loader.answer = functools.partial(answers.answer, worker=number)

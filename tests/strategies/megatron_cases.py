@@ -8,8 +8,8 @@ from tiny_models import build_tiny_model
 from train_contract import make_batch
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.micro import lay_out, take_shard, widen
-from roll.utils.logits import HeadRequest
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out, take_shard, widen
 
 MODELS = {
     "llama": ("llama", {}),
@@ -48,8 +48,8 @@ def build_part(info, path, options, **changes):
     from transformers import AutoConfig
 
     from roll.strategies.megatron.megatron_model import build_chunks
+    from roll.strategies.megatron.megatron_weights import load_weights
     from roll.strategies.megatron.parallel import connect
-    from roll.strategies.megatron.weights import load_weights
 
     connect(info, options, backend="gloo", seed=1)
     settings = {"kind": "policy", "dtype": torch.float32, "trains": False, "temperature": 1.0, "recompute": False}
@@ -95,8 +95,8 @@ def scores(chunks, options, *, packed):
 
 def play_models(info, paths, options, kind="policy"):
     """Of each model the whole weights, and the scores of the test batch, rows padded and packed."""
+    from roll.strategies.megatron.megatron_weights import stream_weights
     from roll.strategies.megatron.platform import cpu_platform
-    from roll.strategies.megatron.weights import stream_weights
 
     options, results = MegatronConfig(**options), []
     with cpu_platform():

@@ -145,7 +145,7 @@ def play_order(info, spec, folder: Path, order: Sequence[str]) -> Played:
 def _join_once() -> None:
     """Let all strategies of this process, which is a copy for one call, share a process group."""
     from roll.distributed import process_group
-    from roll.strategies import fsdp2
+    from roll.strategies.hf import fsdp2
 
     join = process_group.init_process_group
 

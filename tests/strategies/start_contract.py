@@ -9,7 +9,7 @@ from ranks import status_bytes
 from train_contract import build, make_batch
 
 from roll.strategies.deepspeed.deepspeed_strategy import DeepSpeedStrategy
-from roll.strategies.fsdp2 import Fsdp2Strategy
+from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.streamed import StreamedWeights
 

@@ -12,10 +12,10 @@ from stream_races import Streams
 from torch.utils.checkpoint import checkpoint
 from train_contract import build, make_batch, make_spec, token_mean_loss
 
-from roll.planning import activations as planned
-from roll.strategies import activation_offload
-from roll.strategies.activation_offload import ActivationOffload, CopyStream, OnHost
 from roll.strategies.base import LossFn
+from roll.strategies.training import activation_offload
+from roll.strategies.training.activation_offload import ActivationOffload, CopyStream, OnHost
+from roll.workbench.planning import activations as planned
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 ROWS, WIDTH, LAYERS = 40, 64, 6

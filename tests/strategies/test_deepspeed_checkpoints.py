@@ -199,7 +199,7 @@ def test_large_models_are_written_in_files_of_bounded_size(ranks, tiny_model, tm
 
 
 def save_in_pieces(info, spec, path):
-    from roll.strategies.deepspeed import files
+    from roll.strategies.deepspeed import deepspeed_files as files
 
     strategy, limit = build(spec, info), files._FILE_BYTES
     strategy.train_step(mine_of(strategy, make_batch()), LOSS)

@@ -53,7 +53,7 @@ def test_every_preset_trains_as_shipped(ranks, model_of, file):
 
 
 def chunked_steps(info, spec):
-    from roll.utils import logits
+    from roll.strategies.training import logits
 
     before, logits._CHUNK_ELEMENTS = logits._CHUNK_ELEMENTS, 106 * 3
     try:

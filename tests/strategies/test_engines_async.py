@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roll.strategies import async_engine
-from roll.strategies.async_engine import AsyncEngine
+from roll.pipelines.workers.engine_probe import Probes
 from roll.strategies.base import EngineDied, Request, RequestRefused, SamplingParams
-from roll.strategies.engine_backend import EngineBackend, Sampled
-from roll.strategies.responses import ResponseRules
+from roll.strategies.engines import async_engine
+from roll.strategies.engines.async_engine import AsyncEngine
+from roll.strategies.engines.engine_backend import EngineBackend, Sampled
+from roll.strategies.engines.responses import ResponseRules
 from roll.utils.seeding import stable_hash
-from roll.workers.probe import Probes
 
 EOS = 99
 

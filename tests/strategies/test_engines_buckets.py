@@ -14,8 +14,8 @@ import torch
 from roll.distributed.transports import Route, receive, send
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.weights import weights_checksum
-from roll.strategies.buckets import BucketReader, SharedBucket
-from roll.strategies.weight_feed import WeightFeed
+from roll.strategies.engines.buckets import BucketReader, SharedBucket
+from roll.strategies.engines.weight_feed import WeightFeed
 from roll.utils.loop_thread import LoopThread
 
 

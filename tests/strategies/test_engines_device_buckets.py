@@ -17,14 +17,14 @@ from device_stand_in import OnDevice, Segment
 
 from roll.distributed.byte_account import counting
 from roll.distributed.transports.shm_segments import ShmSegment
-from roll.strategies import buckets
-from roll.strategies.async_engine import AsyncEngine
-from roll.strategies.buckets import BucketReader, SharedBucket, on_device, open_device
-from roll.strategies.responses import ResponseRules
-from roll.strategies.sglang import loader
-from roll.strategies.sglang.answers import Answers, answer
-from roll.strategies.sglang.host import _Host
-from roll.strategies.vllm.engine import VllmBackend
+from roll.strategies.engines import buckets
+from roll.strategies.engines.async_engine import AsyncEngine
+from roll.strategies.engines.buckets import BucketReader, SharedBucket, on_device, open_device
+from roll.strategies.engines.responses import ResponseRules
+from roll.strategies.engines.sglang import sglang_loader as loader
+from roll.strategies.engines.sglang.host import _Host
+from roll.strategies.engines.sglang.sglang_answers import Answers, answer
+from roll.strategies.engines.vllm.vllm_engine import VllmBackend
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import torch
 from test_engines_async import Counting, make, request  # noqa: F401 - make is a fixture
 
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.engine_backend import Sampled
-from roll.strategies.responses import Response
-from roll.strategies.vllm.engine import VllmBackend, told_experts
+from roll.strategies.engines.engine_backend import Sampled
+from roll.strategies.engines.responses import Response
+from roll.strategies.engines.vllm.vllm_engine import VllmBackend, told_experts
 
 
 def rows(*numbers, dtype=np.int16):

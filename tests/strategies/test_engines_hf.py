@@ -7,8 +7,8 @@ import torch
 from engine_contract import CASES, EngineUnderTest, a_wrong_weight_update_is_refused_and_leaves_no_stale_engine, ids
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.hf.hf_model import context_length, eos_token_ids, load_causal_lm, load_tokenizer
-from roll.strategies.hf_infer import HfInfer
+from roll.strategies.engines.hf.hf_infer import HfInfer
+from roll.strategies.training.pretrained import context_length, eos_token_ids, load_causal_lm, load_tokenizer
 
 
 @pytest.fixture(scope="module")

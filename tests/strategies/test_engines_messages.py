@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from roll.strategies.base import SamplingParams
-from roll.strategies.sglang.engine import SglangBackend
+from roll.strategies.engines.sglang.sglang_engine import SglangBackend
 
 
 @pytest.mark.parametrize(("whole", "interval"), [(False, 1), (True, 256)])

@@ -10,8 +10,8 @@ import torch
 from engine_orders import ACTIONS, BUCKETS, TURNS, Replay, Turns, explore
 from fake_async_llm import FakeAsyncLLM
 
-from roll.strategies.async_engine import AsyncEngine
-from roll.strategies.vllm.engine import VllmBackend
+from roll.strategies.engines.async_engine import AsyncEngine
+from roll.strategies.engines.vllm.vllm_engine import VllmBackend
 
 
 class Backend(VllmBackend):

@@ -7,11 +7,11 @@ import torch
 from engine_orders import ACTIONS, TURNS, Replay, Turns, explore
 from fake_sglang import Backend, install
 
-from roll.strategies.async_engine import AsyncEngine
-from roll.strategies.sglang import loader
-from roll.strategies.sglang.answers import Answers
-from roll.strategies.sglang.engine import SglangBackend
-from roll.strategies.sglang.host import _Host
+from roll.strategies.engines.async_engine import AsyncEngine
+from roll.strategies.engines.sglang import sglang_loader as loader
+from roll.strategies.engines.sglang.host import _Host
+from roll.strategies.engines.sglang.sglang_answers import Answers
+from roll.strategies.engines.sglang.sglang_engine import SglangBackend
 
 
 @pytest.fixture(autouse=True)

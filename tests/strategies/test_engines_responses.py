@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.responses import Response, ResponseRules
+from roll.strategies.engines.responses import Response, ResponseRules
 
 EOS, STOP = 0, 5
 

@@ -18,9 +18,9 @@ from tiny_models import build_tiny_model
 from roll.configs.schema.engine_config import SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings, RequestRefused, SamplingParams
-from roll.strategies.buckets import SharedBucket, on_device
-from roll.strategies.engine_processes import marked_processes
-from roll.strategies.hf.hf_model import named_tensors
+from roll.strategies.engines.buckets import SharedBucket, on_device
+from roll.strategies.engines.engine_processes import marked_processes
+from roll.strategies.training.pretrained import named_tensors
 
 pytestmark = pytest.mark.skipif(
     find_spec("sglang") is None or find_spec("sgl_kernel") is None,
@@ -33,7 +33,7 @@ PROMISES = frozenset({"top_p", "top_k"})
 
 
 def build(path, **options):
-    from roll.strategies.sglang.engine import build
+    from roll.strategies.engines.sglang.sglang_engine import build
 
     return build(
         ModelArgs(model_name_or_path=str(path)),

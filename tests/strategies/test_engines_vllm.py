@@ -29,11 +29,11 @@ from safetensors.torch import load_file
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings, RequestRefused, SamplingParams
-from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
+from roll.strategies.engines.engine_processes import MARK, OWNER, kill_marked, marked_processes
+from roll.strategies.engines.vllm import vllm_engine as engine_module
+from roll.strategies.engines.vllm.vllm_engine import VllmBackend, build
 from roll.strategies.hf.description import checkpoint_tensors, describe_model
-from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
-from roll.strategies.vllm import engine as engine_module
-from roll.strategies.vllm.engine import VllmBackend, build
+from roll.strategies.training.pretrained import load_causal_lm, load_tokenizer, named_tensors
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 
@@ -224,7 +224,8 @@ def test_processes_are_found_and_killed_by_their_mark():
 
 
 def test_processes_end_with_their_owner_even_when_it_is_killed():
-    code = "from roll.strategies.engine_processes import end_with_owner as f; f(); print(1, flush=True); input()"
+    module = "roll.strategies.engines.engine_processes"
+    code = f"from {module} import end_with_owner as f; f(); print(1, flush=True); input()"
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     marks = {MARK: "owned", OWNER: str(owner.pid)}
     child = subprocess.Popen(

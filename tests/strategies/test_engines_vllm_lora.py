@@ -18,9 +18,9 @@ from tiny_models import build_tiny_model
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings
-from roll.strategies.hf.hf_model import named_tensors
-from roll.strategies.vllm.adapters import AdapterFiles
-from roll.strategies.vllm.engine import build
+from roll.strategies.engines.vllm.vllm_adapters import AdapterFiles
+from roll.strategies.engines.vllm.vllm_engine import build
+from roll.strategies.training.pretrained import named_tensors
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 RANK = 4

@@ -34,7 +34,7 @@ def test_every_layout_gives_the_numbers_of_a_plain_loop(ranks, tiny_model, layou
 
 
 def chunked_play(*args):
-    from roll.utils import logits
+    from roll.strategies.training import logits
 
     logits._CHUNK_ELEMENTS = 106 * 3  # in a copy of the pool's process
     return play(*args)

@@ -12,9 +12,9 @@ from start_contract import LARGE, LAYER, MIB, check_starts, peak_of_a_start
 from test_fsdp2_ranks import fsdp_spec
 from tiny_models import build_tiny_model
 
-from roll.planning.architecture import read_architecture
-from roll.strategies.fsdp2 import shard_module
+from roll.strategies.hf.fsdp2 import shard_module
 from roll.strategies.hf.streamed import StreamedWeights
+from roll.workbench.planning.architecture import read_architecture
 
 
 def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of):
@@ -75,11 +75,11 @@ def lay_out(name: str, shards: int) -> float:
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from roll.catalog.model_sizes import known_sizes
+    from roll.configs.catalog.model_sizes import known_sizes
     from roll.configs.schema.strategy_config import Fsdp2Config
-    from roll.planning.architecture import read_architecture
     from roll.strategies.hf.compile import blocks
     from roll.strategies.hf.hf_model import PolicyModel
+    from roll.workbench.planning.architecture import read_architecture
 
     config, size = AutoConfig.for_model(**known_sizes(name)), read_architecture(name, {}, "pretrain").count()
     started = time.perf_counter()

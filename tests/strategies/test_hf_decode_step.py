@@ -11,12 +11,12 @@ from tiny_models import build_tiny_model
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.hf import decode_step
+from roll.strategies.engines.hf import decode_step
+from roll.strategies.engines.hf.decode_step import DecodeStep
+from roll.strategies.engines.hf.hf_infer import HfInfer
+from roll.strategies.engines.hf.shared_heads import share_heads
 from roll.strategies.hf.cache import RowCache, forward
-from roll.strategies.hf.decode_step import DecodeStep
-from roll.strategies.hf.hf_model import DTYPES, load_causal_lm, load_named_tensors, named_tensors
-from roll.strategies.hf.shared_heads import share_heads
-from roll.strategies.hf_infer import HfInfer
+from roll.strategies.training.pretrained import DTYPES, load_causal_lm, load_named_tensors, named_tensors
 
 FAMILIES = {
     "llama": {},

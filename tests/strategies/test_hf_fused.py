@@ -9,7 +9,7 @@ from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec
 
 from roll.strategies.hf.fused import GATED_MLP, NORMS_ONLY, can_fuse, fused_logprobs
-from roll.utils.logits import HeadRequest
+from roll.strategies.training.logits import HeadRequest
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 

@@ -16,14 +16,14 @@ from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_spec, weights_of, with_worker
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
-from roll.strategies import attention
+from roll.strategies.attention.attention import attention
 from roll.strategies.hf import half_stream
 from roll.strategies.hf.compile import blocks, compile_blocks
 from roll.strategies.hf.half_stream import narrow_stream, narrows_stream
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.hf_model import PolicyModel
-from roll.strategies.micro import lay_out
-from roll.utils.logits import HeadRequest
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 WIDE, HALF = torch.float32, torch.bfloat16

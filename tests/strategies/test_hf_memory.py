@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of, with_worker
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
-from roll.strategies import offload
 from roll.strategies.base import LossFn
-from roll.strategies.offload import Shelf, num_bytes
-from roll.utils import logits as logits_module
-from roll.utils.logits import HeadRequest, head_outputs
+from roll.strategies.training import logits as logits_module
+from roll.strategies.training import state_offload as offload
+from roll.strategies.training.logits import HeadRequest, head_outputs
+from roll.strategies.training.state_offload import Shelf, num_bytes
 
 CPU = torch.device("cpu")
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")

@@ -12,11 +12,11 @@ from tiny_models import build_tiny_model
 from torch import nn
 from train_contract import LOSS, build, make_batch, make_spec, with_worker
 
+from roll.strategies.attention.varlen_kernel import RowPlan
 from roll.strategies.hf.hf_model import PolicyModel
 from roll.strategies.hf.hf_packing import PackedRows, pack, packed_attention
-from roll.strategies.micro import lay_out, plan_micro_batches
-from roll.strategies.varlen_kernel import RowPlan
-from roll.utils.logits import HeadRequest
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out, plan_micro_batches
 
 PACKED = {"use_sequence_packing": True}
 DEVICE = torch.device("cpu")

@@ -18,9 +18,9 @@ from train_contract import LOSS, build, make_batch, make_spec, with_worker
 from roll.strategies.base import LossFn, LossTerms, TopK
 from roll.strategies.hf.hf_model import PolicyModel
 from roll.strategies.hf.prefix_sharing import _share
-from roll.strategies.micro import lay_out, lay_out_tree
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out, lay_out_tree
 from roll.types.metrics import Metrics
-from roll.utils.logits import HeadRequest
 
 OFF, ON, PACKED = {"use_prefix_sharing": False}, {"use_prefix_sharing": True}, {"use_sequence_packing": True}
 BATCHES = {"answers": answers, "turns": turns}
@@ -238,7 +238,7 @@ def test_a_token_budget_counts_what_is_computed(model_of):
 
 def test_a_model_that_cannot_goes_on_without_and_says_why(tmp_path, caplog, model_of):
     path = build_tiny_model(tmp_path, "gemma2", sliding_window=4)
-    with caplog.at_level(logging.INFO, logger="roll.strategies.sharing"):
+    with caplog.at_level(logging.INFO, logger="roll.strategies.training.sharing"):
         strategy = build(make_spec(path))
     assert not strategy._model.shares_prefixes
     assert "softcap=50.0" in caplog.text or "eager attention instead of sdpa" in caplog.text

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
-from roll.planning.activations import Numbers, kept_bytes
-from roll.planning.architecture import architecture_of
 from roll.strategies.base import LossFn
+from roll.workbench.planning.activations import Numbers, kept_bytes
+from roll.workbench.planning.architecture import architecture_of
 
 PACKED = {"use_sequence_packing": True}
 OFF, FULL, SELECTIVE = (

@@ -8,10 +8,10 @@ from tiny_models import build_tiny_model
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.hf import shared_heads
-from roll.strategies.hf.hf_model import DTYPES, load_causal_lm
-from roll.strategies.hf.shared_heads import share_heads
-from roll.strategies.hf_infer import HfInfer
+from roll.strategies.engines.hf import shared_heads
+from roll.strategies.engines.hf.hf_infer import HfInfer
+from roll.strategies.engines.hf.shared_heads import share_heads
+from roll.strategies.training.pretrained import DTYPES, load_causal_lm
 
 
 def played(model):

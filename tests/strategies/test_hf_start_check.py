@@ -7,14 +7,14 @@ import torch
 from tiny_models import build_tiny_model
 
 from roll.configs.schema.worker_config import ModelArgs, TrainConfig
-from roll.strategies import hf_infer
 from roll.strategies.base import EngineSettings, Request, SamplingParams, TrainSpec
+from roll.strategies.engines.hf import hf_infer
 from roll.strategies.hf import hf_build, start_check
 from roll.strategies.hf.hf_build import build_module
 from roll.strategies.hf.recomputation import recompute_activations
-from roll.strategies.micro import lay_out
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out
 from roll.types.batch import TokenBatch
-from roll.utils.logits import HeadRequest
 
 BART = {
     "d_model": 32, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64,

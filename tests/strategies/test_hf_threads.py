@@ -12,10 +12,10 @@ from torch import nn
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.hf import threads
-from roll.strategies.hf.hf_model import load_causal_lm
-from roll.strategies.hf.threads import ForwardThreads
-from roll.strategies.hf_infer import HfInfer
+from roll.strategies.engines.hf import compute_threads as threads
+from roll.strategies.engines.hf.compute_threads import ForwardThreads
+from roll.strategies.engines.hf.hf_infer import HfInfer
+from roll.strategies.training.pretrained import load_causal_lm
 
 # 64 * 64 and 64 * 192 weights: 8 Ki in the average matrix, so 1,024 tokens are 8 Mi multiplications.
 SMALL = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 192, bias=False))

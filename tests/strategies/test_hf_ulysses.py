@@ -9,7 +9,7 @@ from test_strategies_models import COMMON, EXPERTS, LINEAR
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_info, make_spec, with_worker
 
-from roll.strategies.micro import lay_out, take_shard
+from roll.strategies.training.micro import lay_out, take_shard
 
 PACKED = {"use_sequence_packing": True}
 

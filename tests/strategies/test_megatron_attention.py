@@ -11,8 +11,8 @@ from megatron_cases import build_part
 from train_contract import make_batch
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.micro import lay_out
-from roll.utils.logits import HeadRequest
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out
 
 pytest.importorskip("megatron.core")
 

@@ -19,7 +19,7 @@ from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.families import architecture
 from roll.strategies.megatron.mapping import Entry, HfTensor, Segment
 from roll.strategies.megatron.megatron_build import transformer_config
-from roll.strategies.megatron.weights import Held, _fill
+from roll.strategies.megatron.megatron_weights import Held, _fill
 
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe")
 DENSE = tuple(name for name in MODELS if name not in SPARSE)

@@ -12,8 +12,8 @@ from torch import nn
 from train_contract import LOSS, build, make_batch, make_spec, weights_of, with_worker
 
 from roll.strategies.base import LossFn
-from roll.strategies.micro import lay_out_tree, widen
-from roll.strategies.sharing import shares_prefixes
+from roll.strategies.training.micro import lay_out_tree, widen
+from roll.strategies.training.sharing import shares_prefixes
 from roll.types.batch import TokenOutputs
 
 NEEDS = ("logprobs", "entropy")

@@ -12,7 +12,7 @@ from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, 
 
 from roll.distributed.dispatch import check_layouts
 from roll.strategies.base import LossFn, LossTerms
-from roll.strategies.micro import lay_out, take_shard, widen
+from roll.strategies.training.micro import lay_out, take_shard, widen
 
 TP2, PP2, CP2, EP2 = (
     {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")

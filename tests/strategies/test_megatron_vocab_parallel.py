@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
-from roll.utils.logits import HeadRequest, logprobs_and_entropy
+from roll.strategies.training.logits import HeadRequest, logprobs_and_entropy
 
 VOCAB, WIDTH, POSITIONS, TEMPERATURE = 37, 8, 11, 0.7
 

@@ -76,8 +76,8 @@ def test_the_vocabulary_is_padded_with_zeros_on_the_last_rank(path_of):
 
 def embedding_of(info, path, options):
     """This rank's rows of the embedding, loaded over something else."""
+    from roll.strategies.megatron.megatron_weights import load_weights
     from roll.strategies.megatron.platform import cpu_platform
-    from roll.strategies.megatron.weights import load_weights
 
     with cpu_platform():
         chunks = build_part(info, path, MegatronConfig(**options))
@@ -101,8 +101,8 @@ def load_from(info, path, sources, options):
     """What comes out of a model into which each source went, or the error."""
     from transformers import AutoModelForCausalLM
 
+    from roll.strategies.megatron.megatron_weights import load_weights, stream_weights
     from roll.strategies.megatron.platform import cpu_platform
-    from roll.strategies.megatron.weights import load_weights, stream_weights
 
     answers = []
     with cpu_platform():
@@ -200,8 +200,8 @@ class Grouped(nn.Module):
 
 def play_experts(info, path, form):
     """Round trip through a model whose expert layers keep their parameters in another form."""
+    from roll.strategies.megatron.megatron_weights import load_weights, stream_weights
     from roll.strategies.megatron.platform import cpu_platform
-    from roll.strategies.megatron.weights import load_weights, stream_weights
 
     options = MegatronConfig(expert_model_parallel_size=2)
     with cpu_platform():
@@ -279,8 +279,8 @@ def test_what_is_missing_unknown_or_of_another_shape_is_named(ranks, path_of, tm
 
 def play_freeze(info, path, prefixes):
     """Trainable parameters left, or the error."""
+    from roll.strategies.megatron.megatron_weights import freeze
     from roll.strategies.megatron.platform import cpu_platform
-    from roll.strategies.megatron.weights import freeze
 
     with cpu_platform():
         chunks = build_part(info, path, MegatronConfig(), trains=True)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from prefix_rows import answers, batch_of, turns
 
-from roll.strategies.attention import TreePlan, tree_attention
-from roll.strategies.micro import lay_out_tree
-from roll.strategies.prefix_tree import LONGEST_BRANCH, PrefixTree, plan_shared_batches, sort_rows, tree_of
+from roll.strategies.attention.attention import TreePlan, tree_attention
+from roll.strategies.attention.prefix_tree import LONGEST_BRANCH, PrefixTree, plan_shared_batches, sort_rows, tree_of
+from roll.strategies.training.micro import lay_out_tree
 
 
 def rows_of(*rows):

@@ -13,12 +13,11 @@ from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec, with_worker
 
 from roll.distributed.process_group import init_process_group
-from roll.strategies import ring_attention
-from roll.strategies.attention import varlen_attention
-from roll.strategies.micro import lay_out, take_shard, zigzag
-from roll.strategies.ring_attention import block_attention, block_gradients, merge
-from roll.strategies.varlen_kernel import RowPlan
-from roll.strategies.zigzag import RingPlan, pieces, zigzag_order
+from roll.strategies.attention.attention import ring_attention, varlen_attention
+from roll.strategies.attention.ring_attention import block_attention, block_gradients, merge
+from roll.strategies.attention.varlen_kernel import RowPlan
+from roll.strategies.attention.zigzag import RingPlan, pieces, zigzag_order
+from roll.strategies.training.micro import lay_out, take_shard, zigzag
 
 ROWS = (5, 11, 1, 20, 3)  # 40 tokens: pieces of 10 or 5, and rows that begin and end inside of them
 WINDOWS = [None, 1, 4, 12]

@@ -8,8 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from train_contract import LOSS, build, make_batch, make_info, make_spec
 
-from roll.strategies.offload import Shelf
-from roll.strategies.optim import MOMENTS, adamw_kernels, begin_moments
+from roll.strategies.training.optim import MOMENTS, adamw_kernels, begin_moments
+from roll.strategies.training.state_offload import Shelf
 
 HOST, ACCELERATOR = torch.device("cpu"), torch.device("cuda")
 

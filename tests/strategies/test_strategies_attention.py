@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from roll.distributed.process_group import init_process_group
-from roll.strategies.attention import (
+from roll.strategies.attention.attention import (
     all_gathered,
     heads_to_sequence,
     sequence_to_heads,
     split_attention,
     varlen_attention,
 )
-from roll.strategies.varlen_kernel import RowPlan
+from roll.strategies.attention.varlen_kernel import RowPlan
 
 LENGTHS = (3, 140, 1, 12)
 ROWS = RowPlan(LENGTHS)

@@ -13,7 +13,7 @@ from train_contract import build, make_batch, make_info, make_spec
 
 from roll.algorithms.divergences import forward_kl, jensen_shannon
 from roll.strategies.base import LossFn, LossTerms, TopK
-from roll.strategies.micro import nonfinite_rows, padding_row
+from roll.strategies.training.micro import nonfinite_rows, padding_row
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
 

@@ -9,9 +9,15 @@ import torch
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.hf.hf_model import context_length, eos_token_ids, load_causal_lm, load_tokenizer, named_tensors
-from roll.strategies.hf.sampler import sample
-from roll.strategies.hf_infer import HfInfer
+from roll.strategies.engines.hf.hf_infer import HfInfer
+from roll.strategies.engines.hf.token_sampler import sample
+from roll.strategies.training.pretrained import (
+    context_length,
+    eos_token_ids,
+    load_causal_lm,
+    load_tokenizer,
+    named_tensors,
+)
 from roll.utils.seeding import stable_hash
 
 

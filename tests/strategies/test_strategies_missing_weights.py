@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import build_tiny_model
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.hf.hf_model import load_backbone, load_causal_lm
+from roll.strategies.training.pretrained import load_backbone, load_causal_lm
 
 NORM = "model.layers.0.input_layernorm.weight"
 

@@ -8,12 +8,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.hf.hf_model import PolicyModel, context_length
+from roll.strategies.engines.hf.hf_infer import HfInfer
+from roll.strategies.hf.hf_model import PolicyModel
 from roll.strategies.hf.recomputation import recompute_activations
-from roll.strategies.hf_infer import HfInfer
-from roll.strategies.micro import lay_out
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out
+from roll.strategies.training.pretrained import context_length
 from roll.types.batch import TokenBatch
-from roll.utils.logits import HeadRequest
 
 COMMON = {
     "vocab_size": 60,

@@ -11,7 +11,7 @@ from test_fsdp2_ranks import shard_of
 from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of, with_worker
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
-from roll.strategies.muon import BUFFER, Muon, orthogonalized, update_scale
+from roll.strategies.training.muon import BUFFER, Muon, orthogonalized, update_scale
 
 MUON = {"optimizer": "muon", "weight_decay": 0.1}
 

@@ -10,7 +10,7 @@ import torch
 from layout_contract import layout_spec, relative, shard_of
 from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of
 
-from roll.strategies.micro import nonfinite_rows
+from roll.strategies.training.micro import nonfinite_rows
 from roll.types.batch import TokenOutputs
 
 BROKEN = "row5"

@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer states of `roll plan` are those that the backends really hold, to the byte.
 
-Who changes what a backend keeps in memory changes `roll/planning` as well: tensors that no part of the plan stands for
-fail these tests.
+Who changes what a backend keeps in memory changes `roll/workbench/planning` as well: tensors that no part of the
+plan stands for fail these tests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from layout_contract import layout_spec
 from train_contract import LOSS, build, make_batch
 
-from roll.planning.architecture import read_architecture
-from roll.planning.role_states import states_of
 from roll.strategies.base import LossFn, LossTerms
 from roll.types.metrics import Metrics
+from roll.workbench.planning.architecture import read_architecture
+from roll.workbench.planning.role_states import states_of
 
 SMALL = 1500
 """Bytes of what isn't planned: inputs of the last pass, rotary frequencies. Less than any matrix of the models."""

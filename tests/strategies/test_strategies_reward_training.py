@@ -15,8 +15,8 @@ from tiny_classifiers import build_tiny_classifier
 from train_contract import build, make_batch
 
 from roll.configs.schema.preference_config import RewardTrainingConfig
+from roll.pipelines.workers.preference_losses import reward_objective
 from roll.types.batch import TokenOutputs
-from roll.workers.preference import reward_objective
 
 MARGIN, CENTRE = 0.5, 0.05
 

@@ -14,7 +14,7 @@ from transformers.trainer_utils import SchedulerType
 
 from roll.configs.parsing.build_config import build as build_config
 from roll.configs.schema.training_args import TrainingArgs
-from roll.strategies.optim import schedule_from, weight_decay_from
+from roll.strategies.training.optim import schedule_from, weight_decay_from
 
 TOTAL = 40
 

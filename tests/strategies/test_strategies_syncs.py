@@ -11,10 +11,10 @@ import transformers.masking_utils
 from train_contract import build, make_batch, make_spec, with_worker
 
 from roll.configs.schema.rlvr_config import RLVRConfig
-from roll.strategies import common
-from roll.strategies.micro import denominators
+from roll.pipelines.workers.worker_losses import actor_loss, with_mismatch_metrics
+from roll.strategies.training import common
+from roll.strategies.training.micro import denominators
 from roll.types.metrics import Metrics
-from roll.workers.losses import actor_loss, with_mismatch_metrics
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -8,7 +8,7 @@ import pytest
 from tiny_models import CHATML, char_tokenizer
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.hf.hf_model import load_tokenizer
+from roll.strategies.training.pretrained import load_tokenizer
 
 WORDS = ["<pad>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "Up", "Down", "#", "_", "P", "\n", " ", "user"]
 TEXT = "<|im_start|>user\n# _ P\nUp Down<|im_end|>\n"

@@ -8,7 +8,7 @@ from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, 
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn, LossTerms
-from roll.strategies.micro import denominators, plan_micro_batches
+from roll.strategies.training.micro import denominators, plan_micro_batches
 from roll.types.batch import TokenBatch
 
 

@@ -12,15 +12,15 @@ from test_megatron_layouts import CP2, OVERLAP, PACKED, PLAIN, PP2, SP, TP2
 from test_strategies_layouts import FSDP
 from train_contract import make_batch
 
-from roll.catalog.preference import PREFERENCE_LOSSES
+from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
 from roll.configs.schema.preference_config import DPOConfig
 from roll.distributed.dispatch import split_batch
 from roll.distributed.layout import RankLayout
+from roll.pipelines.workers.preference_losses import dpo_objective
 from roll.strategies.base import LossFn, LossTerms
-from roll.strategies.micro import nonfinite_rows, plan_micro_batches
+from roll.strategies.training.micro import nonfinite_rows, plan_micro_batches
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
-from roll.workers.preference import dpo_objective
 
 PAIRS = ("ab", "bc", "ab", "ca", "bc", "ca")
 """Units of the contract's six rows, no two neighbours alike."""

@@ -17,11 +17,10 @@ from train_contract import LOSS, build, make_batch, make_spec, with_worker
 from varlen_stand_in import kernel_replaced
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies import attention, varlen_kernel
-from roll.strategies.attention import split_attention, varlen_attention
-from roll.strategies.micro import lay_out
-from roll.strategies.varlen_kernel import RowPlan, has_varlen_kernel
-from roll.utils.logits import HeadRequest
+from roll.strategies.attention.attention import attention, split_attention, varlen_attention, varlen_kernel
+from roll.strategies.attention.varlen_kernel import RowPlan, has_varlen_kernel
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out
 
 PACKED = {"use_sequence_packing": True}
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from roll.configs.checks import prerequisites
-from roll.configs.checks.machine import Machine
+from roll.configs.checks.machine_checks import Machine
 from roll.configs.errors import ConfigError
 from roll.configs.full_check import checked, load_checked
 from roll.configs.parsing.loader import compose_file, read_tree

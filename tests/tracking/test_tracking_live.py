@@ -17,7 +17,7 @@ import pytest
 
 from roll.tracking import live as live_module
 from roll.tracking.live import LiveFiles
-from roll.tracking.usage import CONTROLLER, OTHERS, RoleUsage
+from roll.tracking.process_usage import CONTROLLER, OTHERS, RoleUsage
 
 HERE = (socket.gethostname(), os.getpid())
 

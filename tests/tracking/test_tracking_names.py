@@ -10,7 +10,7 @@ import pytest
 from metrics_page import with_table
 
 from roll.tracking import names
-from roll.utils.timing import Timers
+from roll.tracking.timing import Timers
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "roll"

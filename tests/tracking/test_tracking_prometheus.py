@@ -10,7 +10,7 @@ import pytest
 
 from roll.tracking.base import Destination, TrackingError
 from roll.tracking.names import meaning
-from roll.tracking.registry import build_trackers
+from roll.tracking.tracker_registry import build_trackers
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the package prometheus_client")
 

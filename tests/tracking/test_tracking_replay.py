@@ -107,7 +107,7 @@ def test_what_is_replayed_is_not_overwritten(folder, key, place):
 
 
 def test_nothing_of_what_plays_is_started_or_looked_for(folder):
-    from roll.configs.checks.machine import Machine
+    from roll.configs.checks.machine_checks import Machine
     from roll.configs.checks.prerequisites import prerequisite_violations
     from roll.configs.rules.validate import warnings_of
 

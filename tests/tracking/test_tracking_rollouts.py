@@ -21,7 +21,7 @@ from roll.tracking.rollouts import (
     file_of,
     write_rollouts,
 )
-from roll.tracking.summary import RunSummary, render
+from roll.tracking.run_summary import RunSummary, render
 
 ROW = {
     "task_id": "math:7",

@@ -12,7 +12,7 @@ import pytest
 from roll.tracking.base import Sample, TrackingError
 from roll.tracking.mlflow import _flat
 from roll.tracking.mlflow_names import mlflow_name
-from roll.tracking.registry import build_trackers
+from roll.tracking.tracker_registry import build_trackers
 
 METRICS = ({"reward/mean": 0.25, "actor/loss": -0.5}, {"reward/mean": 0.75, "actor/loss": -0.25})
 SAMPLE = Sample(domain="math", prompt="2+2?", response="4", reward=1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.utils.timing import Timers
+from roll.tracking.timing import Timers
 
 
 class Clock:
@@ -66,7 +66,7 @@ def test_waiting_inside_waiting_counts_once():
 )
 def test_an_event_loop_waits_as_long_as_its_thread_computes_nothing(monkeypatch, computed: float, own: float):
     clock, cpu = Clock(), Clock()
-    monkeypatch.setattr("roll.utils.timing.time.thread_time", cpu)
+    monkeypatch.setattr("roll.tracking.timing.time.thread_time", cpu)
     timers = Timers(clock)
     with timers.span("step"):
         clock.now += 2

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from roll.tracking.base import Destination, Sample, Tracker, TrackingError
-from roll.tracking.registry import MultiTracker, build_trackers
 from roll.tracking.stdout import StdoutTracker
 from roll.tracking.steplines import read_steps
+from roll.tracking.tracker_registry import MultiTracker, build_trackers
 from roll.utils.logging import setup_logging
 
 ROOT = Path(__file__).parents[2]
@@ -236,7 +236,7 @@ def test_an_output_that_knows_only_ascii_gets_escapes_instead_of_an_error(tmp_pa
 
 def test_training_goes_on_when_the_reader_of_the_pipe_leaves(tmp_path: Path):
     code = (
-        "import sys; from pathlib import Path; from roll.tracking.registry import build_trackers\n"
+        "import sys; from pathlib import Path; from roll.tracking.tracker_registry import build_trackers\n"
         f"t = build_trackers(['jsonl', 'stdout'], {{}}, Path({str(tmp_path)!r}), None)\n"
         "for step in range(1, 2001): t.log(step, {'reward/mean': 1.0})\n"
         "t.finish({}); print('still here'); sys.stderr.write('done')\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from roll.strategies.base import Completion
 from roll.types.columns import Column, PackedColumns
-from roll.types.episode import Turn
+from roll.types.trajectory import Turn
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT64 = st.floats(allow_nan=False)

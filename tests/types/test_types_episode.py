@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.types.episode import TRAINABLE, Group, Status, Task, Trajectory, Turn
+from roll.types.trajectory import TRAINABLE, Group, Status, Task, Trajectory, Turn
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from roll.planning.activations import Numbers
-from roll.utils import logits as logits_module
-from roll.utils.logits import (
+from roll.strategies.training import logits as logits_module
+from roll.strategies.training.logits import (
     HeadRequest,
     chunk_elements,
     head_outputs,
@@ -23,6 +22,7 @@ from roll.utils.logits import (
     top_tokens,
     trained_weights,
 )
+from roll.workbench.planning.activations import Numbers
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 

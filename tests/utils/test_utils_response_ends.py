@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from roll.data.chat_masks import ConversationEncoder
-from roll.strategies.hf.hf_model import eos_token_ids
+from roll.strategies.training.pretrained import eos_token_ids
 from roll.utils.chat_templates import render_chat
 from roll.utils.response_ends import TemplateEnds, missing_end, response_ends, template_ends, with_ends
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roll.utils.signatures import CallStyle, Signature, call_style, parameter_names, signature_in_source
+from roll.configs.catalog.signatures import CallStyle, Signature, call_style, parameter_names, signature_in_source
 
 _MADE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MAX_HOPS = 8

@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from roll.catalog.strategies import STRATEGIES
+from roll.configs.catalog.strategy_table import STRATEGIES
 from roll.configs.errors import Violation, nearest
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.rl_config import RLConfig

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.checks.engine_arguments import package_folder
-from roll.configs.checks.machine import Machine
+from roll.configs.checks.machine_checks import Machine
 from roll.configs.errors import Violation, problem
-from roll.configs.rules.rotations import rotation_obstacle
+from roll.configs.rules.rotations_rules import rotation_obstacle
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, config_file
 from roll.configs.schema.run_config import RunConfig

@@ -6,31 +6,31 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from roll.catalog.pipelines import pipeline_of
-from roll.configs.checks.adapters import adapter_checks
-from roll.configs.checks.agents import agent_checks
-from roll.configs.checks.chat_templates import native_template_checks, template_checks
-from roll.configs.checks.data_files import data_checks
+from roll.configs.catalog.pipeline_table import pipeline_of
+from roll.configs.checks.adapter_checks import adapter_checks
+from roll.configs.checks.agent_checks import agent_checks
+from roll.configs.checks.chat_template_checks import native_template_checks, template_checks
+from roll.configs.checks.data_file_checks import data_checks
 from roll.configs.checks.engine_arguments import argument_checks
-from roll.configs.checks.folders import export_checks, folder_checks
-from roll.configs.checks.functions import (
+from roll.configs.checks.folder_checks import export_checks, folder_checks
+from roll.configs.checks.function_checks import (
     algorithm_checks,
     env_checks,
     function_checks,
     preference_checks,
     reward_checks,
 )
-from roll.configs.checks.machine import Machine, machine_checks, this_machine
+from roll.configs.checks.machine_checks import Machine, machine_checks, this_machine
 from roll.configs.checks.media_models import media_checks
 from roll.configs.checks.model_families import family_checks
 from roll.configs.checks.model_hub import hub_problem
-from roll.configs.checks.sandbox import sandbox_checks
-from roll.configs.checks.teacher import teacher_checks
-from roll.configs.checks.tools import tool_checks
-from roll.configs.checks.trackers import tracker_checks
+from roll.configs.checks.sandbox_checks import sandbox_checks
+from roll.configs.checks.teacher_checks import teacher_checks
+from roll.configs.checks.tool_checks import tool_checks
+from roll.configs.checks.tracker_checks import tracker_checks
 from roll.configs.errors import ConfigError, Violation, problem
-from roll.configs.rules.layout import shape_rules
-from roll.configs.rules.reward_model import classifier_checks
+from roll.configs.rules.layout_rules import shape_rules
+from roll.configs.rules.reward_model_rules import classifier_checks
 from roll.configs.rules.router_replay import routed_model_rules
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.model_shape import read_shape

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.catalog.trackers import TRACKERS
+from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.parsing.other_projects import explainer
 from roll.configs.parsing.roll_names import SCORING
 

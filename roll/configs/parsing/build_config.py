@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from roll.catalog.entries import OWN_PATH, Entry
+from roll.configs.catalog.entries import OWN_PATH, Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, problem
 from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS, UNSUPPORTED_VALUES
 from roll.configs.parsing.other_projects import explainer

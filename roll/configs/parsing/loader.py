@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from roll.catalog import pipelines as catalog
-from roll.catalog.entries import OWN_PATH
+from roll.configs.catalog import pipeline_table as catalog
+from roll.configs.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
 from roll.configs.parsing.adopted import adopted
 from roll.configs.parsing.beside import with_files_beside

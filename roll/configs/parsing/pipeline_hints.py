@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from roll.catalog.estimators import ESTIMATORS
-from roll.catalog.pipelines import PIPELINES
-from roll.catalog.preference import PREFERENCE_LOSSES
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.pipeline_table import PIPELINES
+from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
 from roll.configs.errors import nearest
 
 RECIPES = (

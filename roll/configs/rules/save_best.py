@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.catalog.pipelines import PIPELINES
-from roll.catalog.validation_metrics import best_by
+from roll.configs.catalog.pipeline_table import PIPELINES
+from roll.configs.catalog.validation_metrics import best_by
 from roll.configs.errors import Violation, nearest, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.preference_config import DPOConfig, PreferenceConfig

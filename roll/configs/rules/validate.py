@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from roll.catalog.pipelines import pipeline_of
+from roll.configs.catalog.pipeline_table import pipeline_of
 from roll.configs.errors import Violation
-from roll.configs.rules import (
-    acts_if,
-    agentic,
-    async_generation,
-    data,
-    deepspeed,
-    endpoint,
-    engines,
-    judge,
-    offline,
-    policy,
-    preference,
-    profiler,
-    replay,
-    reward_model,
-    rewards,
-    roles,
-    router_replay,
-    run,
-    save_best,
-    sft,
-    teacher,
-    tools,
-)
+from roll.configs.rules import acts_if_rules as acts_if
+from roll.configs.rules import agentic_rules as agentic
+from roll.configs.rules import async_generation, router_replay, save_best
+from roll.configs.rules import data_rules as data
+from roll.configs.rules import deepspeed_rules as deepspeed
+from roll.configs.rules import endpoint_rules as endpoint
+from roll.configs.rules import engine_rules as engines
+from roll.configs.rules import judge_rules as judge
+from roll.configs.rules import offline_rules as offline
+from roll.configs.rules import policy_rules as policy
+from roll.configs.rules import preference_rules as preference
+from roll.configs.rules import profiler_rules as profiler
+from roll.configs.rules import replay_rules as replay
+from roll.configs.rules import reward_model_rules as reward_model
+from roll.configs.rules import rewards_rules as rewards
+from roll.configs.rules import roles_rules as roles
+from roll.configs.rules import run_rules as run
+from roll.configs.rules import sft_rules as sft
+from roll.configs.rules import teacher_rules as teacher
+from roll.configs.rules import tools_rules as tools
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.rl_config import RLConfig
@@ -97,7 +93,7 @@ DISTILL_RULES = RLVR_RULES
 SFT_RULES: tuple[Rule, ...] = (*sft.RULES, teacher.teacher_rules, endpoint.endpoint_teacher_rules, *_RUN)
 DPO_RULES: tuple[Rule, ...] = (*preference.DPO_RULES, *_RUN)
 REWARD_MODEL_RULES: tuple[Rule, ...] = (*preference.REWARD_MODEL_RULES, *_RUN)
-"""In the order of their messages; `roll/catalog/pipelines.py` says whose they are."""
+"""In the order of their messages; `roll/configs/catalog/pipeline_table.py` says whose they are."""
 
 
 def _listed(config: RunConfig, kind: Literal["rules", "warnings"]) -> tuple[Callable[[Any], Iterator[Any]], ...]:

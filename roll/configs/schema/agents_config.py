@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.catalog.harnesses import SIDE_PROMPTS, expand_fields
+from roll.configs.catalog.harness_table import SIDE_PROMPTS, expand_fields
 from roll.configs.schema.acts_if import needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 

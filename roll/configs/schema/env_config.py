@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.catalog.players import ENDPOINT, POLICY
+from roll.configs.catalog.player_table import ENDPOINT, POLICY
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.agents_config import AGENT_ENV, AgentEnv
 from roll.configs.schema.fields import number, one_or_many

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from roll.catalog.entries import Entry
+from roll.configs.catalog.entries import Entry
 from roll.configs.schema.acts_if import ActsIf, acting
 
 

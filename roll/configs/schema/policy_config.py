@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll.catalog.entries import Entry
-from roll.catalog.estimators import ESTIMATORS, Estimator, estimator_of
-from roll.catalog.losses import LOSSES, Loss, loss_of
+from roll.configs.catalog.entries import Entry
+from roll.configs.catalog.estimator_table import ESTIMATORS, Estimator, estimator_of
+from roll.configs.catalog.loss_table import LOSSES, Loss, loss_of
 from roll.configs.schema.acts_if import ActsIf, acting, needs
 from roll.configs.schema.fields import args_of, named, number
 

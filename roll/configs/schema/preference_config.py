@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.catalog.preference import PREFERENCE_LOSSES, PreferenceLoss, preference_loss_of
+from roll.configs.catalog.preference_table import PREFERENCE_LOSSES, PreferenceLoss, preference_loss_of
 from roll.configs.schema.acts_if import ActsIf, acting, needs, unless
 from roll.configs.schema.fields import args_of, named, number
 from roll.configs.schema.offline_config import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from roll.catalog.transports import TRANSPORTS
+from roll.configs.catalog.transport_table import TRANSPORTS
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.distill_args import TEACHES, Distillation, TeacherConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from roll.catalog.trackers import TRACKERS
+from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.checkpoint_config import CheckpointConfig, is_address

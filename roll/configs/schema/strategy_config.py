@@ -1,11 +1,11 @@
-"""Options of the backends that `roll/catalog/strategies.py` lists."""
+"""Options of the backends that `roll/configs/catalog/strategy_table.py` lists."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.catalog import strategies as catalog
+from roll.configs.catalog import strategy_table as catalog
 from roll.configs.schema.acts_if import TRAINS, acting, unless
 from roll.configs.schema.fields import number
 from roll.configs.schema.strategy_options import StrategyConfig

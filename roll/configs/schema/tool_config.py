@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.catalog.tools import TOOLS
+from roll.configs.catalog.tool_table import TOOLS
 from roll.configs.schema.fields import args_of, number, one_or_many
 
 
@@ -87,7 +87,7 @@ class InteractionConfig:
     """What `rewards.<domain>.interaction` or a row's `interaction_kwargs.name` calls it."""
     path: str | None = None
     """A class of your own, as `package.module:Class` or `path/to/file.py:Class`, with the methods of
-    `roll.tools.interactions:BaseInteraction`. null: a model at `endpoint`."""
+    `roll.envs.tools.interactions:BaseInteraction`. null: a model at `endpoint`."""
     config: dict[str, Any] = field(default_factory=dict)
     """What that class is made with, as one mapping."""
     endpoint: str | None = None

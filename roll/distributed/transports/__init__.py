@@ -1,6 +1,6 @@
 """How new weights travel from the trainer to every engine: one seam, several ways.
 
-    controller:  route = Route(...)                                    (roll/pipelines/sync.py)
+    controller:  route = Route(...)                                    (roll/pipelines/rl/sync.py)
     trainer:     sent = send(route, strategy.named_weights, rank)      every rank; rank 0's has the handles
     engine:      with receive(route, sent.handles, rank) as incoming:
                      engine.update_weights(route.version, incoming)
@@ -40,7 +40,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from roll.catalog.transports import TRANSPORTS
+from roll.configs.catalog.transport_table import TRANSPORTS
 from roll.distributed.byte_account import ByteAccount, counting
 from roll.distributed.handles import Handle
 from roll.distributed.transports.delta import WeightCopy

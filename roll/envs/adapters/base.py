@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
-from roll.catalog.envs import ENV_HUBS
+from roll.configs.catalog.env_table import ENV_HUBS
 from roll.configs.errors import did_you_mean
 from roll.envs.adapters.own_random import OwnRandom, narrow_seed
 from roll.envs.base import Env, Observation, ResetNeeded, StepResult

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.envs.adapters.base import HubEnv, HubError, ended
 from roll.envs.base import Observation, StepResult
-from roll.utils.generators import UselessVerifier, check_dataset, create_dataset, is_wrong
+from roll.utils.reasoning_gym_sets import UselessVerifier, check_dataset, create_dataset, is_wrong
 
 _CHECKED: set[str] = set()
 """Data sets with their options that were tried in this process: an environment of each slot would try its own again."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from roll.gateway.agents.logs import AgentLog
 from roll.gateway.agents.process import AgentNotStarted, AgentProcess
-from roll.sandbox.usage import descendants
+from roll.isolation.sandbox.usage import descendants
 
-WORKER = str(Path(__file__).with_name("worker.py"))
+WORKER = str(Path(__file__).with_name("function_worker.py"))
 _LONGEST_LINE = 8 << 20
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.gateway.agents.logs import AgentLog
-from roll.processes.guard import GUARD
+from roll.isolation.processes.guard import GUARD
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _READ = 1 << 16

@@ -22,8 +22,8 @@ from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.agents.logs import AgentLog
 from roll.gateway.agents.pool import AgentFunctions
 from roll.gateway.agents.process import AgentProcess
-from roll.processes.limits import passed_environment
-from roll.sandbox.public_files import public_parts
+from roll.isolation.processes.limits import passed_environment
+from roll.isolation.sandbox.public_files import public_parts
 
 MODEL = "policy"
 """What agents are told as the model's name."""

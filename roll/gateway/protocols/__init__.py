@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roll.gateway.protocols.anthropic import AnthropicMessages, AnthropicTokenCount
-from roll.gateway.protocols.chat import ChatCompletions
-from roll.gateway.protocols.responses import Responses
+from roll.gateway.protocols.openai_chat import ChatCompletions
+from roll.gateway.protocols.openai_responses import Responses
 from roll.gateway.protocols.wire import WireFormat
 
 

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall
-from roll.gateway.protocols import fields as f
-from roll.gateway.protocols import options as o
-from roll.gateway.protocols.chat import function_spec, with_tool_names
-from roll.gateway.protocols.fields import Field, table
+from roll.gateway.protocols import body_fields as f
+from roll.gateway.protocols import client_options as o
+from roll.gateway.protocols.body_fields import Field, table
+from roll.gateway.protocols.openai_chat import function_spec, with_tool_names
 from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, Asked, WireFormat, pieces, sse
 from roll.types.chat import Message, ToolCall, ToolSpec
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall
-from roll.gateway.protocols.fields import Table, items
+from roll.gateway.protocols.body_fields import Table, items
 from roll.types.chat import ToolSpec
 
 MAX_MESSAGES = 10_000

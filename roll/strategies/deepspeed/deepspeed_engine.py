@@ -22,9 +22,9 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.hf_build import RoleModule
 from roll.strategies.hf.hf_model import PolicyModel
-from roll.strategies.micro import MicroLayout
-from roll.strategies.optim import parameter_groups
-from roll.utils.logits import HeadOutputs, HeadRequest
+from roll.strategies.training.logits import HeadOutputs, HeadRequest
+from roll.strategies.training.micro import MicroLayout
+from roll.strategies.training.optim import parameter_groups
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, NamedWeights, StatePart
 from roll.strategies.deepspeed.build_lock import reported_locks
 from roll.strategies.deepspeed.deepspeed_engine import Engine, Opened, adamw, connect, engine_json
-from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
-from roll.strategies.deepspeed.start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
+from roll.strategies.deepspeed.deepspeed_files import COUNTS, Checkpoint, write
+from roll.strategies.deepspeed.deepspeed_start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
 from roll.strategies.deepspeed.state import (
     Anchor,
     gathered,
@@ -38,11 +38,11 @@ from roll.strategies.deepspeed.state import (
 from roll.strategies.deepspeed.windows import abandon, finish_gathers, forget_gradients
 from roll.strategies.hf.gather import Travelling
 from roll.strategies.hf.hf_build import RoleModule, hf_module
-from roll.strategies.hf.hf_model import DTYPES, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.hf.streamed import StreamedWeights
-from roll.strategies.optim import MOMENTS, decaying, set_rates
 from roll.strategies.state_files import StateFiles
+from roll.strategies.training.optim import MOMENTS, decaying, set_rates
+from roll.strategies.training.pretrained import DTYPES, named_tensors
 
 
 class DeepSpeedStrategy(HfTrainStrategy):

@@ -15,7 +15,7 @@ from torch import Tensor
 from roll.distributed.byte_account import count_gathered
 from roll.strategies.base import StatePart
 from roll.strategies.hf.gather import Travelling, limit
-from roll.strategies.optim import MOMENTS
+from roll.strategies.training.optim import MOMENTS
 
 
 def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from roll.configs.checks.adapters import CONFIG_FILE, check_folder
+from roll.configs.checks.adapter_checks import CONFIG_FILE, check_folder
 from roll.configs.schema.worker_config import ALL_LINEAR, ModelArgs
 
 if TYPE_CHECKING:

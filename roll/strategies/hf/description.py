@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.hf.hf_model import (
+from roll.strategies.training.pretrained import (
     context_length,
     eos_token_ids,
     load_config,

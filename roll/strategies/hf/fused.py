@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.checks.machine import MISSING
-from roll.utils.logits import HeadRequest
+from roll.configs.checks.machine_checks import MISSING
+from roll.strategies.training.logits import HeadRequest
 
 GATED_MLP = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose norms and gated MLPs gave transformers' numbers."""

@@ -12,7 +12,7 @@ from roll.strategies.base import TrainSpec
 from roll.strategies.hf.compile import compile_blocks
 from roll.strategies.hf.fused import require_liger, use_liger_layers
 from roll.strategies.hf.half_stream import use_half_stream
-from roll.strategies.hf.hf_model import PolicyModel, ValueModel, load_backbone, load_causal_lm
+from roll.strategies.hf.hf_model import PolicyModel, ValueModel
 from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
 from roll.strategies.hf.lora import add_adapters
@@ -21,6 +21,7 @@ from roll.strategies.hf.recomputation import recompute_activations
 from roll.strategies.hf.rotations import fix_rotations
 from roll.strategies.hf.start_check import RowsAlone, check_scored_rows, usable
 from roll.strategies.hf.streamed import StreamedWeights
+from roll.strategies.training.pretrained import load_backbone, load_causal_lm
 
 RoleModule: TypeAlias = PolicyModel | ValueModel | ScoreModel
 

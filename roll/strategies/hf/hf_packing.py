@@ -11,8 +11,8 @@ exchanges heads for tokens (`split_attention`), and the head runs where the shar
 are gathered, so that every rank computes the same loss, and each keeps the gradient of its own: summed over all ranks,
 parameters get it once.
 
-With ring attention the line is cut in zigzag pieces first (`roll.strategies.zigzag`), and keys and values travel
-between their holders. Both together: the ranks of each Ulysses group share the pieces of one rank of the ring.
+With ring attention the line is cut in zigzag pieces first (`roll.strategies.attention.zigzag`), and keys and values
+travel between their holders. Both together: the ranks of each Ulysses group share the pieces of one rank of the ring.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torch.distributed import ProcessGroup
 
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.attention import TreePlan, all_gathered, split_attention
-from roll.strategies.micro import MicroLayout, lay_out, take_shard, zigzag
-from roll.strategies.varlen_kernel import RowPlan
-from roll.strategies.zigzag import RingPlan, zigzag_order
+from roll.strategies.attention.attention import TreePlan, all_gathered, split_attention
+from roll.strategies.attention.varlen_kernel import RowPlan
+from roll.strategies.attention.zigzag import RingPlan, zigzag_order
+from roll.strategies.training.micro import MicroLayout, lay_out, take_shard, zigzag
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_packed"  # name of our function among those of transformers

@@ -13,20 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.configs.rules.reward_model import label_violations
+from roll.configs.rules.reward_model_rules import label_violations
 from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.hf_model import (
-    ValueModel,
-    load_classifier,
-    load_new_classifier,
-    load_tokenizer,
-    picked_hidden,
-    text_config,
-)
-from roll.strategies.micro import MicroLayout
-from roll.utils.logits import HeadOutputs, HeadRequest
+from roll.strategies.hf.hf_model import ValueModel, picked_hidden
+from roll.strategies.training.logits import HeadOutputs, HeadRequest
+from roll.strategies.training.micro import MicroLayout
+from roll.strategies.training.pretrained import load_classifier, load_new_classifier, load_tokenizer, text_config
 
 HEAD = "score"
 """What transformers calls the head of a sequence classifier."""

@@ -18,21 +18,21 @@ from torch import Tensor, nn
 from roll.configs.schema.checkpoint_config import CheckpointContent
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.activation_offload import ActivationOffload
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
-from roll.strategies.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.hf.expert_replay import ExpertReplay
 from roll.strategies.hf.gather import Travelling, sent_types
 from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
-from roll.strategies.hf.hf_model import named_tensors
+from roll.strategies.hf.hf_expert_replay import ExpertReplay
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.streamed import StreamedWeights
-from roll.strategies.micro import padding_row
 from roll.strategies.state_files import StateFiles
+from roll.strategies.training.activation_offload import ActivationOffload
+from roll.strategies.training.common import CommonStrategy, blank_outputs, head_request
+from roll.strategies.training.logits import HeadOutputs
+from roll.strategies.training.micro import padding_row
+from roll.strategies.training.pretrained import named_tensors
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.utils.logits import HeadOutputs
 
 
 class HfTrainStrategy(CommonStrategy):

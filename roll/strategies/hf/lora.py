@@ -21,15 +21,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from roll.configs.checks.adapters import CONFIG_FILE, read_adapter_config
-from roll.configs.checks.machine import MISSING
+from roll.configs.checks.adapter_checks import CONFIG_FILE, read_adapter_config
+from roll.configs.checks.machine_checks import MISSING
 from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.hf.adapter_config import SCORE, AdapterConfig, adapter_config, leaves
 from roll.strategies.hf.gather import Gather, Travelling, sent_types
-from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.state_files import StateFiles
+from roll.strategies.training.pretrained import named_tensors
 from roll.utils.seeding import stable_hash
 
 if TYPE_CHECKING:

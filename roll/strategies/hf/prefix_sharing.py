@@ -1,4 +1,4 @@
-"""Let a Hugging Face model compute rows that begin alike as a tree (`roll.strategies.prefix_tree`), and prove it.
+"""Let a Hugging Face model compute rows that begin alike as a tree (`attention/prefix_tree.py`), and prove it.
 
 Where rows are packed, our attention runs anyhow. Where they are padded, it stands in for transformers' `sdpa`: a tree
 goes to it, everything else to `sdpa` as ever, bit for bit.
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.strategies.attention.prefix_tree import tree_of
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.hf_packing import SequenceGroup, hidden_apart, hidden_together, packed_attention, prove
-from roll.strategies.micro import lay_out, lay_out_tree
-from roll.strategies.prefix_tree import tree_of
-from roll.strategies.sharing import shares_prefixes
+from roll.strategies.training.micro import lay_out, lay_out_tree
+from roll.strategies.training.sharing import shares_prefixes
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_shared"  # name of our function among those of transformers

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.strategies.hf.hf_model import context_length, text_config
+from roll.strategies.training.pretrained import context_length, text_config
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from roll.strategies.hf.cache import RowCache, forward
-from roll.strategies.hf.hf_model import PolicyModel, picked_hidden, text_config
-from roll.strategies.micro import lay_out
+from roll.strategies.hf.hf_model import PolicyModel, picked_hidden
+from roll.strategies.training.logits import HeadRequest
+from roll.strategies.training.micro import lay_out
+from roll.strategies.training.pretrained import text_config
 from roll.types.batch import TokenBatch
-from roll.utils.logits import HeadRequest
 
 T = TypeVar("T")
 

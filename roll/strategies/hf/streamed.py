@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.description import checkpoint_tensors, generation_config
-from roll.strategies.hf.hf_model import attention_option, load_config, named_tensors, weights_folder
 from roll.strategies.hf.safetensor_files import StoredTensors, safetensors_files
+from roll.strategies.training.pretrained import attention_option, load_config, named_tensors, weights_folder
 from roll.utils.memory import return_freed_memory
 
 logger = logging.getLogger(__name__)

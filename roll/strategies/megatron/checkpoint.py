@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from roll.strategies.megatron.adapters import MegatronAdapters
+from roll.strategies.megatron.megatron_adapters import MegatronAdapters
 from roll.strategies.megatron.optimizer import Optimizer
 from roll.strategies.megatron.pieces import Rectangle, pieces_of, rectangles_of
 from roll.strategies.state_files import StateFiles

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES
-from roll.strategies.hf.hf_model import head_size
+from roll.strategies.training.pretrained import head_size
 
 
 @dataclass(frozen=True, kw_only=True)

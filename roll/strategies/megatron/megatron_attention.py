@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from roll.strategies.attention import TreePlan, split_attention
-from roll.strategies.varlen_kernel import RowPlan
+from roll.strategies.attention.attention import TreePlan, split_attention
+from roll.strategies.attention.varlen_kernel import RowPlan
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.attention import TreePlan
-from roll.strategies.megatron.expert_replay import attach
+from roll.strategies.attention.attention import TreePlan
+from roll.strategies.attention.varlen_kernel import RowPlan
 from roll.strategies.megatron.families import Architecture, architecture
 from roll.strategies.megatron.megatron_attention import PackedRows, RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.megatron_build import transformer_config
+from roll.strategies.megatron.megatron_expert_replay import attach
 from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
-from roll.strategies.micro import MicroLayout
-from roll.strategies.varlen_kernel import RowPlan
-from roll.utils.logits import HeadOutputs, HeadRequest
+from roll.strategies.training.logits import HeadOutputs, HeadRequest
+from roll.strategies.training.micro import MicroLayout
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")

@@ -24,22 +24,22 @@ from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, Output, StatePart, TrainSpec
-from roll.strategies.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.hf.hf_model import DTYPES, one_output, weights_folder
-from roll.strategies.megatron.adapters import MegatronAdapters
 from roll.strategies.megatron.checkpoint import SCHEDULE, load_checkpoint, save_checkpoint
+from roll.strategies.megatron.megatron_adapters import MegatronAdapters
 from roll.strategies.megatron.megatron_model import build_chunks
+from roll.strategies.megatron.megatron_weights import freeze, load_weights, stream_weights
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import broadcast_from_last_stage, connect, send_from_last_stage, stages
 from roll.strategies.megatron.platform import cpu_platform
-from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
-from roll.strategies.micro import MicroLayout, padding_row, take_shard, widen
-from roll.strategies.offload import storages
-from roll.strategies.sharing import shares_prefixes
 from roll.strategies.state_files import StateFiles
+from roll.strategies.training.common import CommonStrategy, blank_outputs, head_request
+from roll.strategies.training.logits import HeadOutputs
+from roll.strategies.training.micro import MicroLayout, padding_row, take_shard, widen
+from roll.strategies.training.pretrained import DTYPES, one_output, weights_folder
+from roll.strategies.training.sharing import shares_prefixes
+from roll.strategies.training.state_offload import storages
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.utils.logits import HeadOutputs
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.training_args import TrainingArgs
-from roll.strategies.optim import MOMENTS
+from roll.strategies.training.optim import MOMENTS
 
 
 def wrap_chunks(chunks: Sequence[nn.Module], options: MegatronConfig) -> list[Any]:

@@ -101,6 +101,6 @@ def _loaded(path: str) -> dict[str, Tensor]:
     import torch
 
     from roll.configs.schema.worker_config import ModelArgs
-    from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
+    from roll.strategies.training.pretrained import load_causal_lm, named_tensors
 
     return dict(named_tensors(load_causal_lm(ModelArgs(model_name_or_path=path), torch.float32)))

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from roll.strategies.attention import all_gathered
-from roll.utils.logits import HeadOutputs, HeadRequest, add_at, chunk_elements, require_tokens, top_tokens
+from roll.strategies.attention.attention import all_gathered
+from roll.strategies.training.logits import HeadOutputs, HeadRequest, add_at, chunk_elements, require_tokens, top_tokens
 
 
 def vocab_parallel_outputs(

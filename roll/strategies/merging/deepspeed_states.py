@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.configs.checks.adapters import CONFIG_FILE
+from roll.configs.checks.adapter_checks import CONFIG_FILE
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.adapter_config import adapter_config
-from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
 from roll.strategies.merging.write_model import empty_model
+from roll.strategies.training.pretrained import load_causal_lm, named_tensors
 from roll.utils.pickles import UnsafeCheckpoint, plain_values_only
 
 _logger = logging.getLogger(__name__)

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.common import ABOUT, DESCRIPTION
-from roll.strategies.hf.hf_model import (
+from roll.strategies.hf.lora import IDENTITY, check_same_base, layer_checksum, peft_name
+from roll.strategies.merging.read_states import module_weights
+from roll.strategies.training.common import ABOUT, DESCRIPTION
+from roll.strategies.training.pretrained import (
     DTYPES,
     load_backbone,
     load_causal_lm,
@@ -24,8 +26,6 @@ from roll.strategies.hf.hf_model import (
     named_tensors,
     quiet_transformers,
 )
-from roll.strategies.hf.lora import IDENTITY, check_same_base, layer_checksum, peft_name
-from roll.strategies.merging.read_states import module_weights
 
 _OWNERS = {"policy": "lm.", "value": "backbone.", "reward": "classifier."}
 _SIDE_FILES = (ABOUT, "config.json", "generation_config.json", "adapter_config.json")

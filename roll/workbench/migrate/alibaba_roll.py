@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.catalog.trackers import TRACKERS
+from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.parsing.roll_names import SCORING
 from roll.configs.rules.megatron_fields import refused_fields
 from roll.workbench.migrate.alibaba_roll_tasks import drop, finish_tasks, levels, put_unless, settled

@@ -5,8 +5,8 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from roll.catalog.entries import OWN_PATH
-from roll.catalog.envs import ENVS
+from roll.configs.catalog.entries import OWN_PATH
+from roll.configs.catalog.env_table import ENVS
 from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in
 from roll.workbench.migrate.conversions import DTYPES, conversion, first, last, mapped
 from roll.workbench.migrate.draft import Draft, Step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.loss_table import LOSSES
 from roll.configs.errors import NO_VALUE, ConfigError, Violation
 from roll.configs.parsing.loader import read_tree
 from roll.workbench.migrate.alibaba_roll import finish_roll

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll.catalog.trackers import TRACKERS
-from roll.catalog.validation_metrics import better_of
+from roll.configs.catalog.tracker_table import TRACKERS
+from roll.configs.catalog.validation_metrics import better_of
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.conversions import DTYPES, conversion, first
 from roll.workbench.migrate.draft import Draft, Step, coerced

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from roll.catalog.entries import OWN_PATH
+from roll.configs.catalog.entries import OWN_PATH
 from roll.workbench.migrate.conversions import conversion, first, mapped
 from roll.workbench.migrate.draft import Step
 from roll.workbench.migrate.overrides import at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from roll.catalog.trackers import TRACKERS
+from roll.configs.catalog.tracker_table import TRACKERS
 from roll.workbench.migrate.conversions import (
     CONVERSIONS,
     FIRST,

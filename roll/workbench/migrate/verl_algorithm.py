@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.catalog.estimators import ESTIMATORS
-from roll.catalog.losses import LOSSES
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
 from roll.workbench.migrate.conversions import conversion, last, mapped
 from roll.workbench.migrate.draft import Draft, Step
 from roll.workbench.migrate.overrides import at

@@ -1,0 +1,165 @@
+"""Rules between keys of the optimisation: estimator, rewards, KL, loss. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
+from roll.configs.errors import Violation, problem
+from roll.configs.rules.options_rules import given_twice, named_rules
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.policy_config import PolicyOptimisation
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+
+
+def estimator_rules(config: RLConfig) -> Iterator[Violation]:
+    """Names, group sizes, critic."""
+    turns = isinstance(config, AgenticConfig)
+    known = tuple(name for name, entry in ESTIMATORS.items() if turns or not entry.credits_turns)
+    yield from _named(config.adv_estimator, "adv_estimator", known)
+    yield from _named(config.policy_loss, "policy_loss", tuple(LOSSES))
+    default_of = functools.partial(getattr, PolicyOptimisation())
+    yield from given_twice(config, "adv_estimator_args", config.estimator, default_of)
+    yield from given_twice(config, "policy_loss_args", config.loss, default_of)
+    if config.group_size == 1:
+        size = config.group_size_key
+        for key, why in (*_needs_group(config), *config.needs_group):
+            fix = f"{size}=8, or adv_estimator=reinforce and nothing relative to a group"
+            yield Violation(size, f"at least 2, because {key} {why}", fix, 1)
+    if config.uses_critic and config.critic is None:
+        expected = f"a critic, because adv_estimator is {config.adv_estimator}"
+        yield Violation("critic", expected, "add a critic section", None)
+    if config.max_steps and config.critic_warmup >= config.max_steps:
+        expected = f"less than max_steps ({config.max_steps}), or the actor never trains"
+        yield Violation("critic_warmup", expected, "", config.critic_warmup)
+
+
+def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
+    for wrong in named_rules(value, path, known):
+        if value in ESTIMATORS and path == "adv_estimator":
+            what = f"{value} credits the turns of an environment, which only pipeline agentic has"
+            wrong = problem(path, what, f"use {wrong.expected}")
+        yield wrong
+
+
+def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
+    """What compares the responses of one prompt."""
+    zero = "compares the responses of one prompt: with one response every advantage is 0"
+    if config.estimator.compares_group:
+        yield f"adv_estimator {config.adv_estimator}", zero
+    if "group" in (config.reward_mean_over, config.reward_std_over):
+        yield "reward_norm group", zero
+    if config.add_len_reward:
+        yield "add_len_reward", "compares lengths within the group"
+
+
+def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
+    """Whitening that suits the estimator, thresholds in order."""
+    name = config.adv_estimator
+    if config.whiten_rewards and not config.estimator.reads_tokens:
+        expected = (
+            f"false with adv_estimator {name}, which takes one number per response: whitened tokens take the mean off "
+            "once per token, and the length of a response would count as reward"
+        )
+        yield Violation("whiten_rewards", expected, "whiten_rewards=false; see whiten_advantages", True)
+    if config.estimator.reads_parts:
+        yield from _part_rules(config)
+    if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
+        expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
+        yield Violation("difficulty_low_threshold", expected, "", config.difficulty_low_threshold)
+
+
+def _part_rules(config: RLConfig) -> Iterator[Violation]:
+    """An estimator that normalises the parts of rewards itself has parts, and nothing else normalises or joins them."""
+    name = config.adv_estimator
+    if not (isinstance(config, RLVRConfig) and any(config.reward_terms(domain) for domain in config.rewards)):
+        expected = (
+            "an estimator of one reward: no domain has the reward `weighted` with parts, which are what it compares"
+        )
+        yield Violation("adv_estimator", expected, "adv_estimator=grpo, or rewards.<domain>.name=weighted", name)
+    for key in ("reward_mean_over", "reward_std_over", "reward_clip"):
+        if (value := getattr(config, key)) is not None:
+            where = "reward_clip" if key == "reward_clip" else "reward_norm"
+            expected = f"null with adv_estimator {name}, which normalises every part of the reward itself"
+            yield Violation(where, expected, "remove it", value)
+            break
+    if config.add_token_level_kl:
+        expected = f"false with adv_estimator {name}, which compares rewards without what tokens cost"
+        yield Violation("add_token_level_kl", expected, "use_kl_loss=true instead", True)
+
+
+def kl_rules(config: RLConfig) -> Iterator[Violation]:
+    """KL terms and the reference they need."""
+    if config.add_token_level_kl and config.use_kl_loss and not config.allow_both_kl:
+        expected = "one KL term: add_token_level_kl already puts it into the reward"
+        fix = "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true"
+        yield Violation("use_kl_loss", expected, fix, True)
+    if config.uses_reference and config.reference is None and not config.reference_is_actor:
+        key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
+        expected = f"a reference, because {key} is on"
+        yield Violation("reference", expected, f"add a reference section, or {key}=false", None)
+    if config.full_kl and config.teacher is not None:
+        key = "kl_penalty" if config.full_kl_penalty else "kl_loss_type"
+        expected = "an estimator with a teacher: whole distributions are kept of one other model only"
+        yield Violation(key, expected, f"{key}=low_var_kl", "full")
+    if config.target_kl is not None and config.init_kl_coef == 0:
+        expected = "more than 0, because the adaptive controller only multiplies it"
+        yield Violation("init_kl_coef", expected, "init_kl_coef=0.2", 0.0)
+
+
+def loss_rules(config: RLConfig) -> Iterator[Violation]:
+    """Constants of the losses and the correction."""
+    yield from _off_policy_rules(config)
+    options = config.loss_options
+    if config.policy_loss == "tis" and options["lower"] >= options["upper"]:
+        written = bool(config.policy_loss_args)
+        expected = f"less than {'upper' if written else 'tis_upper_bound'} ({options['upper']})"
+        yield Violation("policy_loss_args.lower" if written else "tis_lower_bound", expected, "", options["lower"])
+    coefs = (config.rl_loss_coef, config.sft_loss_coef, config.entropy_loss_coef)
+    if not any(coefs) and not (config.use_kl_loss and config.kl_loss_coef):
+        yield Violation("rl_loss_coef", "more than 0, because no other loss is on", "rl_loss_coef=1", 0.0)
+    correction = config.train_infer_correction
+    if correction is not None:
+        bounds = ("importance_upper", "ratio_low", "ratio_high", "difference_low", "difference_high")
+        divergences = ("divergence_high", "row_divergence_high")
+        upper = correction.importance_upper
+        if upper is not None and correction.importance_lower > upper:
+            expected = f"at most importance_upper ({upper:g})"
+            yield Violation("train_infer_correction.importance_lower", expected, "", correction.importance_lower)
+        if correction.divergence != "k3" and all(getattr(correction, name) is None for name in divergences):
+            fix = "train_infer_correction.divergence_high=0.1, or remove it"
+            expected = "a bound: divergence_high and row_divergence_high are null, so it does nothing"
+            yield Violation("train_infer_correction.divergence", expected, fix, correction.divergence)
+        if all(getattr(correction, name) is None for name in (*bounds, *divergences)):
+            expected = "a weight or a filter: all its bounds are null, so it does nothing"
+            yield Violation("train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null")
+    if config.error_max_len_clip and config.error_max_len_threshold is None:
+        yield Violation("error_max_len_threshold", "a length in tokens, because error_max_len_clip is on", "", None)
+
+
+def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
+    """Samples of older weights are corrected for once: neither never nor twice."""
+    correction, ratio = config.train_infer_correction, config.async_generation_ratio
+    if config.loss.decouples and correction is not None and correction.importance_upper is not None:
+        yield Violation(
+            "train_infer_correction.importance_upper",
+            f"null with policy_loss {config.policy_loss}: both multiply a token's loss by p_train / p_infer, so the "
+            "weight would be applied twice",
+            "train_infer_correction.importance_upper=null (its filters stay), or train_infer_correction=null, or "
+            "policy_loss=ppo",
+            correction.importance_upper,
+        )
+    corrected = correction is not None or config.loss.corrects_staleness
+    if ratio > 0 and not corrected and not config.allow_uncorrected_async:
+        first, *others = (name for name, loss in LOSSES.items() if loss.corrects_staleness)
+        yield Violation(
+            "async_generation_ratio",
+            f"0 with policy_loss {config.policy_loss} and no train_infer_correction: responses may come from weights "
+            "that many updates old, and nothing would correct for it",
+            f"policy_loss={first} (or {', '.join(others)}), or "
+            "train_infer_correction={level: token, importance_upper: 2}, or say allow_uncorrected_async=true",
+            ratio,
+        )

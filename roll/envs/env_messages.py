@@ -1,0 +1,128 @@
+"""What an environment process and its parent tell each other: tuples of plain values.
+
+`roll/isolation/processes/frames.py` says how they travel.
+
+A request is `("open", instance, tag, seed, options, responses)`, `("step", instance, response)` or
+`("close", instance)`; options are pickled. `open` with responses is a replay: its answer is the last one's. An answer
+is `("ok", result)`, `("error", text)` or `("closed", resident megabytes, error)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from roll.envs.base import Message, Observation, StepResult
+
+MAX_CHARS = 1_000_000
+"""Of an observation."""
+
+PackedObservation = tuple[tuple[tuple[str, str], ...], str, str]
+PackedStep = tuple[float, bool, bool, "PackedObservation | None", dict[str, float], dict[str, float], dict[str, float]]
+Packed = tuple[Any, ...]  # One of the two above: what the last call of an episode gave
+
+
+def pack_observation(observation: Observation) -> PackedObservation:
+    """As plain values. The wrappers have checked its types."""
+    messages = [(str(message.role), str(message.content)) for message in observation.messages]
+    state, role = str(observation.state), str(observation.role)
+    _check_texts([state, role, *(text for message in messages for text in message)])
+    return tuple(messages), state, role
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    """Refuse what no tokenizer takes and no context holds, before it costs more than its own episode."""
+    size = sum(map(len, texts))
+    if size > MAX_CHARS:
+        raise ValueError(f"the observation has {size:,} characters, expected at most {MAX_CHARS:,}")
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the observation isn't valid Unicode: {error}; decode bytes with errors='replace'"
+            ) from None
+
+
+def unpack_observation(packed: Packed) -> Observation:
+    """The inverse."""
+    messages, state, role = cast(PackedObservation, packed)
+    shown = tuple([Message(speaker, content) for speaker, content in messages])  # type: ignore[arg-type]
+    return Observation(shown, state, role)
+
+
+def pack_step(result: StepResult) -> PackedStep:
+    """As plain values."""
+    observation = None if result.observation is None else pack_observation(result.observation)
+    parts, metrics, role_rewards = dict(result.reward_parts), dict(result.metrics), dict(result.role_rewards)
+    return result.reward, result.terminated, result.truncated, observation, parts, metrics, role_rewards
+
+
+def unpack_step(packed: Packed) -> StepResult:
+    """The inverse."""
+    reward, terminated, truncated, observation, parts, metrics, role_rewards = cast(PackedStep, packed)
+    return StepResult(
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        observation=None if observation is None else unpack_observation(observation),
+        reward_parts=parts,
+        metrics=metrics,
+        role_rewards=role_rewards,
+    )
+
+
+def is_packed(value: object, *, step: bool) -> bool:
+    """Whether this is a packed observation, or a packed step: what runs in a process can write to its pipe too."""
+    match value:
+        case (tuple(messages), str(), str()) if not step:
+            texts = [
+                text for message in messages if isinstance(message, tuple) and len(message) == 2 for text in message
+            ]
+            return len(texts) == 2 * len(messages) > 0 and all(isinstance(text, str) for text in texts)
+        case (
+            float(),
+            bool(terminated),
+            bool(truncated),
+            observation,
+            dict(parts),
+            dict(metrics),
+            dict(role_rewards),
+        ) if step:
+            shows = observation is None if terminated or truncated else is_packed(observation, step=False)
+            numbers = [*parts.items(), *metrics.items(), *role_rewards.items()]
+            return shows and all(isinstance(name, str) and isinstance(n, float) for name, n in numbers)
+    return False
+
+
+def is_over(packed: Packed) -> bool:
+    """Whether this ended the episode."""
+    return _is_step(packed) and bool(packed[1] or packed[2])
+
+
+def _is_step(packed: Packed) -> bool:
+    return isinstance(packed[0], float)
+
+
+def difference(before: Packed, again: Packed) -> str:
+    """What a replay showed otherwise than the first time; empty: nothing."""
+    if len(before) != len(again):
+        return "a step that is a reset"  # pragma: no cover - our own bug
+    if not _is_step(before):
+        return _unlike("observation", before[0], again[0]) or _unlike("role", before[2], again[2])
+    pairs = (
+        ("reward", before[0], again[0]),
+        ("end", before[1:3], again[1:3]),
+        ("observation", before[3], again[3]),
+        ("role_rewards", before[6], again[6]),
+    )
+    return next((found for name, old, new in pairs if (found := _unlike(name, old, new))), "")
+
+
+def _unlike(name: str, before: Any, again: Any) -> str:
+    return "" if before == again else f"{name} {_shown(before)}, then {_shown(again)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:60]}...{text[-60:]}"

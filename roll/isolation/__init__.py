@@ -1,0 +1,1 @@
+"""Code that isn't trusted or may crash: child processes, and the sandbox."""

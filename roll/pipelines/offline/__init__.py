@@ -1,0 +1,1 @@
+"""Training on finished rows: fine-tuning, preferences, reward models."""

@@ -1,0 +1,70 @@
+"""What learning from preferences has in common, whatever learns: its rows, and validation on pairs or labelled rows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from roll.configs.schema.offline_config import OfflineDataArgs
+from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDataArgs
+from roll.data.chat_masks import ConversationEncoder
+from roll.data.finished_rows import EncodedRows
+from roll.data.preference_rows import PreferenceRow, encode_preferences, read_preferences
+from roll.pipelines.credit.teaching import smallest_embedding
+from roll.pipelines.offline.offline_pipeline import OfflineData, OfflinePipeline, offline_data
+from roll.pipelines.workers.preference_losses import UnitLoss
+from roll.strategies.base import OutputName
+from roll.types.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class PreferencePipeline(OfflinePipeline[PreferenceRow]):
+    """Learns from pairs, or from single responses with a label or a score."""
+
+    metrics_of = "preference"
+    config: PreferenceConfig
+
+    def held_out_metrics(self, output: OutputName, loss: UnitLoss) -> dict[str, float]:
+        """Return the means of `loss` and of what it logs over the held-out rows."""
+        metrics = Metrics()
+        for batch in self.held_out_batches():
+            batch = self.prepared(batch)
+            outputs = self.forward(self.clusters.actor_train, batch, output)
+            losses, logged = loss(outputs, batch)
+            for name, values in {"loss": losses, **logged}.items():
+                metrics.add_mean(f"val/{name}", float(values.double().sum()), len(values))
+        return metrics.result()
+
+
+def scored_ends(tokenizer: Any, encoder: ConversationEncoder) -> set[int]:
+    """Return the tokens that are taken off the end of a response before it is scored."""
+    return {tokenizer.pad_token_id, *encoder.appended_ends}
+
+
+def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -> OfflineData[PreferenceRow]:
+    """Read, render and tokenise all rows; raises `DataError` naming file and line.
+
+    `scores`: as whoever scores with a classifier reads a response, which is up to the last token that isn't padding.
+    Where the template doesn't say how a response ends, it has none of the tokens that are put behind it elsewhere.
+    """
+
+    embedding = smallest_embedding(config)
+
+    def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
+        assert isinstance(data, PreferenceDataArgs)
+        template = data.template or config.actor_train.data_args.template or "native"
+        encoder = ConversationEncoder(
+            tokenizer, template=template, variables=config.chat_template_kwargs, embedding=embedding
+        )
+        logger.info("%s", encoder.describe_ends())
+        return encode_preferences(
+            read_preferences(data, pairs=config.pairs),
+            encoder,
+            sequence_length=config.max_sequence_length,
+            truncation=config.truncation,
+            num_workers=data.preprocessing_num_workers,
+            without_end=scored_ends(tokenizer, encoder) if scores else (),
+        )
+
+    return offline_data(config, read)

@@ -1,0 +1,1 @@
+"""Reinforcement learning: the step, where its rollouts come from, and weight sync."""

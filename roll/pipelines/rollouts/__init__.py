@@ -1,0 +1,1 @@
+"""From groups of episodes to rows: collecting, assembling, validating, recording."""

@@ -1,0 +1,151 @@
+"""Groups of trajectories become one ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.pipelines.rollouts.role_groups import split_by_role
+from roll.rollout.routed import routed_rows
+from roll.types.batch import TokenBatch
+from roll.types.trajectory import Group, Task, Trajectory, Turn
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """A step's trajectories [R] and their training rows [B]: a row for every branch.
+
+    One trajectory has several rows where its context was reset on the way, or where a turn was continued twice. Where
+    none did, as in most RLVR runs, row i is trajectory i. An episode whose roles are paid apart is a trajectory for
+    each of them (`role_groups.py`).
+    """
+
+    batch: TokenBatch  # Rows in the order of the trajectories; those of an episode are a unit
+    trajectories: tuple[Trajectory, ...]
+    tasks: tuple[Task, ...]  # The task of each trajectory
+    group_index: Tensor  # int64 [R]
+    row_trajectory: Tensor  # int64 [B], the trajectory of each row
+    row_turns: tuple[range, ...]  # [B], the turns that the row trains, by their positions in its trajectory
+    shaped_rewards: Tensor | None = None  # float32 [R], after shaping, normalisation and clipping; None before credit
+    greedy_scores: Tensor | None = None  # float32 [R], of a greedy response to the same task; NaN where that failed
+    recorded: Mapping[str, Tensor] = field(default_factory=dict)  # Token columns [N] for the files of rollouts alone
+
+    @property
+    def rewards(self) -> Tensor:
+        """float32 [R], as the reward functions and environments gave them."""
+        return torch.tensor([t.reward for t in self.trajectories], dtype=torch.float32)
+
+    @property
+    def response_lengths(self) -> Tensor:
+        """int64 [R], tokens the policy chose."""
+        return torch.tensor([t.num_response_tokens for t in self.trajectories])
+
+    @property
+    def truncated(self) -> Tensor:
+        """bool [R], cut off by a length or turn limit."""
+        return torch.tensor([t.status == "truncated" for t in self.trajectories])
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trajectory among those that a step trains on."""
+
+    group: int  # Number of its group in the step
+    task: Task
+    trajectory: Trajectory
+    unit: str  # The episode that it is a part of
+
+
+@dataclass(frozen=True)
+class _Row:
+    id: str
+    place: int  # Of its trajectory
+    turns: range  # That it trains
+    context: tuple[int, ...]  # Turns before them that a row before trains
+
+
+def _rows_of(trajectory: Trajectory, place: int) -> list[_Row]:
+    """Return a row per branch, with what is new in it; branches in which that has no token are left out."""
+    rows, branches, first = [], trajectory.branches, 0
+    for k, branch in enumerate(branches):
+        own, context = range(first, branch[-1] + 1), tuple(position for position in branch if position < first)
+        first = own.stop
+        if any(trajectory.turns[position].num_response_tokens for position in own):
+            name = trajectory.id if len(branches) == 1 else f"{trajectory.id}/{k}"
+            rows.append(_Row(name, place, own, context))
+    return rows
+
+
+def assemble(groups: Sequence[Group]) -> Rollouts:
+    """Cut the survivors of all groups into rows, one per branch.
+
+    A turn that several branches share is trained in the row of the first; in those of the others its tokens are there
+    as context. A row's id is its trajectory's, with `/k` for branch k of several; its group id is the task's. A branch
+    in which the policy chose no token of its own is left out.
+    """
+    return cut_rows(
+        [
+            Member(index, part.task, trajectory, f"{group.task.id}#{trajectory.member}")
+            for index, (group, part) in enumerate((group, part) for group in groups for part in split_by_role(group))
+            for trajectory in part.survivors
+        ]
+    )
+
+
+def cut_rows(members: Sequence[Member]) -> Rollouts:
+    """Cut trajectories into rows as `assemble` does, which says what rows they are."""
+    rows = [row for place, member in enumerate(members) for row in _rows_of(member.trajectory, place)]
+    turns: list[tuple[Turn, bool]] = []  # And whether its row trains it
+    plays: list[list[Turn]] = []  # Of each row
+    offsets = [0]
+    for row in rows:
+        played = members[row.place].trajectory.turns
+        shown = [(played[k], False) for k in row.context] + [(played[k], True) for k in row.turns]
+        turns += shown
+        plays.append([turn for turn, _ in shown])
+        offsets.append(offsets[-1] + sum(turn.num_tokens for turn, _ in shown))
+
+    routed = routed_rows(plays)
+    batch = TokenBatch(
+        row_ids=tuple(row.id for row in rows),
+        group_ids=tuple(members[row.place].task.id for row in rows),
+        unit_ids=tuple(members[row.place].unit for row in rows),
+        offsets=torch.tensor(offsets),
+        **token_columns(turns, offsets[-1]),
+        routed_experts=None if routed is None else torch.from_numpy(routed),
+    )
+    return Rollouts(
+        batch=batch,
+        trajectories=tuple(member.trajectory for member in members),
+        tasks=tuple(member.task for member in members),
+        group_index=torch.tensor([member.group for member in members], dtype=torch.int64),
+        row_trajectory=torch.tensor([row.place for row in rows], dtype=torch.int64),
+        row_turns=tuple(row.turns for row in rows),
+    )
+
+
+def token_columns(turns: Sequence[tuple[Turn, bool]], num_tokens: int) -> dict[str, Tensor]:
+    """Return the columns [N] of turns one after another, each with whether its row trains it.
+
+    Copied by turns, never by tokens: a step has millions of them.
+    """
+    token_ids = np.zeros(num_tokens, np.int64)
+    acting = np.zeros(num_tokens, np.bool_)
+    logprobs = np.zeros(num_tokens, np.float32)
+    versions = np.full(num_tokens, -1, np.int64)
+    end = 0
+    for turn, trains in turns:
+        start, fire = end + len(turn.prompt_ids), turn.num_fire_tokens
+        token_ids[end:start] = turn.prompt_ids
+        end += turn.num_tokens
+        token_ids[start:end] = turn.array("response_ids")
+        if trains:
+            acting[start + fire : end] = True
+            logprobs[start + fire : end] = turn.array("logprobs")[fire:]
+            versions[start + fire : end] = turn.array("versions")[fire:]
+    columns = {"token_ids": token_ids, "action_mask": acting, "sampling_logprobs": logprobs, "versions": versions}
+    return {name: torch.from_numpy(column) for name, column in columns.items()}

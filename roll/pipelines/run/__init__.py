@@ -1,0 +1,1 @@
+"""What every pipeline does around its steps: clusters, checkpoints, logs, exports."""

@@ -1,5 +1,0 @@
-"""`python -m roll.simulation`: see modes.py."""
-
-from roll.simulation.modes import main
-
-main()

@@ -1,0 +1,1 @@
+"""Attention over packed rows, shared prefixes and sequences divided over ranks."""

@@ -1,0 +1,1 @@
+"""Inference engines: what they share, and one folder for each."""

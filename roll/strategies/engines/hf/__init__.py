@@ -1,0 +1,1 @@
+"""`hf_infer`: sampling with transformers in the process of the worker."""

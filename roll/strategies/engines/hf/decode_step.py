@@ -1,0 +1,228 @@
+"""One decode step of a model of Llama's shape, without its modules.
+
+Between two operators of a decode step transformers runs a lot of Python. With a small model, or with the few rows that
+are left at the end of long responses, that takes longer than the operators. Here they are called directly. A check at
+the start compares the logits; a model that isn't known, or that fails the check, decodes through transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from roll.strategies.engines.hf.shared_heads import attends_by_sdpa
+from roll.strategies.hf.cache import RowCache, forward
+
+logger = logging.getLogger(__name__)
+
+_FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""Model types with their class in transformers: a class of the same name from elsewhere may compute anything."""
+_FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose frequencies don't depend on how long the rows are."""
+
+
+class _OtherModel(Exception):
+    """The model has something that these steps don't know."""
+
+
+class _Norm:
+    """RMSNorm of [..., E]."""
+
+    def __init__(self, module: Any) -> None:
+        self._weight: Tensor = module.weight
+        # As tensors of their type: a Python number is made into one at every call.
+        self._inverse_size, self._epsilon = torch.tensor([1 / len(self._weight), module.variance_epsilon])
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        scale = (wide * wide).sum(-1, keepdim=True).mul_(self._inverse_size).add_(self._epsilon).rsqrt_()
+        return (wide * scale).to(hidden.dtype).mul_(self._weight)
+
+
+class _Linear:
+    """A linear layer of [B, E]."""
+
+    def __init__(self, module: Any) -> None:
+        if type(module) is not nn.Linear:
+            raise _OtherModel(f"{type(module).__name__} in place of a linear layer")
+        self._transposed, self._bias = module.weight.detach().t(), module.bias
+        self.size: int = module.out_features
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        if self._bias is None:
+            return torch.mm(hidden, self._transposed)
+        return torch.addmm(self._bias, hidden, self._transposed)
+
+    def added(self, to: Tensor, hidden: Tensor) -> Tensor:
+        """Return `to` + this layer of `hidden`."""
+        return torch.addmm(to if self._bias is None else to + self._bias, hidden, self._transposed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers of a step share."""
+
+    cos: Tensor
+    """[B, 1, 1, D]"""
+    sin: Tensor
+    """[B, 1, 1, D], the first half with its sign turned."""
+    mask: Tensor | None
+    large: AbstractContextManager[object]
+
+
+class _Layer:
+    """A decoder layer, of hidden states [B, E]."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._head_dim: int = attention.head_dim
+        self._scaling: float = attention.scaling
+        self._input_norm, self._mlp_norm = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._q, self._k, self._v, self._o = (_Linear(getattr(attention, f"{name}_proj")) for name in "qkvo")
+        self._gate, self._up, self._down = (_Linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
+        normed = hasattr(attention, "q_norm")
+        self._q_norm = _Norm(attention.q_norm) if normed else None
+        self._k_norm = _Norm(attention.k_norm) if normed else None
+        self._heads = [self._q.size // self._head_dim, self._k.size // self._head_dim]
+
+    def __call__(self, hidden: Tensor, step: _Step, cache: Any) -> Tensor:
+        rows, size = len(hidden), self._head_dim
+        normed = self._input_norm(hidden)
+        query, key = self._q(normed), self._k(normed)
+        if self._q_norm is not None and self._k_norm is not None:
+            query = self._q_norm(query.view(rows, -1, size)).view(rows, -1)
+            key = self._k_norm(key.view(rows, -1, size)).view(rows, -1)
+        both = torch.cat([query, key], dim=1).view(rows, -1, 1, size)
+        query, key = _rotated(both, step.cos, step.sin).split(self._heads, dim=1)
+        keys, values = cache.update(key, self._v(normed).view(rows, -1, 1, size))
+        with step.large:
+            attended = _attended(query, keys, values, step.mask, self._scaling)
+            hidden = self._o.added(hidden, attended.reshape(rows, -1))
+        normed = self._mlp_norm(hidden)
+        with step.large:
+            return self._down.added(hidden, F.silu(self._gate(normed), inplace=True).mul_(self._up(normed)))
+
+
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [B, H, 1, D]."""
+    return (states * cos).add_(states.roll(states.shape[-1] // 2, -1).mul_(sin))
+
+
+def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of one query per row [B, H, 1, D] over `keys` and `values` [B, K, S, D], K a divisor of H."""
+    rows, shared, length, size = keys.shape
+    if query.dtype != torch.float32:  # products of half precision would round the scores
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != shared
+        )
+    # With one query, torch's kernel multiplies each head by itself; batched products take two thirds of its time.
+    queries = query.reshape(rows * shared, -1, size)
+    scores = torch.baddbmm(queries[:, :, :1], queries, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale)
+    if mask is not None:
+        scores.view(rows, -1, length).masked_fill_(~mask[:, 0], -torch.inf)
+    return torch.bmm(scores.softmax(-1), values.flatten(0, 1))
+
+
+class DecodeStep:
+    """Computes the logits after one more token per row. The weights are the model's own, so updates reach it."""
+
+    def __init__(self, model: Any) -> None:
+        config, decoder = model.config, model.model
+        if config.hidden_act != "silu":
+            raise _OtherModel(f"activation {config.hidden_act}")
+        if set(getattr(config, "layer_types", None) or ()) - {"full_attention"} or _window(config):
+            raise _OtherModel("a sliding window")
+        rotary = decoder.rotary_emb
+        if rotary.rope_type not in _FIXED_FREQUENCIES:
+            raise _OtherModel(f"rotary embeddings of type {rotary.rope_type}")
+        self._embedding: Tensor = decoder.embed_tokens.weight
+        self._frequencies: Tensor = rotary.inv_freq.float()
+        self._scaling: float = rotary.attention_scaling
+        self._layers = [_Layer(layer) for layer in decoder.layers]
+        self._norm, self._head = _Norm(decoder.norm), _Linear(model.lm_head)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> DecodeStep | None:
+        """Return the steps of this model, or None if it must take them itself."""
+        try:
+            _require_known(model)
+            _check(cls(model), model)
+        except (_OtherModel, AttributeError, RuntimeError) as error:  # the latter for other shapes
+            logger.info("hf_infer decodes %s through transformers: %s", type(model).__name__, error)
+            return None
+        _lay_out_weights(model)
+        return cls(model)
+
+    def __call__(self, tokens: Tensor, cache: RowCache, large: AbstractContextManager[object]) -> Tensor:
+        """Logits [B, V] after `tokens` int64 [B], which the cache takes in; `large` goes around large operators."""
+        hidden = F.embedding(tokens, self._embedding)
+        cos, sin = self._rotation(cache.length - cache.padding, hidden.dtype)
+        step = _Step(cos, sin, cache.seen(extra=1), large)
+        for layer, kept in zip(self._layers, cache.layers, strict=True):
+            hidden = layer(hidden, step, kept)
+        return self._head(self._norm(hidden))
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles = positions[:, None, None, None].float() * self._frequencies
+        cos, sin = angles.cos().mul_(self._scaling), angles.sin().mul_(self._scaling)
+        return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
+
+
+def _window(config: Any) -> bool:
+    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+
+
+def _require_known(model: Any) -> None:
+    import transformers
+
+    kind = model.config.model_type
+    if kind not in _FAMILIES or type(model) is not getattr(transformers, _FAMILIES[kind], None):
+        raise _OtherModel(f"not one of {', '.join(_FAMILIES)}")
+    if not attends_by_sdpa(model):
+        raise _OtherModel(f"attention by {model.config._attn_implementation}")
+    if next(model.parameters()).device.type != "cpu":
+        raise _OtherModel("it isn't on a CPU")
+
+
+@torch.no_grad()
+def _lay_out_weights(model: Any) -> None:
+    """Lay linear layers out in memory as products of few rows read them fastest: by input, not by output.
+
+    They stay the same parameters of the same shape. An embedding that is the head, too, must stay together by rows.
+    """
+    embedding = model.get_input_embeddings().weight
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight is not embedding and module.weight.dtype == torch.float32:
+            module.weight.data = module.weight.data.t().contiguous().t()
+
+
+@torch.inference_mode()
+def _check(step: DecodeStep, model: Any) -> None:
+    """Raise `_OtherModel` unless two steps give transformers' own logits, of whole rows and of padded ones."""
+    vocabulary, half = model.config.vocab_size, next(model.parameters()).dtype != torch.float32
+    for lengths in ((4, 4), (2, 7, 3)):
+        width = max(lengths)
+        padding = torch.tensor([width - length for length in lengths])
+        ids = (torch.arange(len(lengths) * width).view(-1, width) * 7 + 3) % vocabulary
+        caches = [RowCache(len(model.model.layers), padding) for _ in range(2)]
+        for cache in caches:
+            forward(model, ids, cache)
+        for shift in (1, 2):
+            tokens = (ids[:, -1] * 5 + shift) % vocabulary
+            expected = forward(model, tokens[:, None], caches[0]).float()
+            found = step(tokens, caches[1], contextlib.nullcontext()).float()
+            difference, spread = float((found - expected).abs().max()), float(expected.max() - expected.min())
+            if not difference <= (0.02 if half else 1e-4) * spread:
+                raise _OtherModel(f"its logits differ by {difference:.2g}, where they spread over {spread:.2g}")

@@ -1,0 +1,289 @@
+"""`hf_infer`: generation with a transformers model, made for correctness and for small machines.
+
+Lockstep and deterministic: work happens only inside `poll`, rows enter in the order of the plan and draw from their own
+keys, so what shares a batch with what is a function of plan and tokens, never of timing. Rows that finish leave the
+batch at once; responses of one prompt share its prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.configs.checks.model_families import CACHED_LAYERS
+from roll.configs.schema.strategy_options import StrategyConfig
+from roll.configs.schema.worker_config import ModelArgs
+from roll.strategies.base import (
+    ENGINE_PARTS,
+    Completion,
+    EngineCounters,
+    EnginePart,
+    EngineSettings,
+    InferEngine,
+    NamedWeights,
+    Request,
+)
+from roll.strategies.engines.hf.compute_threads import ForwardThreads
+from roll.strategies.engines.hf.decode_step import DecodeStep
+from roll.strategies.engines.hf.shared_heads import share_heads
+from roll.strategies.engines.hf.token_sampler import sample
+from roll.strategies.engines.responses import Response, ResponseRules
+from roll.strategies.hf.cache import RowCache, forward
+from roll.strategies.hf.rotations import fix_rotations
+from roll.strategies.hf.start_check import OTHER_ENGINES, RowsAlone, check_sampled_rows
+from roll.strategies.training.pretrained import (
+    DTYPES,
+    context_length,
+    eos_token_ids,
+    load_causal_lm,
+    load_named_tensors,
+    load_tokenizer,
+    named_tensors,
+    text_config,
+)
+from roll.types.trajectory import FinishReason
+from roll.utils.seeding import stable_hash
+
+_PREFILL_TOKENS = 8192  # padded tokens in one prefill forward; bounds its memory
+
+
+class _Sequence(Response):
+    """With the generator of its draws, and the decode steps that it was running."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.steps = 0
+        self.rng = np.random.Generator(np.random.Philox(key=request.seed))
+
+    def restart(self) -> int:
+        lost = super().restart()
+        key = stable_hash(self.request.seed, "restart", lost, bits=128)
+        self.rng = np.random.Generator(np.random.Philox(key=key))
+        return lost
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        return (*self.request.prompt_ids, *self.tokens)
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return super().completion(reason).replace(steps=self.steps)
+
+
+class HfInfer(InferEngine):
+    """See the module docstring. `model` is in eval mode; `pad_token_id` any valid id: padding is masked.
+
+    `eos_token_ids`, `max_context` and `decode` are those of `ResponseRules`, `partial_rollout` is that of
+    `EngineSettings`.
+    """
+
+    lockstep = True
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        eos_token_ids: Iterable[int],
+        pad_token_id: int,
+        max_running_requests: int = 64,
+        max_context: int,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        partial_rollout: Literal["resume", "restart"] = "resume",
+    ) -> None:
+        self._model = model
+        self._pad = pad_token_id
+        self._max_running = max_running_requests
+        self._restarts = partial_rollout == "restart"
+        config = text_config(model)
+        self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode, config.vocab_size)
+        self._device = next(model.parameters()).device
+        other = set(getattr(config, "layer_types", None) or ()) - CACHED_LAYERS
+        if other:
+            raise ValueError(
+                f"hf_infer can't run {type(model).__name__}, which has layers of type {', '.join(sorted(other))}; it "
+                f"can run {', '.join(sorted(CACHED_LAYERS))}. {OTHER_ENGINES}"
+            )
+        self._num_layers: int = config.num_hidden_layers
+        self._threads = ForwardThreads(model)
+        self._decode_step = DecodeStep.of(model)
+        self._waiting: list[_Sequence] = []
+        self._running: list[_Sequence] = []
+        self._cache: RowCache | None = None
+        self._version = 0
+        self._counters = EngineCounters()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def loaded_weights(self) -> NamedWeights | None:
+        return named_tensors(self._model)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        known = {s.request.id for s in (*self._waiting, *self._running)}
+        for request in requests:
+            self._rules.check(request, known)
+            known.add(request.id)
+        self._waiting.extend(_Sequence(request) for request in requests)
+        self._waiting.sort(key=lambda s: (s.request.order, s.request.id))
+
+    @torch.inference_mode()
+    def poll(self, budget: float) -> list[Completion]:
+        finished: list[Completion] = []
+        for _ in range(int(budget)):
+            if not self._waiting and not self._running:
+                break
+            finished.extend(self._step())
+        return finished
+
+    @torch.inference_mode()
+    def abort(self, request_ids: Iterable[str]) -> list[Completion]:
+        ids = set(request_ids)
+        stopped = [s for s in (*self._running, *self._waiting) if s.request.id in ids]
+        self._waiting = [s for s in self._waiting if s.request.id not in ids]
+        self._keep([i for i, s in enumerate(self._running) if s.request.id not in ids])
+        return [s.completion("abort") for s in stopped]
+
+    def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load new weights; running requests go on, their cache recomputed from their tokens, or start over."""
+        for sequence in self._running:
+            self._counters.count(sequence.restart() if self._restarts else None)
+        self._waiting = self._running + self._waiting
+        self._running, self._cache = [], None
+        load_named_tensors(self._model, weights)
+        self._version = version
+
+    def take_counters(self) -> EngineCounters:
+        counters, self._counters = self._counters, EngineCounters()
+        return counters
+
+    def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
+        if self._running or self._waiting:
+            under_way = len(self._running) + len(self._waiting)
+            raise RuntimeError(f"hf_infer can't sleep: {under_way} requests are on their way")
+        if "weights" not in parts or self._device.type == "cpu":
+            return 0
+        self._model.to("cpu")
+        return sum(tensor.nbytes for tensor in self._model.state_dict().values())
+
+    def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
+        if "weights" in parts:
+            self._model.to(self._device)
+
+    def _step(self) -> list[Completion]:
+        """Feed each running row its last token, take in waiting rows, draw one token for every row."""
+        newcomers = self._waiting[: self._max_running - len(self._running)]
+        with self._threads.of(len(self._running) + sum(len(s.context) for s in newcomers)) as large:
+            logits: list[Tensor] = []
+            if self._running:
+                logits.append(self._forward_running(large))
+            if newcomers:
+                del self._waiting[: len(newcomers)]
+                logits.append(self._prefill(newcomers))
+                self._running.extend(newcomers)
+            reasons = self._draw(torch.cat(logits))
+        done = [s.completion(r) for s, r in zip(self._running, reasons, strict=True) if r is not None]
+        self._keep([i for i, reason in enumerate(reasons) if reason is None])
+        return done
+
+    def _forward_running(self, large: AbstractContextManager[object]) -> Tensor:
+        """Return logits [B, V]; `large` goes around operators that may have more threads than the rest."""
+        cache = self._cache
+        assert cache is not None
+        last = torch.tensor([s.tokens[-1] for s in self._running], device=self._device)
+        if self._decode_step is not None:
+            return self._decode_step(last, cache, large)
+        return forward(self._model, last[:, None], cache)
+
+    def _prefill(self, newcomers: Sequence[_Sequence]) -> Tensor:
+        """Run the contexts of new rows, each distinct context once, and add them to the running cache."""
+        row_of: dict[tuple[int, ...], int] = {}
+        for sequence in newcomers:
+            row_of.setdefault(sequence.context, len(row_of))
+        logits, caches = zip(*map(self._prefill_part, _prefill_parts(list(row_of))), strict=True)
+        cache = caches[0]
+        for more in caches[1:]:
+            cache.adopt(more)
+        rows = torch.tensor([row_of[s.context] for s in newcomers], device=self._device)
+        cache.select(rows)
+        if self._cache is None:
+            self._cache = cache
+        else:
+            self._cache.adopt(cache)
+        return torch.cat(logits)[rows]
+
+    def _prefill_part(self, contexts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RowCache]:
+        width = max(len(c) for c in contexts)
+        padding = torch.tensor([width - len(c) for c in contexts], device=self._device)
+        ids = torch.tensor([[self._pad] * (width - len(c)) + list(c) for c in contexts], device=self._device)
+        cache = RowCache(self._num_layers, padding)
+        return forward(self._model, ids, cache), cache
+
+    def _draw(self, logits: Tensor) -> list[FinishReason | None]:
+        """Give every row a token; why its response ends there, or None."""
+        params = [s.request.params for s in self._running]
+        uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
+        seen = [
+            None if p.repetition_penalty == 1.0 else torch.tensor(sorted(set(s.context)), device=self._device)
+            for p, s in zip(params, self._running, strict=True)
+        ]
+        tokens, logprobs = sample(logits, params, uniforms, seen)
+        reasons = []
+        for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
+            reasons.append(sequence.record([token], [logprob], self._version, self._rules))
+            sequence.steps += 1
+        return reasons
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        """Drop every running row that isn't in `rows`."""
+        if len(rows) == len(self._running):
+            return
+        if not rows:
+            self._running, self._cache = [], None
+            return
+        assert self._cache is not None
+        self._running = [self._running[i] for i in self._cache.keep(rows)]
+
+
+def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[int, ...]]]:
+    """Consecutive contexts whose padded size stays within the prefill budget."""
+    parts: list[Sequence[tuple[int, ...]]] = []
+    start, width = 0, 0
+    for i, context in enumerate(contexts):
+        wider = max(width, len(context))
+        if i > start and wider * (i - start + 1) > _PREFILL_TOKENS:
+            parts.append(contexts[start:i])
+            start, wider = i, len(context)
+        width = wider
+    parts.append(contexts[start:])
+    return parts
+
+
+def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) -> HfInfer:
+    """Return an engine with the model of `args`, on the accelerator if there is one.
+
+    Requests bring their own seeds, and memory grows with what runs, so that most settings say nothing here.
+    """
+    del options
+    tokenizer = load_tokenizer(args)
+    model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
+    if torch.cuda.is_available():
+        model = model.cuda()
+    fix_rotations(model, settings.max_sequence_length)
+    alone = RowsAlone(model, longest=settings.max_sequence_length)
+    share_heads(model)
+    engine = HfInfer(
+        model,
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        pad_token_id=0,  # masked; the tokenizer's may be missing, or beyond the model's vocabulary
+        max_running_requests=settings.max_running_requests,
+        max_context=min(settings.max_sequence_length, context_length(model)),
+        decode=tokenizer.decode,
+        partial_rollout=settings.partial_rollout,
+    )
+    check_sampled_rows(alone, text_config(model).num_hidden_layers)
+    return engine

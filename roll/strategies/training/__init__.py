@@ -1,0 +1,1 @@
+"""What training backends share: micro-batches, optimizers, offload, state files."""

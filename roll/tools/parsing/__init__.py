@@ -1,9 +1,0 @@
-"""Tool calls in the text of a response: the same reading in training, validation and serving.
-
-A response is hostile text: reading it takes linear time and bounded memory, and never raises.
-"""
-
-from roll.tools.parsing.base import CallProblem, ParsedResponse
-from roll.tools.parsing.parse import parse_calls, split_thinking
-
-__all__ = ["CallProblem", "ParsedResponse", "parse_calls", "split_thinking"]

@@ -1,0 +1,247 @@
+"""A decoder's weights by name and shape, from its config.json: what transformers will build."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roll.configs.catalog.model_sizes import known_sizes
+from roll.configs.schema.model_shape import config_file
+from roll.workbench.planning.families import FAMILIES, Family
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter of the model as transformers has it; tied ones appear once."""
+
+    name: str
+    """Inside its decoder layer, or of the whole model."""
+    shape: tuple[int, ...]
+    linear: bool = False
+    """The matrix of a linear layer, which adapters can adapt."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A decoder of attention and gated MLPs, dense or with experts."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    """Width of the dense MLPs."""
+    vocab: int
+    tied: bool
+    """The head is the embedding."""
+    qkv_bias: bool
+    other_bias: bool
+    """Of the attention's output."""
+    mlp_bias: bool
+    experts: int = 0
+    expert_width: int = 0
+    experts_per_token: int = 0
+    shared_width: int = 0
+    """Width of an expert that every token passes; 0: none."""
+    sparse: tuple[bool, ...] = ()
+    """Which layers have experts."""
+    positions: int | None = None
+
+    @property
+    def family(self) -> Family:
+        """What its model type says."""
+        return FAMILIES[self.model_type]
+
+    @property
+    def query(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.kv_heads * self.head_dim
+
+    def layer(self, number: int) -> list[Weight]:
+        """Weights of a decoder layer, in the order of the module."""
+        mlp = self._experts() if self.sparse[number] else self._mlp("mlp", self.intermediate, bias=self.mlp_bias)
+        return [*self._attention(), *mlp, *(Weight(f"{name}.weight", (self.hidden,)) for name in self.family.norms)]
+
+    @property
+    def embedding(self) -> Weight:
+        """Embedding of the tokens."""
+        return Weight("embed_tokens.weight", (self.vocab, self.hidden))
+
+    @property
+    def final_norm(self) -> Weight:
+        """Norm behind the last layer."""
+        return Weight("norm.weight", (self.hidden,))
+
+    def head(self, kind: str) -> list[Weight]:
+        """Head of a `policy` (none where the embedding is it), or the scalar one of a `value` or `reward` model."""
+        if kind == "policy":
+            return [] if self.tied else [Weight("lm_head.weight", (self.vocab, self.hidden))]
+        return [Weight("value_head.weight" if kind == "value" else "score.weight", (1, self.hidden))]
+
+    def parameters(self, kind: str = "policy") -> Iterator[Weight]:
+        """All weights of a model of this kind, in the order of the module."""
+        yield self.embedding
+        for number in range(self.layers):
+            yield from self.layer(number)
+        yield self.final_norm
+        yield from self.head(kind)
+
+    def count(self, kind: str = "policy") -> int:
+        """Numbers in all weights."""
+        return sum(weight.size for weight in self.parameters(kind))
+
+    # --- pieces ----------------------------------------------------------------------------------------------------
+
+    def _attention(self) -> Iterator[Weight]:
+        hidden, family = self.hidden, self.family
+        if family.fused:
+            yield Weight("self_attn.o_proj.weight", (hidden, self.query), linear=True)
+            yield Weight("self_attn.qkv_proj.weight", (self.query + 2 * self.key, hidden), linear=True)
+            return
+        for name, width in (("q", self.query), ("k", self.key), ("v", self.key)):
+            yield Weight(f"self_attn.{name}_proj.weight", (width, hidden), linear=True)
+            if self.qkv_bias:
+                yield Weight(f"self_attn.{name}_proj.bias", (width,))
+        yield Weight("self_attn.o_proj.weight", (hidden, self.query), linear=True)
+        if self.other_bias:
+            yield Weight("self_attn.o_proj.bias", (hidden,))
+        if family.qk_norm is not None:
+            widths = (self.head_dim,) * 2 if family.qk_norm == "head" else (self.query, self.key)
+            for name, width in zip("qk", widths, strict=True):
+                yield Weight(f"self_attn.{name}_norm.weight", (width,))
+
+    def _mlp(self, prefix: str, width: int, *, bias: bool = False) -> Iterator[Weight]:
+        if self.family.fused:
+            yield Weight(f"{prefix}.gate_up_proj.weight", (2 * width, self.hidden), linear=True)
+            yield Weight(f"{prefix}.down_proj.weight", (self.hidden, width), linear=True)
+            return
+        for name, shape in (
+            ("gate", (width, self.hidden)),
+            ("up", (width, self.hidden)),
+            ("down", (self.hidden, width)),
+        ):
+            yield Weight(f"{prefix}.{name}_proj.weight", shape, linear=True)
+            if bias:
+                yield Weight(f"{prefix}.{name}_proj.bias", shape[:1])
+
+    def _experts(self) -> Iterator[Weight]:
+        """Experts are stacked in two tensors; the router isn't a linear layer of transformers."""
+        router = Weight("mlp.gate.weight", (self.experts, self.hidden))
+        if not self.family.router_last:
+            yield router
+        yield Weight("mlp.experts.gate_up_proj", (self.experts, 2 * self.expert_width, self.hidden))
+        yield Weight("mlp.experts.down_proj", (self.experts, self.hidden, self.expert_width))
+        if self.family.router_last:
+            yield router
+        if self.shared_width:
+            yield from self._mlp("mlp.shared_expert", self.shared_width)
+            yield Weight("mlp.shared_expert_gate.weight", (1, self.hidden), linear=True)
+
+
+class UnknownModel(ValueError):
+    """A model whose memory can't be told from what is there."""
+
+
+def read_architecture(name: str, overrides: Mapping[str, Any], key: str) -> Architecture:
+    """Return the architecture of a model folder, of a hub model in the hub's cache, or of a well-known one.
+
+    Args:
+        name: folder or hub id.
+        overrides: the user's `model_config_kwargs`.
+        key: who names the model, for messages.
+
+    Raises:
+        UnknownModel: no config.json, or one of a family that isn't known.
+    """
+    file = config_file(name)
+    if file is None and (known := known_sizes(name)) is not None:
+        return architecture_of({**known, **overrides}, name, key)
+    if file is None:
+        fix = f"Name a model folder, or fetch that file of a hub model: hf download {name} config.json"
+        if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+            fix = f"If that folder is still to be made, plan with the model it comes from: {key}=ORG/NAME"
+        raise UnknownModel(
+            f"{key}: {name!r} has no config.json here, and without it nothing is known about its memory. {fix}"
+        )
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnknownModel(f"{key}: {file} isn't JSON ({error}); write the model's own config.json again") from None
+    if not isinstance(tree, dict):
+        raise UnknownModel(f"{key}: {file} holds no mapping; write the model's own config.json again")
+    if isinstance(tree.get("text_config"), dict) and "vision_config" in tree:
+        raise UnknownModel(f"{key}: {name} reads images, and vision towers aren't planned; plan its language model")
+    return architecture_of({**tree, **overrides}, str(file), key)
+
+
+def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architecture:
+    """Return the architecture that a configuration describes; raise `UnknownModel` where it doesn't say enough."""
+    model_type = tree.get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise UnknownModel(
+            f"{key}: {file} is of model_type {model_type!r}, whose weights aren't planned; known: {known}. The run "
+            "itself may well work: watch the memory of its first step"
+        )
+    tree = {**family.defaults, **tree}
+
+    def number(*names: str) -> int:
+        for name in names:
+            value = tree.get(name)
+            if type(value) is int and value >= 0:
+                return value
+        raise UnknownModel(f"{key}: {file} has no {names[0]}; expected a whole number")
+
+    def flag(named: bool | str) -> bool:
+        return bool(tree.get(named)) if isinstance(named, str) else named
+
+    heads, hidden, layers = number("num_attention_heads"), number("hidden_size"), number("num_hidden_layers")
+    if not heads or not layers:
+        raise UnknownModel(f"{key}: {file} has num_attention_heads {heads} and num_hidden_layers {layers}: no decoder")
+    sparse = _sparse(tree, family, layers)
+    kv_heads = tree.get("num_key_value_heads")
+    head_dim = tree.get("head_dim")
+    return Architecture(
+        model_type=str(model_type),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads if type(kv_heads) is int else heads,
+        head_dim=head_dim if type(head_dim) is int else hidden // heads,
+        intermediate=number("intermediate_size"),
+        vocab=number("vocab_size"),
+        tied=bool(tree.get("tie_word_embeddings", False)),
+        qkv_bias=flag(family.qkv_bias),
+        other_bias=flag(family.output_bias),
+        mlp_bias=flag(family.mlp_bias),
+        experts=number(*family.experts) if any(sparse) else 0,
+        expert_width=number(family.expert_width) if any(sparse) else 0,
+        experts_per_token=number("num_experts_per_tok") if any(sparse) else 0,
+        shared_width=number(family.shared_width) if any(sparse) and family.shared_width else 0,
+        sparse=sparse,
+        positions=tree.get("max_position_embeddings"),
+    )
+
+
+def _sparse(tree: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
+    """Return which layers have experts."""
+    if not family.experts:
+        return (False,) * layers
+    step, dense = tree.get("decoder_sparse_step", 1) or 1, tree.get("mlp_only_layers") or ()
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))

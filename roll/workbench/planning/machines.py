@@ -1,0 +1,92 @@
+"""The machines that a plan is for: kind and number of their devices, memory of the host."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from roll.configs.catalog.devices import DEVICES, named
+from roll.configs.catalog.entries import nearest
+
+MIB, GIB = 2**20, 2**30
+_FORM = re.compile(r"^([a-z][\w.-]*?)(?::(\d+(?:\.\d+)?))?$")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What every machine of a run has."""
+
+    device: str | None
+    """Kind of its accelerators; None: it has none, and roles share the host's memory."""
+    count: int | None
+    """Accelerators; None: as many as the configuration has slots."""
+    device_bytes: int
+    """Memory of each of them."""
+    host_bytes: int | None
+    """Memory of the host; None: unknown."""
+    source: str = "--devices"
+    """Who says so."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.count or 1} x {self.device} ({self.device_bytes / GIB:.1f} GiB)"] if self.device else []
+        parts += [f"{self.host_bytes / GIB:.1f} GiB of host memory"] if self.host_bytes else []
+        return ", ".join(parts)
+
+
+def parse_machines(text: str) -> Machines:
+    """Return what `h100:8`, `h100:8,cpu:1024` or `cpu:64` says: devices per machine, and GiB of the host's memory.
+
+    Raises:
+        ValueError: an unknown device, a number that is none, or two kinds of accelerators.
+    """
+    device, count, host = None, None, None
+    for part in filter(None, (part.strip().lower() for part in text.split(","))):
+        match = _FORM.match(part)
+        if match is None:
+            raise ValueError(f"--devices: {part!r} isn't understood; write NAME:COUNT such as h100:8, or cpu:GIB")
+        name, number = match.groups()
+        if name == "cpu":
+            if number is None or float(number) <= 0:
+                raise ValueError("--devices: cpu needs its memory in GiB, such as cpu:64")
+            host = int(float(number) * GIB)
+            continue
+        if name not in DEVICES:
+            known = f"{nearest(name, DEVICES)}known: {', '.join(DEVICES)}, cpu:GIB"
+            raise ValueError(f"--devices: there is no device {name!r} in the table; {known}")
+        if device is not None:
+            raise ValueError(f"--devices: {device} and {name}: the machines of a run have one kind of accelerator")
+        if number is not None and not (number.isdigit() and 1 <= int(number) <= 1024):
+            raise ValueError(f"--devices: {part!r}: the number of devices per machine is a whole one, from 1 to 1024")
+        device, count = name, int(number) if number else None
+    if device is None and host is None:
+        raise ValueError("--devices: nothing is named; write e.g. h100:8, h100:8,cpu:1024 or cpu:64")
+    return Machines(device, count, DEVICES[device].mib * MIB if device else 0, host)
+
+
+def local_machines(accelerators: tuple[str, ...]) -> Machines:
+    """Return what this machine has; `accelerators` are the names that its driver gives.
+
+    Raises:
+        ValueError: accelerators that aren't in the table.
+    """
+    if not accelerators:
+        return Machines(None, None, 0, host_memory(), source="this machine")
+    known = named(accelerators[0])
+    if known is None:
+        raise ValueError(
+            f"this machine's {accelerators[0] or 'accelerator'} isn't in the table; say with --devices which it is "
+            f"like: {', '.join(DEVICES)}"
+        )
+    return Machines(known, len(accelerators), DEVICES[known].mib * MIB, host_memory(), source="this machine")
+
+
+def host_memory() -> int:
+    """Bytes of memory of this machine, or of what its control group may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            limit = file.read().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,0 +1,171 @@
+"""A memory plan as text with two bars, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roll.workbench.planning.changes import Change
+from roll.workbench.planning.items import PARTS
+from roll.workbench.planning.machines import GIB
+from roll.workbench.planning.plan import MemoryPlan, Place, Use, device_name
+from roll.workbench.planning.weight_sync import ENGINE
+
+WIDTH = 48
+"""Characters of a bar."""
+TRAIN, GENERATE = ("train", "score"), ("generate", "sync")
+"""Phases of the two bars."""
+_WORDS = {
+    "start": "is built",
+    "generate": "generates",
+    "score": "computes log-probs or scores",
+    "train": "trains",
+    "sync": "passes weights on",
+    "take": "takes new weights",
+}
+
+
+def gib(nbytes: int) -> str:
+    """`12.3 GiB`; MiB where that is less than a tenth of one."""
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB // 10 or not nbytes else f"{nbytes / 2**20:.0f} MiB"
+
+
+def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
+    """The plan in words: bars of every kind of device and of the host, what they consist of, and the verdict."""
+    lines = [f"memory on {plan.machines} (by {plan.machines.source})"]
+    if not plan.machines.count and plan.machines.device:
+        lines[0] = f"memory on {plan.machines.device} ({gib(plan.machines.device_bytes)})"
+    models: dict[str, list[str]] = {}
+    for role, arch in plan.models.items():
+        models.setdefault(f"{arch.model_type}, {_count(arch.count())} parameters", []).append(role)
+    lines += [f"  {', '.join(roles)}: {model}" for model, roles in models.items()]
+    for place in _told_apart(plan.devices):
+        lines += _of_place(place, detailed=True)
+    for place in plan.hosts:
+        lines += _of_place(place, detailed=not plan.devices)
+    if plan.shared:
+        lines.append(f"  of the host's memory, shared by processes during a sync: {gib(plan.shared)}")
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join([*lines, *verdict(plan, fixes)])
+
+
+def _told_apart(devices: Sequence[Place]) -> list[Place]:
+    """Those whose description differs: ranks that differ by a few bytes are told of once, the fullest."""
+    alike: dict[tuple[str, ...], list[Place]] = {}
+    for place in devices:
+        alike.setdefault(tuple(_of_place(replace(place, name=""), detailed=True)), []).append(place)
+    return [
+        replace(
+            max(group, key=lambda place: place.worst.nbytes),
+            name=device_name([slot for place in group for slot in place.slots]),
+        )
+        for group in alike.values()
+    ]
+
+
+def _of_place(place: Place, *, detailed: bool) -> Iterator[str]:
+    room = f", {gib(place.capacity)} to use" if place.capacity is not None else ""
+    yield f"{place.name}{room}   # lasting, + worst moment, . free"
+    for label, phases in (("generate", GENERATE), ("train", TRAIN), ("start", ("start",))):
+        use = place.worst_of(phases)
+        if use is None or (label == "start" and use is not place.worst):
+            continue
+        yield f"  {label:<9}{bar(use, place.capacity)} {gib(use.lasting)} + {gib(use.nbytes - use.lasting)}"
+        yield f"  {'':<9}when {_moment(use)}"
+        if detailed:
+            yield from (f"  {'':<9}  {line}" for line in _contents(use))
+
+
+def bar(use: Use, capacity: int | None) -> str:
+    """`[####++....]`; a bar that is too long ends in `!`."""
+    whole = capacity or use.nbytes or 1
+    lasting, worst = (min(WIDTH, round(WIDTH * part / whole)) for part in (use.lasting, use.nbytes))
+    text = "#" * lasting + "+" * (worst - lasting) + "." * (WIDTH - worst)
+    return f"[{text[:-1]}!]" if capacity is not None and use.nbytes > capacity else f"[{text}]"
+
+
+def _contents(use: Use) -> Iterator[str]:
+    """One line for each role: what it holds."""
+    for role in dict.fromkeys(role for role, _ in use.items):
+        sizes: dict[str, int] = {}
+        for other, item in use.items:
+            if other == role:
+                sizes[item.what] = sizes.get(item.what, 0) + item.nbytes
+        named = sorted(sizes, key=lambda what: PARTS.index(what) if what in PARTS else len(PARTS))
+        yield f"{role}: " + ", ".join(f"{what} {gib(sizes[what])}" for what in named if sizes[what])
+
+
+def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
+    """`fits`, or by how much it doesn't, with what to change."""
+    if plan.fits:
+        place = plan.tightest
+        if place.capacity is None:
+            yield f"fits if the host has {gib(place.worst.nbytes)}"
+            return
+        left = place.capacity - place.worst.nbytes
+        alike = [told for told in _told_apart(plan.devices) if place.slots and {*place.slots} <= {*told.slots}]
+        place = alike[0] if alike else place
+        have = "have" if len(place.slots) > 1 else "has"
+        yield f"fits: {place.name} {have} {gib(left)} left in the worst moment, when {_moment(place.worst)}"
+        return
+    for place in (*_told_apart(plan.devices), *plan.hosts):
+        if place.missing:
+            yield f"doesn't fit by {gib(place.missing)}: {place.name}, when {_moment(place.worst)}"
+    for role, share in plan.too_small.items():
+        yield f"doesn't fit: the {gib(share)} that {role} may take aren't enough for its weights and one response"
+    if fixes:
+        for change in fixes:
+            yield f"  change this: {change}"
+    elif any(place.missing and _too_full(place, "start") for place in plan.devices):
+        whole = "which don't hold it whole on a device"
+        yield f"  take fsdp2_train, deepspeed_train with ZeRO 3 or megatron_train there, {whole}"
+    else:
+        yield "  no single key helps; roll plan --suggest looks for several, else it needs more or larger devices"
+
+
+def _too_full(place: Place, phase: str) -> bool:
+    use = place.worst_of((phase,))
+    return use is not None and place.capacity is not None and use.nbytes > place.capacity
+
+
+def _moment(use: Use) -> str:
+    """Who does what; of a sync the trainer is one end, the engine the other."""
+    phase = "take" if use.phase == "sync" and use.role == ENGINE else use.phase
+    return f"{use.role} {_WORDS[phase]}"
+
+
+def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
+    """The plan as numbers, in bytes."""
+
+    def of_use(use: Use) -> dict[str, Any]:
+        items = [
+            {"role": role, "what": item.what, "bytes": item.nbytes, "lasting": item.lasting} for role, item in use.items
+        ]
+        return {"phase": use.phase, "role": use.role, "lasting": use.lasting, "worst": use.nbytes, "items": items}
+
+    def of_place(place: Place) -> dict[str, Any]:
+        uses = [of_use(use) for use in place.uses]
+        return {"name": place.name, "capacity": place.capacity, "missing": place.missing, "phases": uses}
+
+    return {
+        "fits": plan.fits,
+        "missing": plan.missing,
+        "machines": {
+            "device": plan.machines.device,
+            "device_bytes": plan.machines.device_bytes,
+            "count": plan.machines.count,
+            "host_bytes": plan.machines.host_bytes,
+        },
+        "models": {role: {"type": a.model_type, "parameters": a.count()} for role, a in plan.models.items()},
+        "devices": [of_place(place) for place in plan.devices],
+        "hosts": [of_place(place) for place in plan.hosts],
+        "shared_memory": plan.shared,
+        "too_small": dict(plan.too_small),
+        "notes": list(plan.notes),
+        "changes": [change.keys for change in fixes],
+    }
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} billion" if number >= 1e8 else f"{number / 1e6:.2f} million"
