@@ -40,8 +40,8 @@ def save_replay(
         said = {role: list(of_role) for role, of_role in responses.items()}
         request.write(pickle.dumps((spec, seed, dict(options), said, str(folder))))
         request.seek(0)
-        code = f"from {__name__} import main; main({request.fileno()})"
-        child = ChildProcess(code, (request.fileno(),))
+        start = f"from {__name__} import main; main({request.fileno()})"
+        child = ChildProcess(start, (request.fileno(),))
     try:
         code = child.wait(timeout_s)
         if code is None:
