@@ -159,10 +159,25 @@ def tier_of(test_id: str, fixtures: Collection[str] = ()) -> str:
     return "full" if CLUSTERS & set(fixtures) or _matches(test_id, FULL) else "fast"
 
 
+def may_hold(file: str, text: str, tier: str) -> bool:
+    """Return whether a file such as `strategies/test_x.py` may have tests of `tier`: the others aren't even imported."""
+    if tier == "evidence" or _names(SMALL_REAL_RUNS, file):
+        return True
+    if _matches(file, EVIDENCE):
+        return False
+    if tier == "full":
+        return _names(FULL, file) or any(fixture in text for fixture in CLUSTERS)
+    return not _matches(file, FULL)
+
+
 def starts_early(test_id: str, tier: str | None) -> bool:
     """Return whether the file of a test has long tests in `tier`: begun last, they would keep one core idle."""
-    patterns = SMALL_REAL_RUNS if tier == "fast" else FULL
-    return _matches(test_id.partition("::")[0], [pattern.partition("::")[0].rstrip("*") + "*" for pattern in patterns])
+    return _names(SMALL_REAL_RUNS if tier == "fast" else FULL, test_id.partition("::")[0])
+
+
+def _names(patterns: Sequence[str], file: str) -> bool:
+    """Return whether a pattern names the file, or a test in it."""
+    return _matches(file, [pattern.partition("::")[0].rstrip("*") + "*" for pattern in patterns])
 
 
 def _matches(test_id: str, patterns: Sequence[str]) -> bool:
