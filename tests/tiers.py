@@ -160,7 +160,7 @@ def tier_of(test_id: str, fixtures: Collection[str] = ()) -> str:
 
 
 def may_hold(file: str, text: str, tier: str) -> bool:
-    """Return whether a file such as `strategies/test_x.py` may have tests of `tier`: the others aren't even imported."""
+    """Return whether a file such as `strategies/test_x.py` may have tests of `tier`; the others aren't imported."""
     if tier == "evidence" or _names(SMALL_REAL_RUNS, file):
         return True
     if _matches(file, EVIDENCE):

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from roll.utils.metric_names import name_part as name_part
-from roll.utils.metric_names import name_parts as name_parts
+from roll.configs.catalog.validation_metrics import name_part as name_part
+from roll.configs.catalog.validation_metrics import name_parts as name_parts
 
 
 @dataclass(frozen=True, slots=True)
