@@ -30,6 +30,15 @@ EVIDENCE = (
     "pipelines/test_pipelines_reward_model.py::test_killed_and_resumed_equals_never_killed_with_a_reward_model",
     "rewards/test_rewards_code_sets.py::test_every_*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
+    # Benchmarks and an example that learn, 20 to 110 seconds of computing each. The full tier has shorter ones of the
+    # same recipes: tests/pipelines/test_pipelines_learning.py, test_pipelines_agents.py, tests/configs/test_configs_files.py.
+    "benchmarks/test_benchmarks_runs.py::test_preferences_are_learnt_for_two_steps",
+    "benchmarks/test_benchmarks_runs.py::test_a_student_is_taught_for_two_steps",
+    "benchmarks/test_benchmarks_runs.py::test_recipes_are_learnt_for_two_steps",
+    "benchmarks/test_benchmarks_runs.py::test_the_quickstart_for_a_seed",
+    "benchmarks/test_benchmarks_runs.py::test_a_tool_is_used_for_one_step",
+    "benchmarks/test_benchmarks_runs.py::test_tiny_programs_are_learnt_for_one_step",
+    "pipelines/test_pipelines_agents_example.py*",
     # Other users and containers, emulated: for an upgrade of sandlock, or of what confines.
     "isolation/test_sandbox_attacks.py::test_no_attack_does_harm_in_another_set_up*",
     "isolation/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same_for_long",
@@ -79,7 +88,6 @@ FULL = (
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_agents.py::test_a_remote_agent_that_never*",
     "pipelines/test_pipelines_agents.py::test_an_unmodified*",
-    "pipelines/test_pipelines_agents_example.py*",
     "pipelines/test_pipelines_agents_faults.py*",
     "pipelines/test_pipelines_data.py*",
     "rewards/test_rewards_pool_mixups.py*",
