@@ -31,7 +31,7 @@ EVIDENCE = (
     "rewards/test_rewards_code_sets.py::test_every_*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
     # Benchmarks and an example that learn, 20 to 110 seconds of computing each. The full tier has shorter ones of the
-    # same recipes: tests/pipelines/test_pipelines_learning.py, test_pipelines_agents.py, tests/configs/test_configs_files.py.
+    # same recipes: test_pipelines_learning.py, test_pipelines_agents.py, test_configs_files.py.
     "benchmarks/test_benchmarks_runs.py::test_preferences_are_learnt_for_two_steps",
     "benchmarks/test_benchmarks_runs.py::test_a_student_is_taught_for_two_steps",
     "benchmarks/test_benchmarks_runs.py::test_recipes_are_learnt_for_two_steps",
