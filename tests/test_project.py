@@ -333,3 +333,15 @@ def test_only_overrides_go_without_a_docstring():
     foreign = "class C(torch.nn.Module):\n  def forward(self): pass\nclass P(Protocol):\n  def k(self): 'K.'\n"
     assert methods_without_docstring([base, child]) == ["A.f", "B.k"]
     assert methods_without_docstring([base, child, foreign]) == ["A.f"]
+
+
+def test_each_release_has_at_most_five_highlights_then_what_breaks_then_the_rest():
+    releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    assert releases[0].startswith("Unreleased\n")
+    version = str(literals(ROOT / "roll" / "__init__.py")["__version__"])
+    assert version in {release.split("\n")[0] for release in releases}
+    for release in releases:
+        highlights, *parts = re.split(r"^### ", release, flags=re.MULTILINE)
+        assert 1 <= len(re.findall(r"^\* ", highlights, re.MULTILINE)) <= 5
+        titles = [part.split("\n")[0] for part in parts]
+        assert titles == [title for title in ("What breaks", "Added", "Changed", "Fixed") if title in titles]

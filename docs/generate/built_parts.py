@@ -1,6 +1,6 @@
 """The parts of pages that are written from code: built with the site, and in no committed file.
 
-A page has such a part where it says
+A page has such a part where it has
 
     <!-- built: configuration -->
     How a reader of the repository gets at it.
