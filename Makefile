@@ -13,7 +13,8 @@
 #   make test-sglang                      the tests that need SGLang, in that environment; part of test-full
 #   make install-hubs                     TextArena and MiniGrid in .venv-hubs, GEM in .venv-gem: env_workers.python
 #   make install-agents                   the frameworks of examples/agents in .venv-agents
-#   make docs-site                        the documentation as a site, in build/site/html
+#   make docs                             every page as Markdown, with all keys and metrics, in build/site/pages
+#   make docs-site                        the same as a site, in build/site/html
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
 SHELL := /bin/bash
@@ -117,17 +118,13 @@ check-rest:
 	$(PY) -m codespell_lib
 	$(PY) -m pytest -q $(CHECK_TESTS)
 
-# Pages that are written from code; tests compare them with it.
+# Every page as Markdown in build/site/pages, with the tables that are written from code, and the schema for editors.
 docs: $(INSTALLED)
-	$(PY) docs/generate/config_reference.py docs/configuration.md
 	$(PY) docs/generate/config_schema.py configs/schema.json
-	$(PY) docs/generate/metrics_page.py docs/metrics.md
-	$(PY) docs/generate/endpoint_fields.py docs/serve.md
-	$(PY) docs/generate/coming_from.py docs/coming_from.md
+	$(PY) docs/generate/site_pages.py build/site
 
 # Strict: a link that leads nowhere fails.
-docs-site: $(INSTALLED_DOCS)
-	$(PY) docs/generate/site_pages.py build/site
+docs-site: docs $(INSTALLED_DOCS)
 	cd build/site && "$(abspath $(VENV))/bin/zensical" build --strict --clean
 
 clean:

@@ -12,7 +12,7 @@ import yaml
 from roll.configs.errors import nearest
 
 CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a failure, 130 interrupted."
-KEYS = "Every key of a configuration: docs/configuration.md."
+KEYS = "How to look up a key of a configuration: docs/configuration.md."
 
 
 class Parser(argparse.ArgumentParser):
