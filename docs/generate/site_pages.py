@@ -20,7 +20,7 @@ import api_page
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(\]\()(?!https?:|mailto:)([^)\s#]*)(#[^)\s]+)?(\))")
-_RAW = {".png", ".svg", ".ipynb"}
+_RAW = {".png", ".svg", ".gif", ".ipynb"}
 """Files that come along as they are."""
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
 _FENCE = "~~~~~~"
