@@ -130,7 +130,7 @@ FULL = (
     "isolation/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same",
     "isolation/test_sandbox_programs.py::test_programs_end_with_their_caller",
     # Learning runs, a real model, benchmarks.
-    "benchmarks/*",
+    "benchmarks/test_benchmarks*",
     "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",
     "pipelines/test_pipelines_agentic.py::test_the_schedule*",
     "pipelines/test_pipelines_agentic_runs.py*",
