@@ -17,10 +17,10 @@ from config_reference import docstrings, line_of
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from data_tokenizers import word_tokenizer
 
-from roll.catalog.estimators import ESTIMATORS
-from roll.catalog.losses import LOSSES
-from roll.catalog.preference import PREFERENCE_LOSSES
-from roll.catalog.trackers import TRACKERS
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
+from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
+from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.parsing.loader import PIPELINES, load_config, to_yaml
 from roll.configs.parsing.schema_places import sections_of
 from roll.configs.rules.validate import warnings_of
