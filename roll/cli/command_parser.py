@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import yaml
-
 from roll.configs.errors import nearest
 
 CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a failure, 130 interrupted."
@@ -71,6 +69,8 @@ def key_values(arguments: Sequence[str], wanted: str) -> dict[str, Any]:
 
 def from_yaml(text: str, source: str) -> Any:
     """Return what a YAML text says; raise `ValueError`, which names its source, if it is none."""
+    import yaml  # not for --help
+
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

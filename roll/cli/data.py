@@ -24,8 +24,9 @@ from roll.configs.schema.worker_config import DataArgs
 from roll.data.data_check import Findings, Progress
 from roll.pipelines.run_data import RunData, clipped, reward_names
 from roll.rewards.reward_pool import RewardPool
+from roll.utils.console import Console
 from roll.utils.readers import resolve_sources
-from roll.utils.terminal import Console, say
+from roll.utils.terminal import say
 
 _WIDTH = 100
 _SERVICE = "http"

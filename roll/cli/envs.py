@@ -36,7 +36,8 @@ from roll.envs.probe_worker import Order
 from roll.envs.recorded_env import read_responses
 from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
-from roll.utils.terminal import Console, printable
+from roll.utils.console import Console
+from roll.utils.terminal import printable
 
 MOST_TURNS, MOST_CHARACTERS = 12, 3000
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import warnings
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 MOVED = {
     "roll.catalog": "roll.configs.catalog",
@@ -36,17 +38,22 @@ def new_name(former: str) -> str | None:
     return moved and f"{moved}.{name}"
 
 
-class MovedModules(MetaPathFinder, Loader):
-    """Finds modules by their former names; ahead of the finder that would load a file of theirs a second time."""
+class MovedModules:
+    """Finds and loads modules by their former names, ahead of the finder that would load a file of theirs twice.
+
+    A subclass of neither `MetaPathFinder` nor `Loader`, whose module takes milliseconds to import.
+    """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
         """Return where the module is now, or None if it is none that has moved."""
         if not fullname.startswith("roll.") or new_name(fullname) is None:
             return None
-        return ModuleSpec(fullname, self)
+        return ModuleSpec(fullname, cast("Loader", self))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module itself, so that its classes are the same under both names."""
+        import warnings
+
         now = new_name(spec.name)
         assert now is not None, "find_spec has found it"
         warnings.warn(f"{spec.name} has moved to {now}", FutureWarning, stacklevel=2)
