@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import resource
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,3 +29,23 @@ def bench(monkeypatch, capsys) -> Callable[..., str]:
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def runs_start_here(monkeypatch) -> None:
+    """Have a benchmark's runs of `examples/start_pipeline.py` happen in this process, which has imported it all."""
+    from roll.cli.train import start_pipeline
+
+    start = subprocess.run
+
+    def run(command, **options):
+        if Path(command[1]).name != "start_pipeline.py":
+            return start(command, **options)
+        with contextlib.redirect_stdout(sys.stderr):
+            code = start_pipeline(command[2:], BENCHMARKS.parent / "examples")
+        if code:
+            raise subprocess.CalledProcessError(code, command)
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(resource, "RUSAGE_CHILDREN", resource.RUSAGE_SELF)
