@@ -40,7 +40,7 @@ def test_weights_through_transports_to_a_copying_receiver(bench):
     assert sent[1] < 0.05 * sent[0], "2 % of the numbers changed"
 
 
-def test_how_long_a_checkpoint_holds_up_a_step(bench):
+def test_how_long_a_checkpoint_holds_up_a_step(bench, runs_start_here):
     printed = bench("checkpoint_saving", "--hidden", 16, "--layers", 1, "--steps", 4, "--every", 2)
     assert rows(printed) == ["backend", "fsdp2"]
     *_, line = printed.splitlines()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 
@@ -14,19 +12,23 @@ def one_pool_for_a_reward():
     from roll.configs.catalog.reward_table import REWARDS
     from roll.rewards import reward_pool
 
-    start, kept = reward_pool.RewardPool, {}
+    new, kept = reward_pool.RewardPool, {}
+
+    class KeptPool(new):
+        def shutdown(self) -> None:
+            """Wait for the end of the module."""
 
     def pool(specs, **options):
         if not all(name in REWARDS for spec in specs.values() for name in spec.functions):
-            return start(specs, **options)
+            return new(specs, **options)
         key = repr((specs, options))
         if key not in kept:
-            kept[key] = start(specs, **options)
-        return contextlib.nullcontext(kept[key])
+            kept[key] = KeptPool(specs, **options)
+        return kept[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reward_pool, "RewardPool", pool)
         patch.setattr(reward, "RewardPool", pool)
         yield
     for each in kept.values():
-        each.shutdown()
+        new.shutdown(each)
