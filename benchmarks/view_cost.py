@@ -27,7 +27,7 @@ from roll.tracking.process_usage import RoleUsage
 from roll.tracking.recorded_responses import rollouts
 from roll.tracking.rollouts import write_rollouts
 from roll.types.trajectory import Group, Task, Trajectory, Turn
-from roll.workbench.view.demo import demo_runs
+from roll.workbench.view.export import demo_runs
 
 
 def groups_of(step: int) -> list[Group]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from thinned import THINNED
-from tiers import TIERS, is_named, starts_early, tier_of
+from tiers import TIERS, is_named, may_hold, starts_early, tier_of
 from tiny_models import build_tiny_model
 
 # Before torch starts its threads. Tests compare bits, so the number is fixed; processes that share the tests get one.
@@ -47,6 +47,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--strict-tier", action="store_true", help="leave out other tiers' tests in files that are named, too"
     )
     parser.addoption("--examples", type=int, help="of every property: so many, and other ones each time")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over files without a test of the tier: importing all of them takes each worker half a minute."""
+    tier, path = config.getoption("--tier"), collection_path
+    if tier is None or not path.match("test_*.py") or any(str(path).endswith(name) for name in _named_files(config)):
+        return None
+    return None if may_hold(path.relative_to(TESTS).as_posix(), path.read_text("utf-8"), tier) else True
+
+
+def _named_files(config: pytest.Config) -> list[str]:
+    return [argument.partition("::")[0] for argument in config.args if ".py" in argument]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The documentation's site: its pages, and that every link on it leads somewhere."""
+"""The documentation's site: its pages, the parts that are written from code, and that every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlparse
 
+import built_parts
 import pytest
 
 if sys.version_info >= (3, 11):
@@ -98,6 +99,53 @@ def test_the_page_of_the_api_has_signatures_and_docstrings_without_importing():
     assert api_page.text_of(documented) == "Do &lt;it>.\n\nArgs:\n\n* `a`: `<b>`.\n"
 
 
+def test_every_built_part_stands_on_one_page_and_no_committed_page_has_its_text():
+    pages = {path.name: path.read_text("utf-8") for path in SITE.first_pages(ROOT)}
+    used = [name for page in pages.values() for name in built_parts.part_names(page)]
+    assert sorted(used) == sorted(built_parts.PARTS)
+    for page in pages.values():
+        for name in built_parts.part_names(page):
+            rows = {line for line in built_parts.PARTS[name]().splitlines() if line.startswith("| `")}
+            assert len(rows) > 50
+            assert not rows & set(page.splitlines())
+
+
+def test_a_part_comes_in_place_of_the_note_on_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(built_parts.PARTS, "metrics", lambda: "| `a` |")
+    page = "# A\n\n<!-- built: metrics -->\nRun `make docs`.\n<!-- end -->\n\nLast.\n"
+    assert built_parts.with_parts(page) == "# A\n\n| `a` |\n\nLast.\n"
+    assert built_parts.with_parts("# B\n") == "# B\n"
+    with pytest.raises(ValueError, match=r"needs a line '<!-- end -->'"):
+        built_parts.with_parts(page.replace("<!-- end -->", ""))
+    with pytest.raises(ValueError, match=r"no built part 'metric'; there are configuration, metrics"):
+        built_parts.with_parts(page.replace("metrics", "metric"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make docs` writes."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, ROOT / "docs/generate/site_pages.py", folder]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    return folder
+
+
+def test_every_page_is_built_whole_and_git_ignores_where_make_puts_them(built: Path):
+    site = SITE.Site(ROOT, built)
+    for page in SITE.first_pages(ROOT):
+        text = (built / "pages" / site.place(page)).read_text("utf-8")
+        assert not built_parts.part_names(text)
+    assert (built / "zensical.toml").is_file()
+    rows = {name: (built / "pages" / f"{name}.md").read_text("utf-8").count("\n| `") for name in COUNTED}
+    assert {name: rows[name] >= least for name, least in COUNTED.items()} == dict.fromkeys(COUNTED, True), rows
+    done = subprocess.run(["git", "check-ignore", "build/site/pages/metrics.md"], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode in (0, 128)  # 128: a copy without git
+
+
+COUNTED = {"configuration": 700, "coming_from": 1000, "metrics": 250, "serve": 120}
+"""Pages with rows that are written from code, and the least that are there."""
+
+
 class Page(HTMLParser):
     """The links and the anchors of a page."""
 
@@ -135,10 +183,7 @@ def test_a_broken_link_of_the_site_is_found(tmp_path: Path):
 
 
 @pytest.mark.skipif(shutil.which("zensical") is None, reason="zensical isn't installed: pip install -e '.[docs]'")
-def test_the_site_is_built_with_a_search_and_without_a_broken_link(tmp_path: Path):
-    subprocess.run(
-        [sys.executable, ROOT / "docs/generate/site_pages.py", tmp_path], check=True, timeout=60, capture_output=True
-    )
-    subprocess.run(["zensical", "build", "--strict"], cwd=tmp_path, check=True, timeout=300, capture_output=True)
-    assert broken_links(tmp_path / "html") == []
-    assert (tmp_path / "html" / "search.json").stat().st_size > 100_000
+def test_the_site_is_built_with_a_search_and_without_a_broken_link(built: Path):
+    subprocess.run(["zensical", "build", "--strict"], cwd=built, check=True, timeout=300, capture_output=True)
+    assert broken_links(built / "html") == []
+    assert (built / "html" / "search.json").stat().st_size > 100_000

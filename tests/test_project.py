@@ -211,7 +211,8 @@ def test_every_link_into_a_page_leads_to_a_heading(page: Path):
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page: Path):
     code = re.findall(r"`((?:[\w.]+/)+[\w.]+\.(?:py|yaml|sh|md))(?:::?\w+)?`", page.read_text("utf-8"))
-    named = [path for path in code if not path.startswith("path/to/")]
+    # `make docs` builds a page there of each in docs/.
+    named = [path.replace("build/site/pages/", "docs/") for path in code if not path.startswith("path/to/")]
     missing = [path for path in named if not any((folder / path).exists() for folder in (ROOT, ROOT / "roll"))]
     assert not missing, f"{page.name} names {missing}"
 
@@ -334,3 +335,15 @@ def test_only_overrides_go_without_a_docstring():
     foreign = "class C(torch.nn.Module):\n  def forward(self): pass\nclass P(Protocol):\n  def k(self): 'K.'\n"
     assert methods_without_docstring(statements(ast.parse(base + child))) == ["A.f", "B.k"]
     assert methods_without_docstring(statements(ast.parse(base + child + foreign))) == ["A.f"]
+
+
+def test_each_release_has_at_most_five_highlights_then_what_breaks_then_the_rest():
+    releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    assert releases[0].startswith("Unreleased\n")
+    version = str(literals(ROOT / "roll" / "__init__.py")["__version__"])
+    assert version in {release.split("\n")[0] for release in releases}
+    for release in releases:
+        highlights, *parts = re.split(r"^### ", release, flags=re.MULTILINE)
+        assert 1 <= len(re.findall(r"^\* ", highlights, re.MULTILINE)) <= 5
+        titles = [part.split("\n")[0] for part in parts]
+        assert titles == [title for title in ("What breaks", "Added", "Changed", "Fixed") if title in titles]

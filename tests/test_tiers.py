@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from thinned import THINNED
-from tiers import CLUSTERS, EVIDENCE, FULL, SMALL_REAL_RUNS, is_named, starts_early, tier_of
+from tiers import CLUSTERS, EVIDENCE, FULL, SMALL_REAL_RUNS, TIERS, is_named, may_hold, starts_early, tier_of
 
 TESTS = Path(__file__).parent
 
@@ -54,3 +54,18 @@ def test_files_with_long_tests_begin_first():
     assert starts_early("pipelines/test_pipelines_resume.py", "fast")
     assert not starts_early("pipelines/test_pipelines_async.py", "fast")
     assert not starts_early("strategies/test_hf_lora.py", "full")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "tiers"),
+    [
+        ("evidence/test_evidence_kills.py", "", {"evidence"}),
+        ("benchmarks/test_benchmarks.py", "", {"full", "evidence"}),
+        ("utils/test_x.py", "def test_y(): ...", {"fast", "evidence"}),
+        ("strategies/test_x.py", "def test_y(ranks): ...", {"fast", "full", "evidence"}),
+        ("pipelines/test_pipelines_dpo.py", "", {"fast", "full", "evidence"}),
+        ("pipelines/test_pipelines_resume.py", "", {"fast", "full", "evidence"}),
+    ],
+)
+def test_a_file_is_read_for_the_tiers_that_may_have_tests_in_it(file: str, text: str, tiers: set[str]):
+    assert {tier for tier in TIERS if may_hold(file, text, tier)} == tiers

@@ -30,6 +30,15 @@ EVIDENCE = (
     "pipelines/test_pipelines_reward_model.py::test_killed_and_resumed_equals_never_killed_with_a_reward_model",
     "rewards/test_rewards_code_sets.py::test_every_*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
+    # Benchmarks and an example that learn, 20 to 110 seconds of computing each. The full tier has shorter ones of the
+    # same recipes: test_pipelines_learning.py, test_pipelines_agents.py, test_configs_files.py.
+    "benchmarks/test_benchmarks_runs.py::test_preferences_are_learnt_for_two_steps",
+    "benchmarks/test_benchmarks_runs.py::test_a_student_is_taught_for_two_steps",
+    "benchmarks/test_benchmarks_runs.py::test_recipes_are_learnt_for_two_steps",
+    "benchmarks/test_benchmarks_runs.py::test_the_quickstart_for_a_seed",
+    "benchmarks/test_benchmarks_runs.py::test_a_tool_is_used_for_one_step",
+    "benchmarks/test_benchmarks_runs.py::test_tiny_programs_are_learnt_for_one_step",
+    "pipelines/test_pipelines_agents_example.py*",
     # Other users and containers, emulated: for an upgrade of sandlock, or of what confines.
     "isolation/test_sandbox_attacks.py::test_no_attack_does_harm_in_another_set_up*",
     "isolation/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same_for_long",
@@ -79,7 +88,6 @@ FULL = (
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_agents.py::test_a_remote_agent_that_never*",
     "pipelines/test_pipelines_agents.py::test_an_unmodified*",
-    "pipelines/test_pipelines_agents_example.py*",
     "pipelines/test_pipelines_agents_faults.py*",
     "pipelines/test_pipelines_data.py*",
     "rewards/test_rewards_pool_mixups.py*",
@@ -122,7 +130,7 @@ FULL = (
     "isolation/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same",
     "isolation/test_sandbox_programs.py::test_programs_end_with_their_caller",
     # Learning runs, a real model, benchmarks.
-    "benchmarks/*",
+    "benchmarks/test_benchmarks*",
     "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",
     "pipelines/test_pipelines_agentic.py::test_the_schedule*",
     "pipelines/test_pipelines_agentic_runs.py*",
@@ -159,10 +167,25 @@ def tier_of(test_id: str, fixtures: Collection[str] = ()) -> str:
     return "full" if CLUSTERS & set(fixtures) or _matches(test_id, FULL) else "fast"
 
 
+def may_hold(file: str, text: str, tier: str) -> bool:
+    """Return whether a file such as `strategies/test_x.py` may have tests of `tier`; the others aren't imported."""
+    if tier == "evidence" or _names(SMALL_REAL_RUNS, file):
+        return True
+    if _matches(file, EVIDENCE):
+        return False
+    if tier == "full":
+        return _names(FULL, file) or any(fixture in text for fixture in CLUSTERS)
+    return not _matches(file, FULL)
+
+
 def starts_early(test_id: str, tier: str | None) -> bool:
     """Return whether the file of a test has long tests in `tier`: begun last, they would keep one core idle."""
-    patterns = SMALL_REAL_RUNS if tier == "fast" else FULL
-    return _matches(test_id.partition("::")[0], [pattern.partition("::")[0].rstrip("*") + "*" for pattern in patterns])
+    return _names(SMALL_REAL_RUNS if tier == "fast" else FULL, test_id.partition("::")[0])
+
+
+def _names(patterns: Sequence[str], file: str) -> bool:
+    """Return whether a pattern names the file, or a test in it."""
+    return _matches(file, [pattern.partition("::")[0].rstrip("*") + "*" for pattern in patterns])
 
 
 def _matches(test_id: str, patterns: Sequence[str]) -> bool:

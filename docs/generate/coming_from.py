@@ -1,31 +1,22 @@
-"""docs/coming_from.md: what differs in words, and keys of other projects one by one, from `roll/workbench/migrate`.
-
-    python docs/generate/coming_from.py docs/coming_from.md
-
-A test compares the committed page with what this writes; another every counterpart with the schema.
-"""
+"""The tables of docs/coming_from.md: keys of other projects one by one, from `roll/workbench/migrate`."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 
 from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.table import Row, is_earlier, systems
 
-_TOP = Path(__file__).with_name("coming_from_top.md")
-"""What is written by hand."""
 _ORDER = ("verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf", "roll")
 _FATES = {"translated": "=", "decided": "choice", "dead": "not needed", "quiet": "not here", "absent": "**asks**"}
 
 
-def page() -> str:
-    """Return the whole page."""
-    parts = [_TOP.read_text("utf-8")]
+def tables() -> str:
+    """Return a table for each project, and one of keys that another pipeline has."""
+    parts: list[str] = []
     for name in _ORDER:
         release = peers.release(name) or systems()[name].release
         parts += [f"\n## {f'{systems()[name].name} {release}'.strip()}\n", *_table(name)]
@@ -69,7 +60,3 @@ def _ours(row: Row) -> str:
 def _escaped(hint: str) -> str:
     """A hint as the cell of a table, with `<tag>` as text and no emphasis by stars."""
     return re.sub(r"[<*|]", lambda sign: "\\" + sign[0], hint)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), "utf-8")

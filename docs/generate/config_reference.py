@@ -1,78 +1,62 @@
-"""docs/configuration.md, written from the configuration classes themselves.
-
-    python docs/generate/config_reference.py docs/configuration.md
-
-A test compares the committed file with what this writes.
-"""
+"""The tables of docs/configuration.md: every key, written from the configuration classes themselves."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from roll.configs.catalog.entries import Entry
 from roll.configs.catalog.estimator_table import ESTIMATORS
 from roll.configs.catalog.loss_table import LOSSES
+from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
 from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.parsing.build_config import describe
 from roll.configs.parsing.loader import PIPELINES
 from roll.configs.parsing.schema_places import sections_of
 from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.offline_config import OfflineConfig
+from roll.configs.schema.preference_config import DPOConfig, PreferenceConfig, RewardTrainingConfig
 from roll.configs.schema.rl_config import RLConfig
-from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.rlvr_config import DistillConfig, RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig
 
-_HEAD = """# Configuration
-
-Generated from `roll/configs` by `make docs`.
-
-A job is one YAML file, composed by Hydra: a `defaults` list brings presets in, `${name}` refers to another key,
-`key=value` on the command line overrides. A top-level name of your own is allowed if some `${name}` refers to it. Any
-other unknown key, a wrong type or a contradiction ends the start within a second, all problems at once:
-first those of the keys themselves, then those between keys, then those of the machine (files, models, functions).
-`--print_config` shows every key with its value, `--check` the batch arithmetic and the placement.
-
-**In an editor** with a YAML language server, this line at the top of a file (with the way to `configs/` from there)
-completes keys, shows what they mean and marks what is unknown or of a wrong type. Names of your own are marked, too.
-
-```yaml
-# yaml-language-server: $schema=../../configs/schema.json
-```
-"""
-
-
 _TOP: dict[type, str] = {
-    RunConfig: "Top level of every pipeline",
-    RLConfig: "Top level of `pipeline: rlvr` and `agentic`",
-    RLVRConfig: "Top level of `pipeline: rlvr`",
-    AgenticConfig: "Top level of `pipeline: agentic`",
-    SFTConfig: "Top level of `pipeline: sft`",
+    RunConfig: "every pipeline",
+    RLConfig: "`pipeline: rlvr`, `agentic` and `distill`",
+    RLVRConfig: "`pipeline: rlvr` and `distill`",
+    AgenticConfig: "`pipeline: agentic`",
+    DistillConfig: "`pipeline: distill`",
+    OfflineConfig: "`pipeline: sft`, `dpo` and `reward_model`",
+    SFTConfig: "`pipeline: sft`",
+    PreferenceConfig: "`pipeline: dpo` and `reward_model`",
+    DPOConfig: "`pipeline: dpo`",
+    RewardTrainingConfig: "`pipeline: reward_model`",
 }
+"""The classes of all pipelines and what these derive from, which comes first."""
 
 
 def reference() -> str:
-    """The whole page: the top level, then every kind of section once, with all places where it may stand."""
+    """Return the tables: the top level, then every kind of section once, with all places where it may stand."""
     places: dict[type, list[str]] = {}
-    parts: list[str] = [_HEAD]
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str, str]] = set()
     pipelines = ", ".join(f"`{name}`" for name in PIPELINES)
-    parts.append(f"\nEvery file says which `pipeline` it is for: {pipelines}.")
-    for cls, title in _TOP.items():
+    parts = [f"Every file says which `pipeline` it is for: {pipelines}."]
+    for cls in PIPELINES.values():
         _collect(cls, "", places)
+    for cls, title in _TOP.items():
         texts = docstrings(cls)
-        # A key that two pipelines have may mean something else in each.
-        told = {spec.name: (spec.name, texts[spec.name]) for spec in fields(cls) if spec.name != "pipeline"}
-        own = [spec for spec in fields(cls) if spec.name in told and told[spec.name] not in seen]
-        seen.update(told.values())
-        parts += [f"\n## {title}\n", *_table(cls, own)]
+        # A key that two pipelines have may mean something else in each, or have another default.
+        rows = {s.name: (s.name, texts[s.name], _default(s)) for s in fields(cls) if s.name != "pipeline"}
+        own = [spec for spec in fields(cls) if spec.name in rows and rows[spec.name] not in seen]
+        seen.update(rows.values())
+        if own:
+            parts += [f"\n## Top level of {title}\n", *_table(cls, own)]
     owners = _owners()
     shared = [place for where in places.values() for place in where]
     for cls, where in places.items():
@@ -83,6 +67,7 @@ def reference() -> str:
         "track_with": ("tracker_kwargs.<name>", TRACKERS),
         "adv_estimator": ("adv_estimator_args", ESTIMATORS),
         "policy_loss": ("policy_loss_args", LOSSES),
+        "loss_type": ("loss_type_args", PREFERENCE_LOSSES),
     }
     for key, (home, entries) in tables.items():
         parts += [f"\n## Options of `{key}`\n", *_options(key, home, entries)]
@@ -199,7 +184,3 @@ def _yaml(value: Any) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

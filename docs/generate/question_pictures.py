@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from roll.workbench.view.demo import demo_runs
+from roll.workbench.view.export import demo_runs
 
 TESTS = Path(__file__).parents[2] / "tests" / "view"
 WIDTH, TALLEST = 1180, 860

@@ -1,8 +1,9 @@
-"""Collects the pages of the documentation's site, with links that work there.
+"""Collect the pages of the documentation's site, with links that work there.
 
     python docs/generate/site_pages.py build/site
 
-writes `build/site/pages` and `build/site/zensical.toml`; `make docs-site` then builds `build/site/html`. Zensical knows
+writes `build/site/pages` and `build/site/zensical.toml`, which is `make docs`; `make docs-site` then builds
+`build/site/html`. The tables that are written from code come into their pages here (`built_parts.py`). Zensical knows
 one folder of pages, but ours link to examples and code. So everything that a page links to comes along: Markdown as a
 page, other text as a page that shows it, a folder as a list of what is in it. The site needs no address of a repository
 then.
@@ -17,10 +18,11 @@ import sys
 from pathlib import Path, PurePosixPath
 
 import api_page
+from built_parts import with_parts
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(\]\()(?!https?:|mailto:)([^)\s#]*)(#[^)\s]+)?(\))")
-_RAW = {".png", ".svg", ".ipynb"}
+_RAW = {".png", ".svg", ".gif", ".ipynb"}
 """Files that come along as they are."""
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
 _FENCE = "~~~~~~"
@@ -66,7 +68,7 @@ class Site:
         if source.is_dir():
             target.write_text(self._listing(source), "utf-8")
         elif source.suffix == ".md":
-            target.write_text(self.rewrite(source, source.read_text("utf-8")), "utf-8")
+            target.write_text(self.rewrite(source, with_parts(source.read_text("utf-8"))), "utf-8")
         elif source.suffix in _RAW:
             shutil.copyfile(source, target)
         else:

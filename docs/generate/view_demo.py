@@ -26,7 +26,7 @@ from typing import Any
 
 from roll.tracking.recorded_responses import logs_folder, rollouts, steps_of
 from roll.tracking.rollouts import KINDS, Kind, write_rollouts
-from roll.workbench.view.demo import HERE
+from roll.workbench.view.export import HERE
 from roll.workbench.view.spans import SPANS_FILE, trace_id
 
 OF_THE_MACHINE = ("host", "pid", "output_dir", "started")

@@ -162,7 +162,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of `results_table`."""
     from rich.table import Table
 
-    from roll.utils.console import Console
+    from roll.utils.terminal import Console
 
     table = Table()
     for name in rows[0]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import Any, NoReturn
+
+import yaml
 
 from roll.configs.errors import nearest
 
 CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a failure, 130 interrupted."
-KEYS = "Every key of a configuration: docs/configuration.md."
+KEYS = "How to look up a key of a configuration: docs/configuration.md."
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,3 +56,22 @@ def command(groups: Any, name: str, help_: str, run: str | None = None) -> Parse
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add `key=value` arguments."""
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="e.g. rollout_batch_size=16")
+
+
+def key_values(arguments: Sequence[str], wanted: str) -> dict[str, Any]:
+    """Return the arguments as a dict; raise `ValueError`, which names the argument and says what is `wanted`."""
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"got {argument!r}, expected key=value, {wanted}")
+        found[key] = from_yaml(value, argument)
+    return found
+
+
+def from_yaml(text: str, source: str) -> Any:
+    """Return what a YAML text says; raise `ValueError`, which names its source, if it is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{source} is no YAML: {error}") from None

@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from roll.cli.command_parser import key_values
 from roll.cli.exits import Exit
-from roll.cli.key_values import key_values
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.find import find_config
@@ -24,9 +24,8 @@ from roll.configs.schema.worker_config import DataArgs
 from roll.data.data_check import Findings, Progress
 from roll.pipelines.run_data import RunData, clipped, reward_names
 from roll.rewards.reward_pool import RewardPool
-from roll.utils.console import Console
 from roll.utils.readers import resolve_sources
-from roll.utils.terminal import say
+from roll.utils.terminal import Console, say
 
 _WIDTH = 100
 _SERVICE = "http"

@@ -9,7 +9,7 @@ from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.rollout.demonstrations import demonstrations
-from roll.utils.console import Console
+from roll.utils.terminal import Console
 
 
 def write_demos(options: argparse.Namespace) -> int:

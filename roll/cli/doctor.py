@@ -14,7 +14,7 @@ from roll.cli.exits import Exit
 from roll.configs.checks.machine_checks import this_machine
 from roll.isolation.sandbox.base import SandboxError, SandboxUnavailable
 from roll.isolation.sandbox.open_sandbox import probe_sandbox
-from roll.utils.console import Console
+from roll.utils.terminal import Console
 from roll.workbench.doctor import devices, machine, network, packages
 from roll.workbench.doctor.findings import Finding, Probe, examine
 

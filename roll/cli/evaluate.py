@@ -18,12 +18,12 @@ from roll.cli.accuracy_table import (
     question_key,
     results_table,
 )
+from roll.cli.command_parser import key_values
 from roll.cli.exits import Exit
-from roll.cli.key_values import key_values
 from roll.configs.parsing.find import find_config
 from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.rlvr_config import RLVRConfig
-from roll.data.opened_thoughts import ends_with_thought
+from roll.data.thought_spans import ends_with_thought
 from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
 from roll.types.trajectory import Task
 from roll.utils.readers import Row, read_rows, resolve_sources

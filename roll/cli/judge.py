@@ -16,7 +16,7 @@ from roll.configs.schema.judge_config import JUDGE
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import RewardRequest
-from roll.rewards.judge_agreement import agreement
+from roll.rewards.judge_score import agreement
 from roll.types.trajectory import Task
 from roll.utils.readers import read_rows, resolve_sources
 from roll.utils.terminal import say

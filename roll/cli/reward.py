@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll.cli.command_parser import key_values
 from roll.cli.exits import Exit
-from roll.cli.key_values import key_values
 from roll.cli.reward_report import Kind, Mismatch, report
 from roll.configs.catalog.entries import nearest
 from roll.configs.catalog.reward_table import REWARDS
 from roll.configs.schema.reward_config import WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.opened_thoughts import prompted
 from roll.data.sources import GROUND_TRUTH_COLUMNS, VERL_TAG
 from roll.data.templates import PromptEncoder
+from roll.data.thought_spans import prompted
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.references import JUDGING, answer_text, filled, perturbed, reference_template
 from roll.rewards.reward_pool import RewardPool

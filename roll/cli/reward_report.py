@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 from rich.text import Text
 
-from roll.utils.console import Console
-from roll.utils.terminal import printable
+from roll.utils.terminal import Console, printable
 
 _ALIKE = 6
 """Failures with the same words that are listed."""

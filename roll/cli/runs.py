@@ -31,8 +31,6 @@ def resume(options: argparse.Namespace) -> int:
         return run(config)
 
 
-
-
 def export(options: argparse.Namespace) -> int:
     """Write the model of a checkpoint, which is a folder itself or one of a run's."""
     target = options.output.absolute() if options.output else None
@@ -135,4 +133,3 @@ def _no_best(config: RunConfig, newest: Checkpoint) -> str:
         return f"--step best: {config.checkpoint_path} has no best checkpoint; save_best chooses one while a run trains"
     where = f"; it is at {without_passwords(address, '***')}, from where roll export takes it" if address else ""
     return f"--step best: that is checkpoint-{best.step}, which isn't in {config.checkpoint_path}{where}"
-

@@ -13,7 +13,7 @@ from rich.table import Table
 from roll.cli.exits import Exit
 from roll.isolation.sandbox.base import Limits, Outcome, Program, SandboxError
 from roll.isolation.sandbox.open_sandbox import open_sandbox
-from roll.utils.console import Console
+from roll.utils.terminal import Console
 
 _LIMITS = Limits(wall_s=2.0, cpu_s=1.0, memory_mb=128, processes=8, file_mb=4, output_bytes=10_000)
 _SLACK_S = 5.0

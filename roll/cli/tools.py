@@ -21,8 +21,8 @@ from roll.configs.parsing.loader import load_config
 from roll.configs.schema.rl_config import RLConfig
 from roll.types.chat import ToolCall, ToolSpec
 from roll.types.trajectory import EpisodeError, Task
-from roll.utils.console import Console
 from roll.utils.importing import load_object
+from roll.utils.terminal import Console
 
 SAMPLES: dict[str, dict[str, Any]] = {
     "python": {"code": "print('hello')\n6 * 7"},

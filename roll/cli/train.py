@@ -91,11 +91,10 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         say(f"not looked at: {unread}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
     if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":
-        from roll.tracking.profiling.nsight import command
+        from roll.tracking.profiling.profile_plan import command
 
         sys.stdout.write(f"start it as: {command(config.profiler_path, ['roll', 'train', str(file), *overrides])}\n")
     return Exit.DONE
-
 
 
 def run(config: RunConfig) -> int:
@@ -110,7 +109,6 @@ def run(config: RunConfig) -> int:
         details = config.logging_path / ERROR_FILE
         return report(error, details if _tells(details, error) else None, [*config.output_folders.values()])
     return Exit.DONE
-
 
 
 def _tells(file: Path, error: Exception) -> bool:

@@ -22,7 +22,7 @@ FORMATS = (".html", ".eval", ".json")
 def view(options: argparse.Namespace) -> int:
     """Serve the page until it is interrupted, or write it."""
     from roll.workbench.view.api import Api
-    from roll.workbench.view.demo import demo_runs
+    from roll.workbench.view.export import demo_runs
     from roll.workbench.view.runs import named_runs
 
     folders: list[Path] = [*options.runs, *(demo_runs(options.demo) if options.demo else [])]

@@ -8,8 +8,13 @@ that reads none gets them in the content.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
+
+from roll.data.templates import PromptEncoder
+from roll.types.chat import THINK_TAGS
+from roll.types.trajectory import Task
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts", "think")
 TAGS = (
@@ -110,3 +115,15 @@ class Thoughts:
             if _PROBE in text:
                 return key
         return None
+
+
+def ends_with_thought(prompt: str) -> bool:
+    """Return whether the text of a prompt ends with an opened thought."""
+    return prompt.rstrip().endswith(THINK_TAGS[0])
+
+
+def prompted(task: Task, encoder: PromptEncoder | None) -> Task:
+    """Return the task as reward functions get it from a run whose prompts this encoder renders."""
+    if encoder is None or not ends_with_thought(encoder.render(task)):
+        return task
+    return replace(task, opens_thought=True)

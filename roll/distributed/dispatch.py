@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.distributed.layout import RankLayout
+from roll.types.batch import TokenBatch
 from roll.utils.partition import partition_balanced
 
 if TYPE_CHECKING:
@@ -89,7 +90,6 @@ def split_batch(
     lengths, units = batch.lengths.tolist(), batch.units()
     parts = split_units(lengths, units, dp_size, balance=balance, attention_share=attention_share)
     if keep_groups and balance:
-        from roll.distributed.prefix_groups import deal_groups
         from roll.types.batch import TokenBatch
 
         if isinstance(batch, TokenBatch):
@@ -122,3 +122,49 @@ def merge_results(results: Sequence[Any], layouts: Sequence[RankLayout], batch: 
         return joined if joined.row_ids == batch.row_ids else joined.reorder(batch.row_ids)
     kinds = sorted({type(part).__name__ for part in parts})
     raise TypeError(f"a SPLIT_BY_DP method returns a Ragged, Metrics or None on every rank, got {kinds}")
+
+
+_MORE_TOKENS = 1.1
+"""Tokens that the fullest rank may have, of what it has where rows are dealt out one by one."""
+
+
+def deal_groups(batch: TokenBatch, parts: Sequence[Sequence[int]], *, attention_share: float) -> list[list[int]] | None:
+    """Return row positions for each rank in which the rows of a group are together, or None.
+
+    None: `parts`, the rows of each rank dealt out unit by unit, leaves the busiest rank no more to compute, or far
+    fewer tokens. What rows share is counted within a group, from the beginning.
+    """
+    groups: dict[str, list[int]] = {}
+    for row, group in enumerate(batch.group_ids):
+        groups.setdefault(group, []).append(row)
+    group_of_unit = dict(zip(batch.unit_ids, batch.group_ids, strict=True))
+    if any(group_of_unit[unit] != group for unit, group in zip(batch.unit_ids, batch.group_ids, strict=True)):
+        return None  # units of several groups stay together before all else
+    lengths = batch.lengths.tolist()
+    common = {group: _common(batch, rows) if len(rows) > 1 else 0 for group, rows in groups.items()}
+
+    def cost(rows: Sequence[int]) -> float:
+        """Tokens, and what attention costs, of rows on one rank."""
+        own = sum(lengths[row] - common[batch.group_ids[row]] for row in rows)
+        own += sum(common[group] for group in {batch.group_ids[row] for row in rows})
+        return own + attention_share * sum(lengths[row] ** 2 for row in rows)
+
+    each = list(groups.values())
+    dealt = partition_balanced([cost(rows) for rows in each], len(parts), equal_size=len(each) % len(parts) == 0)
+    together = [sorted(row for group in part for row in each[group]) for part in dealt]
+    fullest, before = (max(sum(lengths[row] for row in part) for part in found) for found in (together, parts))
+    if fullest > _MORE_TOKENS * before or max(map(cost, together)) >= max(map(cost, parts)):
+        return None
+    return together
+
+
+def _common(batch: TokenBatch, rows: Sequence[int]) -> int:
+    """Tokens at the beginning that all these rows have."""
+    first = batch.row("token_ids", rows[0])
+    found = len(first)
+    for row in rows[1:]:
+        other = batch.row("token_ids", row)
+        found = min(found, len(other))
+        different = (first[:found] != other[:found]).nonzero()
+        found = int(different[0]) if len(different) else found
+    return found

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
-from roll.envs.frozen_lake_map import ACTIONS, Lake, parse_rows, random_rows
-from roll.envs.frozen_lake_solver import NO_ACTION, best_actions
+from roll.envs.frozen_lake_map import ACTIONS, NO_ACTION, Lake, best_actions, parse_rows, random_rows
 from roll.envs.held_out import Part, check_part, room_of_part
 from roll.envs.pixels import Pixels
 from roll.utils.seeding import stable_hash

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from roll.configs.catalog.entries import implementation
-from roll.configs.catalog.player_table import ENDPOINT, PLAYERS, POLICY
+from roll.configs.catalog.env_table import ENDPOINT, PLAYERS, POLICY
 from roll.configs.catalog.signatures import signature_of
 from roll.configs.errors import did_you_mean
 from roll.configs.schema.env_config import CustomEnv, RoleConfig

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
-from roll.envs.boxoban import load_levels
 from roll.envs.held_out import Part, check_part, room_of_part
 from roll.envs.pixels import Pixels
 from roll.envs.sokoban_board import ACTIONS, parse_board
 from roll.envs.sokoban_pixels import draw
-from roll.envs.sokoban_rooms import RoomSettings, generate_room
+from roll.envs.sokoban_rooms import RoomSettings, generate_room, load_levels
 from roll.envs.sokoban_solver import SearchLimitError, solve
 from roll.utils.seeding import stable_hash
 

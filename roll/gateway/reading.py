@@ -9,8 +9,8 @@ from typing import Any
 from roll.data.templates import TemplateError
 from roll.envs.tools.parsing import parse_calls, split_thinking
 from roll.gateway.base import AnswerReason, ChatCall, Choice
-from roll.rollout.marks import Marks
 from roll.rollout.plain_text import PlainText
+from roll.rollout.tokenizing import Marks
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.chat import Message, ToolCall
 

@@ -31,7 +31,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import DataArgs
 from roll.pipelines.run.model_options import has_model_options, option_problems
 from roll.pipelines.run.template_check import answers, questions, tokenizer_args
-from roll.pipelines.run.warm_start import pending_warm_start
+from roll.pipelines.start import pending_warm_start
 
 _READING_S = 15.0
 """Seconds that reading rows may take. A run reads all of them, and so does `roll data check`."""

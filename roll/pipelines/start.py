@@ -6,11 +6,15 @@ What is cheap and can be wrong comes first, so that a bad row or reward fails be
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+from pathlib import Path
 
+from roll.configs.full_check import load_checked
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.sft_config import SFTConfig
 from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.envs.tools.toolbox import open_toolbox
@@ -23,7 +27,6 @@ from roll.pipelines.rl.rlvr import PromptWorkload, training_data, validation_dat
 from roll.pipelines.rollouts.reward_router import RewardRouter
 from roll.pipelines.run.clusters import start_clusters
 from roll.pipelines.run.loop import own_folders
-from roll.pipelines.run.warm_start import pending_warm_start
 from roll.pipelines.workers.judge_endpoint import EndpointJudge
 from roll.pipelines.workers.judge_engine import EngineJudge
 from roll.pipelines.workers.judge_worker import JudgeClient
@@ -32,6 +35,24 @@ from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.strategies.training.pretrained import load_tokenizer
 from roll.tracking.replay_check import recording_of
 from roll.utils.readers import DataError
+
+
+def pending_warm_start(config: AgenticConfig) -> SFTConfig | None:
+    """Return the checked configuration of a warm start; None where there is none, or its model is there already.
+
+    Raises `ValueError` with all that is wrong with it.
+    """
+    if config.warm_start is None or (config.warm_model_path / "config.json").is_file():
+        return None
+    folders = {"output_dir": config.warm_start_path, "export_dir": config.warm_model_path}
+    settings = [f"{key}={json.dumps(str(folder))}" for key, folder in folders.items()]
+    settings += [f"seed={config.seed}", "export_model=true"]
+    file = Path(config.warm_start)
+    first = load_checked(file, settings)
+    if not isinstance(first, SFTConfig):
+        raise ValueError(f"warm_start: {file} is a file of pipeline {first.pipeline}, expected one of pipeline sft")
+    return first
+
 
 logger = logging.getLogger(__name__)
 

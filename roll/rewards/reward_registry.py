@@ -29,8 +29,7 @@ from roll.configs.catalog.signatures import (
     unknown_state_message,
 )
 from roll.isolation.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
-from roll.isolation.sandbox.on_demand import SandboxOnDemand
-from roll.isolation.sandbox.open_sandbox import open_sandbox
+from roll.isolation.sandbox.open_sandbox import SandboxOnDemand, open_sandbox
 from roll.rewards.base import Reward, RewardFn, RewardLoadError, RewardOutputError, RewardRequest, RewardSpec, as_reward
 from roll.rewards.reward_calls import CallLog, Outcome, as_list, trl_arguments, verl_arguments
 from roll.rewards.weighted import weighted

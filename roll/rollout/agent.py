@@ -11,9 +11,8 @@ from typing import Any
 from roll.envs.base import Message, Observation
 from roll.rollout.chat_checks import check_calls, check_template, thought_tags
 from roll.rollout.chat_format import ChatTemplate
-from roll.rollout.marks import Marks
 from roll.rollout.plain_text import PlainText
-from roll.rollout.tokenizing import decode
+from roll.rollout.tokenizing import Marks, decode
 from roll.types.chat import THINK_TAGS, ToolSpec
 from roll.types.trajectory import Task
 

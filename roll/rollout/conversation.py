@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from roll.configs.catalog.player_table import ENDPOINT, POLICY
-from roll.configs.schema.env_config import CustomEnv, RoleConfig
-from roll.configs.schema.turn_templates import filled
+from roll.configs.catalog.env_table import ENDPOINT, POLICY
+from roll.configs.schema.env_config import CustomEnv, RoleConfig, filled
 from roll.envs.base import Message, Observation, StepResult
 from roll.envs.players import players_of
 from roll.envs.tools.toolbox import EpisodeTools

@@ -6,8 +6,8 @@ take as long as the tokenizer itself. Where a class does more than that wrapping
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 
@@ -45,3 +45,41 @@ def _inherits(kind: type, *methods: str) -> bool:
 
     usual = issubclass(kind, PreTrainedTokenizerFast)
     return usual and all(getattr(kind, name) is getattr(PreTrainedTokenizerFast, name) for name in methods)
+
+
+class Marks:
+    """The special tokens of a tokenizer that a response may hold.
+
+    Args:
+        ends: gives the tokens that end responses. Asked when the first response is read: to find them takes templates.
+    """
+
+    def __init__(self, tokenizer: Any, ends: Callable[[], Iterable[int]]) -> None:
+        self._tokenizer, self._ends_of = tokenizer, ends
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a response with its marks, and without what ends it."""
+        if self._special.isdisjoint(token_ids):
+            return decode(self._tokenizer, token_ids, skip_special_tokens=False)
+        ids = [token for token in token_ids if token not in self._ends]
+        return decode(self._tokenizer, ids, skip_special_tokens=False)
+
+    def strip(self, text: str, token_ids: Sequence[int]) -> str:
+        """Return a piece of a response's marked text without the marks that its tokens have."""
+        if self._special.isdisjoint(token_ids):
+            return text
+        for token in self._special.intersection(token_ids):
+            text = text.replace(decode(self._tokenizer, (token,), skip_special_tokens=False), "")
+        return text
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        flagged = (number for number, token in added.items() if token.special)
+        return frozenset(getattr(self._tokenizer, "all_special_ids", ())) | frozenset(flagged)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        names = ("eos_token_id", "pad_token_id", "bos_token_id")
+        own = (getattr(self._tokenizer, name, None) for name in names)
+        return (frozenset(self._ends_of()) | {number for number in own if number is not None}) & self._special

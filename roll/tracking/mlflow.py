@@ -6,14 +6,35 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from roll.tracking.base import Destination, Sample, Tracker
-from roll.tracking.mlflow_names import mlflow_name
-from roll.tracking.run_ids import earlier_run_id, keep_run_id
+from roll.tracking.base import Destination, Sample, Tracker, earlier_run_id, keep_run_id
+
+LONGEST_NAME = 250
+_REFUSED = re.compile(r"[^\w\-. :/]|:(?=[0-9a-f]*:)")  # a colon that would read as a code is one itself
+_DIGEST = 16
+
+
+def mlflow_name(name: str) -> str:
+    """Return the name to write: the same where mlflow takes it, and otherwise one that no other name gets."""
+    parts = _REFUSED.sub(lambda match: _code(match[0]), name).split("/")
+    # Empty parts and dots alone are steps of a path.
+    written = "/".join(
+        "::" if not part else "".join(map(_code, part)) if part in (".", "..") else part for part in parts
+    )
+    if len(written) <= LONGEST_NAME:
+        return written
+    digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST // 2).hexdigest()
+    return f"{written[: LONGEST_NAME - _DIGEST - 1]}:{digest}"
+
+
+def _code(letter: str) -> str:
+    return f":{ord(letter):x}:"
+
 
 _MOST_PARAMETERS = 100  # In one call; the service's own limit
 _LONGEST_VALUE = 6000

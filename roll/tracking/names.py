@@ -1,6 +1,6 @@
 """The one metrics namespace: every name a run may log, with its unit, meaning and aggregation.
 
-`docs/metrics.md` is written from this table (`make docs`) and trackers refuse a name that isn't in it, so
+The table of docs/metrics.md is built from this one (`make docs`), and trackers refuse a name that isn't in it, so
 neither can drift. In a pattern, `<word>` stands for one part of a name and a final `*` for any rest. Code
 of users (a loss, an estimator, a filter of their own) logs under `custom/`.
 """
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from roll.utils.metric_names import name_part as name_part
-from roll.utils.metric_names import name_parts as name_parts
+from roll.configs.catalog.validation_metrics import name_part as name_part
+from roll.configs.catalog.validation_metrics import name_parts as name_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ def check_names(names: Iterable[str]) -> None:
     near = difflib.get_close_matches(unknown[0], patterns, n=3, cutoff=0.5)
     raise AssertionError(
         f"undocumented metric names {unknown}; nearest to {unknown[0]!r}: {near or 'none'}. "
-        "Add a row to roll/tracking/names.py and run `make docs`, or log under custom/"
+        "Add a row to roll/tracking/names.py, or log under custom/"
     )
 
 

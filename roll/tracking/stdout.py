@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from roll.tracking.base import Destination, Sample, Tracker
-from roll.utils.console import Console
-from roll.utils.terminal import printable
+from roll.utils.terminal import Console, printable
 
 _logger = logging.getLogger(__name__)
 _SAMPLE_CHARS = 160

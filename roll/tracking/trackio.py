@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roll.tracking.base import Destination, Sample, Tracker
-from roll.tracking.run_ids import kept_run_id
+from roll.tracking.base import Destination, Sample, Tracker, kept_run_id
 
 
 class TrackioTracker(Tracker):

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.tracking.base import Destination, Sample, Tracker
-from roll.tracking.run_ids import kept_run_id
+from roll.tracking.base import Destination, Sample, Tracker, kept_run_id
 
 
 class WandbTracker(Tracker):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -39,9 +38,7 @@ def new_name(former: str) -> str | None:
 class MovedModules(MetaPathFinder, Loader):
     """Finds modules by their former names; ahead of the finder that would load a file of theirs a second time."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
         """Return where the module is now, or None if it is none that has moved."""
         if not fullname.startswith("roll.") or new_name(fullname) is None:
             return None

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from roll.algorithms.distillation import teacher_advantages
-from roll.algorithms.divergences import reverse_kl, skewed_forward_kl, skewed_reverse_kl
+from roll.algorithms.divergences import reverse_kl, skewed_forward_kl, skewed_reverse_kl, teacher_advantages
 
 P = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
 Q = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)

@@ -13,7 +13,7 @@ from roll.cli.__main__ import main
 from roll.cli.accuracy_table import ScoredResponse, results_table
 from roll.cli.evaluate import write_rows
 from roll.cli.generate import Job, _files_of
-from roll.pipelines.rollouts.validation_progress import ValidationProgress
+from roll.pipelines.rollouts.eval_table import ValidationProgress
 from roll.rewards.base import Reward, RewardResult
 
 # --- generate ---------------------------------------------------------------------------------------------------------

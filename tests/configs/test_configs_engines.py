@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from config_reference import reference
 from refused import check_refused, refusals
 
 from roll.configs.checks import engine_arguments
@@ -328,6 +329,6 @@ def test_quantised_sampling_without_a_correction_is_warned_of(job, overrides):
 
 
 def test_the_reference_page_says_that_other_arguments_are_passed_on():
-    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+    page = reference()
     assert "`strategy_config` of `vllm`" in page
     assert "`engine_args`" in page

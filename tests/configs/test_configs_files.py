@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from config_reference import docstrings, reference
+from built_parts import with_parts
+from config_reference import docstrings, line_of
 from config_schema import json_schema, text
 from jsonschema import Draft202012Validator
 
@@ -18,9 +20,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from data_tokenizers import word_tokenizer
 
 from roll.cli.train import start_pipeline
+from roll.configs.catalog.estimator_table import ESTIMATORS
+from roll.configs.catalog.loss_table import LOSSES
+from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
+from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.parsing import loader
 from roll.configs.parsing.build_config import build
-from roll.configs.parsing.loader import load_config, to_yaml
+from roll.configs.parsing.loader import PIPELINES, load_config, to_yaml
 from roll.configs.parsing.schema_places import sections_of
 from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -131,9 +137,50 @@ def test_one_example_of_a_pipeline_spells_out_every_key(name):
     assert missing(whole, written, "") == []
 
 
-def test_the_reference_page_is_current():
-    committed = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert committed == reference(), "run `make docs`"
+PAGE = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+
+def table_rows(page: str) -> dict[str, list[list[str]]]:
+    """The cells after the first of each row that begins with a key, by that key."""
+    rows: dict[str, list[list[str]]] = {}
+    for key, rest in re.findall(r"^\| `([^`]+)` \| (.*) \|$", page, re.MULTILINE):
+        rows.setdefault(key, []).append(rest.split(" | "))
+    return rows
+
+
+def test_the_built_page_has_every_key_of_every_section_with_its_meaning():
+    rows = table_rows(with_parts(PAGE))
+    missing = []
+    for cls in {section for pipeline in PIPELINES.values() for section in sections(pipeline)}:
+        texts = docstrings(cls)
+        for spec in fields(cls):
+            meaning = (texts[spec.name] + line_of(spec)).replace("|", "\\|")
+            if not any(" | ".join(cells).endswith(meaning) for cells in rows.get(spec.name, [])):
+                missing.append(f"{cls.__name__}.{spec.name}")
+    assert set(missing) <= {f"{cls.__name__}.pipeline" for cls in PIPELINES.values()}
+
+
+def test_the_built_page_has_every_option_of_trackers_estimators_and_losses():
+    rows = table_rows(with_parts(PAGE))
+    tables = {"track_with": TRACKERS, "adv_estimator": ESTIMATORS, "policy_loss": LOSSES}
+    tables["loss_type"] = PREFERENCE_LOSSES
+    for key, entries in tables.items():
+        assert f"\n## Options of `{key}`\n" in with_parts(PAGE)
+        for name, entry in entries.items():
+            assert {f"`{option}`" for option in entry.options} <= {cells[0] for cells in rows.get(name, [])}
+
+
+def test_the_short_table_names_keys_that_exist_with_their_defaults():
+    short, every = PAGE.split("## The keys that most files set")[1].split("\n## ")[0], with_parts(PAGE)
+    rows = table_rows(short)
+    assert len(rows) >= 20
+    assert [spec.default for spec in fields(AgenticConfig) if spec.name == "adv_estimator"] == ["reinforce"]
+    for path, ((default, _),) in rows.items():
+        section, _, key = path.rpartition(".")
+        cells = table_rows(every.split("\n## Top level of every pipeline")[1])[key]
+        assert default in [row[1] for row in cells], path
+        heading = section.replace("<role>", "actor_train") or "Top level"
+        assert re.search(rf"^## .*{re.escape(heading)}.*$", every, re.MULTILINE), path
 
 
 def sections(cls: type = RLVRConfig) -> set[type]:

@@ -12,7 +12,7 @@ from refused import check_refused, refusals
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
-from roll.configs.rules.training_rules import training_rules
+from roll.configs.rules.roles_rules import training_rules
 from roll.configs.rules.validate import warnings_of
 from roll.workbench.planning.architecture import UnknownModel
 from roll.workbench.planning.role_states import states_of

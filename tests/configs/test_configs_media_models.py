@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roll.configs.checks.data_file_checks import data_checks
-from roll.configs.checks.media_models import TRAINED_AS_TEXT, media_checks
+from roll.configs.checks.model_file_checks import TRAINED_AS_TEXT, media_checks
 from roll.configs.checks.prerequisites import model_checks
 from roll.configs.parsing.loader import load_config
 

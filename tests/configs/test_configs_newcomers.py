@@ -10,9 +10,9 @@ from roll.api.given import rows_in_words
 from roll.cli.__main__ import main
 from roll.configs.checks.machine_checks import Machine, machine_warnings
 from roll.configs.errors import ConfigError
+from roll.configs.parsing.key_hints import RECIPES, pipeline_hint
 from roll.configs.parsing.loader import load_config, read_tree
-from roll.configs.parsing.pipeline_hints import RECIPES, pipeline_hint
-from roll.pipelines.rollouts.validation_progress import ValidationProgress
+from roll.pipelines.rollouts.eval_table import ValidationProgress
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_more_slots_than_cores_are_a_warning_on_a_cpu_alone():
 
 def test_the_rest_of_a_validation_is_estimated_from_its_last_tasks(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("roll.pipelines.rollouts.validation_progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("roll.pipelines.rollouts.eval_table.time.monotonic", lambda: clock[0])
     config = read_tree({"pipeline": "rlvr", "max_steps": 1, "actor_train": {"data_args": {"file_name": "a"}},
                         "rewards": {"a": {"name": "none"}}}).config  # fmt: skip
     progress = ValidationProgress(config, None, 100)
     said = []
-    logger = "roll.pipelines.rollouts.validation_progress.logger"
+    logger = "roll.pipelines.rollouts.eval_table.logger"
     monkeypatch.setattr(f"{logger}.info", lambda text, *args: said.append(text % args))
     clock[0] = 10.0
     progress.add(None)  # one of 100 after ten seconds, since all began together: no "990 s to go"

@@ -8,7 +8,7 @@ from refused import check_refused
 from roll.configs.checks.machine_checks import MISSING, Machine, machine_checks
 from roll.configs.parsing.loader import load_config
 from roll.pipelines.run.clusters import placements
-from roll.tracking.profiling.nsight import command
+from roll.tracking.profiling.profile_plan import command
 
 ON = "profile_steps=[2]"
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import yaml
 
-from roll.configs.checks import model_hub, prerequisites
+from roll.configs.checks import model_file_checks, prerequisites
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.errors import ConfigError
 from roll.configs.full_check import load_checked
@@ -125,13 +125,13 @@ def test_a_hub_that_does_not_answer_is_asked_once(job, monkeypatch):
         asked.append((request.full_url, timeout))
         raise OSError("no route to host")
 
-    monkeypatch.setattr(model_hub, "urlopen", refuse)
+    monkeypatch.setattr(model_file_checks, "urlopen", refuse)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    model_hub.hub_problem.cache_clear()
+    model_file_checks.hub_problem.cache_clear()
     with pytest.raises(ConfigError, match="can't be reached .*no route to host"):
         load_checked(job / "job.yaml", ["pretrain=some/model"], machine=Machine())
-    model_hub.hub_problem.cache_clear()
+    model_file_checks.hub_problem.cache_clear()
     assert len(asked) == 1
     assert asked[0][1] <= 2
 

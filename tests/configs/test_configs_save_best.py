@@ -52,10 +52,7 @@ def test_what_a_validation_gives_is_accepted(job, value):
     [
         (("save_best=val/accuracy",), ("acts only with eval_steps", "eval_steps=10")),
         (("save_best=val/accuracy", "eval_steps=0"), ("acts only with eval_steps",)),
-        (
-            ("save_best=val/acc", EVAL),
-            ("expected a metric of this run's validations: val/accuracy", "did you mean"),
-        ),
+        (("save_best=val/acc", EVAL), ("expected a metric of this run's validations: val/accuracy", "did you mean")),
         (("save_best=accuracy", EVAL), ("did you mean 'val/accuracy'",)),
         (("save_best=reward/mean", EVAL), ("expected a metric of this run's validations",)),
         (("save_best=val/loss", EVAL), ("expected a metric of this run's validations",)),

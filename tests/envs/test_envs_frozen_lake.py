@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from roll.envs.base import InvalidAction, ResetNeeded
 from roll.envs.frozen_lake import COAT, GOAL, TILE, WATER, FrozenLake
-from roll.envs.frozen_lake_map import ACTIONS, Lake, parse_rows, random_rows
-from roll.envs.frozen_lake_solver import NO_ACTION, best_actions
+from roll.envs.frozen_lake_map import ACTIONS, NO_ACTION, Lake, best_actions, parse_rows, random_rows
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 

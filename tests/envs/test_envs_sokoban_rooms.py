@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.envs.boxoban import load_levels
 from roll.envs.sokoban import Sokoban
 from roll.envs.sokoban_board import parse_board
-from roll.envs.sokoban_rooms import RoomSettings, generate_room
+from roll.envs.sokoban_rooms import RoomSettings, generate_room, load_levels
 from roll.envs.sokoban_solver import SearchLimitError, solve
 
 # Another text here means other rooms for the same seed: that needs a new version of the id, sokoban-v2.

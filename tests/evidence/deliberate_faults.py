@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Replace `old`, which stands exactly once in `file`, by `new`."""
+    """Replace `old`, which stands exactly once in `function` of `file`, by `new`."""
 
     name: str
     file: str
@@ -20,6 +20,8 @@ class Fault:
     new: str
     where: tuple[str, ...]
     """Test files or folders below tests/."""
+    function: str = ""
+    """Its qualified name; empty: the whole file."""
 
 
 def _fault(name: str, file: str, old: str, new: str, *where: str) -> Fault:

@@ -16,8 +16,7 @@ from test_pipelines_turn_credit import make_config
 from torch.testing import assert_close
 
 from roll.pipelines.credit.credit import CreditAssigner
-from roll.pipelines.rollouts.assemble import Rollouts, assemble
-from roll.pipelines.rollouts.role_groups import split_by_role
+from roll.pipelines.rollouts.assemble import Rollouts, assemble, split_by_role
 from roll.pipelines.rollouts.rollout_metrics import rollout_metrics
 from roll.pipelines.rollouts.validation import episode_success
 from roll.types.trajectory import Group, Task, Trajectory, Turn

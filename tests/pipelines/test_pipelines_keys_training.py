@@ -16,9 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.weights import WeightSyncError
-from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.fsdp2 import shard_module
-from roll.strategies.hf.hf_build import hf_module
+from roll.strategies.hf.hf_build import blocks, hf_module
 
 CONSTANT = "def case(response, task):\n    return 0.5\n"
 ARGS = "actor_train.training_args"

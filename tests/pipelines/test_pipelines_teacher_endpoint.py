@@ -20,7 +20,7 @@ from roll.configs.checks.endpoint_checks import endpoint_notes
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.distill_args import TeacherConfig
-from roll.configs.schema.endpoint_config import EndpointConfig
+from roll.configs.schema.engine_config import EndpointConfig
 from roll.configs.schema.strategy_config import StrategyArgs
 from roll.distributed.worker import WorkerInfo
 from roll.pipelines import run_pipeline

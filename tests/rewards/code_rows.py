@@ -106,9 +106,7 @@ def livecodebench(public: Any, private: Any, **columns: Any) -> dict[str, Any]:
 
 TWO = {"inputs": ["1 2\n", "4 5\n"], "outputs": ["3\n", "9\n"]}
 CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(4, 5) == 9\n"
-LEETCODE = (
-    "def check(candidate):\n    assert candidate(a = 1, b = 2) == 3\n    assert candidate(a = 4, b = 5) == 9\n"
-)
+LEETCODE = "def check(candidate):\n    assert candidate(a = 1, b = 2) == 3\n    assert candidate(a = 4, b = 5) == 9\n"
 KODCODE = (
     "from solution import add\n\ndef test_small():\n    assert add(1, 2) == 3\n\n"
     "def test_large():\n    assert add(40, 50) == 90\n"

@@ -24,7 +24,7 @@ from code_rows import (
 
 from roll.isolation.sandbox.base import Sandbox
 from roll.isolation.sandbox.open_sandbox import open_sandbox
-from roll.rewards import code_numpy, code_packed
+from roll.rewards import code_numpy, code_tests
 from roll.rewards.code import code
 from roll.rewards.code_tests import BrokenTask, SourceTests, read_tests
 from roll.types.trajectory import Task
@@ -72,7 +72,7 @@ def test_private_tests_are_unpacked_without_loading_a_pickle(monkeypatch: pytest
     text = '[{"input": "é\\n"}]'
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         pickled = pickle.dumps(text, protocol)
-        assert code_packed.unpacked(base64.b64encode(zlib.compress(pickled)).decode()) == text
+        assert code_tests.unpacked(base64.b64encode(zlib.compress(pickled)).decode()) == text
 
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -80,16 +80,16 @@ def test_private_tests_are_unpacked_without_loading_a_pickle(monkeypatch: pytest
 
     for value in (Evil(), [text], (text, text), None, b"bytes"):
         with pytest.raises(ValueError, match=r"pickle"):
-            code_packed.unpacked(base64.b64encode(zlib.compress(pickle.dumps(value))).decode())
+            code_tests.unpacked(base64.b64encode(zlib.compress(pickle.dumps(value))).decode())
     many = b"\x80\x04" + b"\x94" * 10_000 + b"."  # each stores the value before it; a thousandth of it when packed
     with pytest.raises(ValueError, match="more than 64 operations"):
-        code_packed.unpacked(base64.b64encode(zlib.compress(many)).decode())
+        code_tests.unpacked(base64.b64encode(zlib.compress(many)).decode())
     monkeypatch.setattr(code_packed, "MAX_BYTES", 2**20)
     bomb = base64.b64encode(zlib.compress(pickle.dumps("x" * 2**24))).decode()
     with pytest.raises(ValueError, match="more than 1 MiB when it is unpacked"):
-        code_packed.unpacked(bomb)
+        code_tests.unpacked(bomb)
     with pytest.raises(ValueError, match="cut off"):
-        code_packed.unpacked(base64.b64encode(zlib.compress(pickle.dumps(text))[:-5]).decode())
+        code_tests.unpacked(base64.b64encode(zlib.compress(pickle.dumps(text))[:-5]).decode())
 
 
 def test_the_program_never_sees_the_expected_results_of_a_loop() -> None:

@@ -113,9 +113,7 @@ def test_outside_of_a_run_a_function_that_needs_tokens_or_the_state_is_refused_b
 
 
 def test_of_the_state_what_is_not_known_is_an_error_that_names_it() -> None:
-    with pytest.raises(
-        RewardLoadError, match=r"it reads trainer_state\.epoch, and reward functions here"
-    ):
+    with pytest.raises(RewardLoadError, match=r"it reads trainer_state\.epoch, and reward functions here"):
         loaded("asks_for_the_epoch", of_run=True)
     with pytest.raises(AttributeError, match=r"trainer_state\.best_metric isn't known"):
         loaded("asks_in_a_roundabout_way", of_run=True).score_all([request("a", completion_ids=(1,), step=0)])

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from roll.configs.schema.judge_config import JudgeConfig
-from roll.rewards.judge_agreement import agreement
 from roll.rewards.judge_cache import JudgeCache, Verdict, cache_key
-from roll.rewards.judge_score import Rubric, UnjudgeableRow, harmless
+from roll.rewards.judge_score import Rubric, UnjudgeableRow, agreement, harmless
 from roll.types.trajectory import Task
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tiny_models import char_tokenizer
 
-from roll.data.opened_thoughts import prompted
 from roll.data.templates import PromptEncoder
+from roll.data.thought_spans import prompted
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.code import code
 from roll.rewards.format import format as form

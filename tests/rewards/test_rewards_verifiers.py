@@ -19,8 +19,7 @@ from roll.configs.rules.verifier_rules import VERIFIERS_THAT_EXECUTE
 from roll.configs.schema.worker_config import ProceduralTask
 from roll.data.procedural import procedural_tasks
 from roll.isolation.sandbox.base import Sandbox, SandboxUnavailable
-from roll.isolation.sandbox.on_demand import SandboxOnDemand
-from roll.isolation.sandbox.open_sandbox import open_sandbox
+from roll.isolation.sandbox.open_sandbox import SandboxOnDemand, open_sandbox
 from roll.rewards.reasoning_gym import PAYLOAD_KEY, UnsafeVerifier, reasoning_gym
 from roll.rewards.verifier_guard import GRAMMARS, is_plain_answer
 from roll.rewards.verifiers_in_sandbox import SandboxedVerifier

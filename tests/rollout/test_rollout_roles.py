@@ -13,8 +13,7 @@ from chat_tokenizers import Script, ScriptedEnv, bpe_tokenizer, conversation, gr
 
 from roll.configs.schema.env_config import RoleConfig
 from roll.envs.base import Message, Observation, StepResult
-from roll.pipelines.rollouts.assemble import assemble
-from roll.pipelines.rollouts.role_groups import split_by_role
+from roll.pipelines.rollouts.assemble import assemble, split_by_role
 from roll.pipelines.rollouts.validation import episode_success
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout

@@ -85,7 +85,14 @@ CALCULATOR = ToolConfig(name="calculator")
 
 
 def played(
-    *answers, tools=(CALCULATOR,), payload=None, use=None, limit=10_000, requests=None, chat=None, parser="hermes",
+    *answers,
+    tools=(CALCULATOR,),
+    payload=None,
+    use=None,
+    limit=10_000,
+    requests=None,
+    chat=None,
+    parser="hermes",
     **more,
 ):
     """(the engines, the trajectory, what the reward function was given)"""

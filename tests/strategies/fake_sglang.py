@@ -21,8 +21,7 @@ from types import SimpleNamespace
 import torch
 from engine_orders import BUCKETS, LONG, Illegal
 
-from roll.strategies.engines.sglang import host
-from roll.strategies.engines.sglang import sglang_answers as answers
+from roll.strategies.engines.sglang import host, sglang_channel
 from roll.strategies.engines.sglang import sglang_engine as engine
 from roll.strategies.engines.sglang import sglang_loader as loader
 
@@ -40,7 +39,7 @@ class Rank:
         spec = importlib.util.spec_from_file_location("roll.strategies.engines.sglang.sglang_loader", loader.__file__)
         self.loader = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.loader)
-        self.loader.answer = functools.partial(answers.answer, worker=number)
+        self.loader.answer = functools.partial(sglang_channel.answer, worker=number)
         self.parameter = torch.nn.Parameter(torch.zeros(1))
         self.weights = {"w": torch.zeros(4)}
         self.skips = False  # whether it has a parameter that it never loads

@@ -23,7 +23,7 @@ from roll.strategies.engines.buckets import BucketReader, SharedBucket, on_devic
 from roll.strategies.engines.responses import ResponseRules
 from roll.strategies.engines.sglang import sglang_loader as loader
 from roll.strategies.engines.sglang.host import _Host
-from roll.strategies.engines.sglang.sglang_answers import Answers, answer
+from roll.strategies.engines.sglang.sglang_channel import Answers, answer
 from roll.strategies.engines.vllm.vllm_engine import VllmBackend
 
 

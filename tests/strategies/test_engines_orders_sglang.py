@@ -10,7 +10,7 @@ from fake_sglang import Backend, install
 from roll.strategies.engines.async_engine import AsyncEngine
 from roll.strategies.engines.sglang import sglang_loader as loader
 from roll.strategies.engines.sglang.host import _Host
-from roll.strategies.engines.sglang.sglang_answers import Answers
+from roll.strategies.engines.sglang.sglang_channel import Answers
 from roll.strategies.engines.sglang.sglang_engine import SglangBackend
 
 

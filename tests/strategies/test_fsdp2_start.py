@@ -75,11 +75,10 @@ def lay_out(name: str, shards: int) -> float:
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from roll.configs.catalog.model_sizes import known_sizes
     from roll.configs.schema.strategy_config import Fsdp2Config
-    from roll.strategies.hf.compile import blocks
+    from roll.strategies.hf.hf_build import blocks
     from roll.strategies.hf.hf_model import PolicyModel
-    from roll.workbench.planning.architecture import read_architecture
+    from roll.workbench.planning.architecture import known_sizes, read_architecture
 
     config, size = AutoConfig.for_model(**known_sizes(name)), read_architecture(name, {}, "pretrain").count()
     started = time.perf_counter()

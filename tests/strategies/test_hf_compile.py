@@ -8,7 +8,7 @@ from layout_contract import check_layout, play
 from train_contract import LOSS, build, make_batch, make_spec
 from transformers import AutoModelForCausalLM
 
-from roll.strategies.hf.compile import compile_blocks
+from roll.strategies.hf.hf_build import compile_blocks
 
 
 @pytest.fixture(autouse=True)

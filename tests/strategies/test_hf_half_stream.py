@@ -17,10 +17,8 @@ from train_contract import LOSS, build, make_batch, make_spec, weights_of, with_
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.attention.attention import attention
-from roll.strategies.hf import half_stream
-from roll.strategies.hf.compile import blocks, compile_blocks
-from roll.strategies.hf.half_stream import narrow_stream, narrows_stream
-from roll.strategies.hf.hf_build import hf_module
+from roll.strategies.hf import hf_build
+from roll.strategies.hf.hf_build import blocks, compile_blocks, hf_module, narrow_stream, narrows_stream
 from roll.strategies.hf.hf_model import PolicyModel
 from roll.strategies.training.logits import HeadRequest
 from roll.strategies.training.micro import lay_out
@@ -34,7 +32,7 @@ PACKED, BF16 = {"use_sequence_packing": True}, {"dtype": "bf16"}
 def narrowed(monkeypatch):
     """Models on this host are built as on an accelerator."""
     on_accelerator = functools.partial(narrows_stream, CUDA)
-    monkeypatch.setattr(half_stream, "narrows_stream", lambda _device, *types: on_accelerator(*types))
+    monkeypatch.setattr(hf_build, "narrows_stream", lambda _device, *types: on_accelerator(*types))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def gradients_of(spec):
 def test_its_numbers_are_as_close_to_float32_as_those_of_autocast(model_of, monkeypatch):
     path = model_of("qwen3")
     exact, plain = (gradients_of(make_spec(path, model={"dtype": dtype})) for dtype in ("fp32", "bf16"))
-    monkeypatch.setattr(half_stream, "narrows_stream", lambda *_: True)
+    monkeypatch.setattr(hf_build, "narrows_stream", lambda *_: True)
     mine = gradients_of(make_spec(path, model=BF16))
     for narrow, autocast, wide in zip(mine, plain, exact, strict=True):
         error, theirs = ((found - wide).norm() / wide.norm() for found in (narrow, autocast))
@@ -206,7 +204,7 @@ def test_adapters_train_with_the_same_bits_as_on_a_host(model_of, monkeypatch):
     spec = make_spec(model_of("llama"), model={**BF16, "lora_rank": 2, "lora_alpha": 4.0})
     found = []
     for narrow in (False, True):
-        monkeypatch.setattr(half_stream, "narrows_stream", lambda *_, on=narrow: on)
+        monkeypatch.setattr(hf_build, "narrows_stream", lambda *_, on=narrow: on)
         strategy = build(dataclasses.replace(spec))
         strategy.train_step(make_batch(), LOSS)
         found.append(weights_of(strategy))

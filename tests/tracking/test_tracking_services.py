@@ -10,8 +10,7 @@ import struct
 import pytest
 
 from roll.tracking.base import Sample, TrackingError
-from roll.tracking.mlflow import _flat
-from roll.tracking.mlflow_names import mlflow_name
+from roll.tracking.mlflow import _flat, mlflow_name
 from roll.tracking.tracker_registry import build_trackers
 
 METRICS = ({"reward/mean": 0.25, "actor/loss": -0.5}, {"reward/mean": 0.75, "actor/loss": -0.25})

@@ -8,8 +8,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from roll.utils.console import Console
 from roll.utils.logging import setup_logging
+from roll.utils.terminal import Console
 
 
 def test_a_line_says_which_process_and_module_wrote_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

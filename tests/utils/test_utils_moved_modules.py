@@ -39,7 +39,8 @@ def test_a_former_name_is_the_same_module_and_says_where_it_is(former: str):
 
 
 def test_an_extension_that_was_written_for_an_earlier_release_is_imported_by_a_new_process():
-    code = "from roll.tools.base import Tool; from roll.types.episode import Task\nfrom roll.catalog.pipelines import Pipeline\n"
+    code = "from roll.tools.base import Tool; from roll.types.episode import Task\n"
+    code += "from roll.catalog.pipelines import Pipeline\n"
     code += "import roll.envs.tools.base, pickle\n"
     code += "assert Tool is roll.envs.tools.base.Tool and Task.__module__ == 'roll.types.trajectory'\n"
     code += "print(pickle.loads(pickle.dumps(Task)) is Task)"

@@ -73,3 +73,13 @@ def hub_of(env_type: str) -> Hub | None:
     """The hub that an `env_type` names an environment of; None for bundled ones and classes of the user's own."""
     scheme, colon, _ = env_type.partition(":")
     return ENV_HUBS.get(scheme) if colon else None
+
+
+POLICY, ENDPOINT = "policy", "endpoint"
+"""The model that is trained, and one behind a chat service. Others play in the environment's process."""
+
+PLAYERS: dict[str, Entry] = {
+    "random": Entry(path="roll.envs.players:RandomPlayer"),
+    "solution": Entry(path="roll.envs.players:SolutionPlayer"),
+}
+"""Classes of `roll.envs.players.Player` by name."""

@@ -109,3 +109,22 @@ LOSSES: dict[str, Loss] = dict(
 def loss_of(name: str) -> Loss:
     """Return the entry called `name`; one of the user's own is a loss of which nothing is known."""
     return LOSSES.get(name) or Loss(path=name)
+
+
+_SHARE = {"gt": 0, "lt": 1}
+
+
+def _divergence(name: str, options: Mapping[str, Option] | None = None) -> tuple[str, Entry]:
+    return name, Entry(path=f"roll.algorithms.divergences:{name}", options=options or {})
+
+
+DIVERGENCES: dict[str, Entry] = dict(
+    [
+        _divergence("reverse_kl"),
+        _divergence("forward_kl"),
+        _divergence("jensen_shannon", {"beta": Option(float, bounds=_SHARE, default=0.5)}),
+        _divergence("skewed_forward_kl", {"skew": Option(float, bounds=_SHARE, default=0.1)}),
+        _divergence("skewed_reverse_kl", {"skew": Option(float, bounds=_SHARE, default=0.1)}),
+    ]
+)
+"""`(student_logprobs [..., K], teacher_logprobs [..., K], mask [...], *, options...) -> [...]`"""

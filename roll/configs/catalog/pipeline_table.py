@@ -41,7 +41,7 @@ def _built_in(name: str, run: str, config: str, objective: str, losses: str = "w
 PIPELINES: dict[str, Pipeline] = {
     "rlvr": _built_in("RLVR", "start:run_rlvr", "rlvr_config:RLVRConfig", "rl_objective"),
     "agentic": _built_in("AGENTIC", "start:run_agentic", "agentic_config:AgenticConfig", "rl_objective"),
-    "distill": _built_in("DISTILL", "start:run_rlvr", "distill_config:DistillConfig", "rl_objective"),
+    "distill": _built_in("DISTILL", "start:run_rlvr", "rlvr_config:DistillConfig", "rl_objective"),
     "sft": _built_in("SFT", "offline.sft:run_sft", "sft_config:SFTConfig", "sft_objective"),
     "dpo": _built_in("DPO", "offline.dpo:run_dpo", "preference_config:DPOConfig", "dpo_objective", "preference_losses"),
     "reward_model": _built_in(

@@ -64,7 +64,7 @@ STRATEGIES: dict[str, Strategy] = {
     "megatron_infer": _scores(*_MEGATRON, reward_model=False),
     "endpoint": Strategy(
         path="roll.strategies.engines.endpoint_engine:EndpointTeacher",
-        config=f"{_SCHEMA}.endpoint_config:EndpointConfig",
+        config=f"{_SCHEMA}.engine_config:EndpointConfig",
         roles=("teacher",),
     ),
     "hf_infer": _samples("roll.strategies.engines.hf.hf_infer:build", "strategy_config:HfInferConfig", lockstep=True),

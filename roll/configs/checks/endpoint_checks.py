@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.endpoint_config import EndpointConfig
+from roll.configs.schema.engine_config import EndpointConfig
 from roll.configs.schema.judge_config import JUDGE
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig

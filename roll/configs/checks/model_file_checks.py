@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
-from roll.configs.errors import Violation
+from roll.configs.errors import Violation, problem
+from roll.configs.schema.model_shape import config_file
 from roll.configs.schema.run_config import RunConfig
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth", "*.index.json")
@@ -36,3 +43,68 @@ def model_file_checks(config: RunConfig) -> Iterator[Violation]:
 
 def _lacks(folder: Path, names: Sequence[str]) -> bool:
     return not any(next(folder.glob(name), None) for name in names)
+
+
+PATIENCE_S = 1.5
+"""Seconds that the hub has to answer. Its own client tries five times with pauses, for each file again."""
+
+
+@cache
+def hub_problem(name: str) -> str:
+    """Return why the model `name` can't be loaded from the hub; empty if it can, or nobody can tell."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return ""
+    except HFValidationError as error:
+        return f"{name!r} is neither a folder here nor a name that the hub can have: {error}"
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "0") not in ("", "0"):
+        return f"{name!r} isn't in the hub's cache, and HF_HUB_OFFLINE forbids to look further"
+    request = Request(f"{constants.ENDPOINT}/api/models/{quote(name)}", method="HEAD")
+    try:
+        with urlopen(request, timeout=PATIENCE_S):
+            return ""
+    except HTTPError as error:
+        if error.code == 404:
+            return f"there is neither a folder {name!r} here nor such a model on {constants.ENDPOINT}"
+        return ""  # private or gated: whoever has a token may have it
+    except (TimeoutError, URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return (
+            f"{name!r} is neither a folder here nor in the hub's cache, and {constants.ENDPOINT} can't be reached "
+            f"({reason})"
+        )
+
+
+TRAINED_AS_TEXT = (
+    "gemma3", "gemma3n", "gemma4", "gemma4_unified", "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+)  # fmt: skip
+"""Model types with a tower for pictures that transformers loads as causal language models, and that train on text."""
+_TOWERS = (
+    "vision_config", "audio_config", "speech_config", "image_config", "vq_config", "visual", "vision_tower",
+    "mm_vision_tower", "thinker_config",
+)  # fmt: skip
+
+
+def media_checks(key: str, name: str) -> Iterator[Violation]:
+    """A model whose config.json is at hand can be trained on text. Code of the folder's own isn't looked at."""
+    file = config_file(name)
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
+    except ValueError:
+        return  # transformers says it better when it loads the model
+    if not isinstance(tree, dict) or tree.get("model_type") in TRAINED_AS_TEXT:
+        return
+    tower = next((tower for tower in _TOWERS if tree.get(tower)), None)
+    if tower is not None:
+        names = ", ".join(map(str, tree.get("architectures") or ())) or tree.get("model_type")
+        sentence = (
+            f"{names} reads pictures, video or sound ({tower} in its config.json), which isn't supported, and it can't "
+            "be loaded as a language model of text alone"
+        )
+        text_kinds = ", ".join(TRAINED_AS_TEXT)
+        yield problem(
+            key, sentence, f"a text model; of those with such a part, these train on text: {text_kinds}", name
+        )

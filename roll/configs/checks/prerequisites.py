@@ -21,9 +21,8 @@ from roll.configs.checks.function_checks import (
     reward_checks,
 )
 from roll.configs.checks.machine_checks import Machine, machine_checks, this_machine
-from roll.configs.checks.media_models import media_checks
 from roll.configs.checks.model_families import family_checks
-from roll.configs.checks.model_hub import hub_problem
+from roll.configs.checks.model_file_checks import hub_problem, media_checks
 from roll.configs.checks.sandbox_checks import sandbox_checks
 from roll.configs.checks.teacher_checks import teacher_checks
 from roll.configs.checks.tool_checks import tool_checks

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.parsing.other_projects import explainer
-from roll.configs.parsing.roll_names import SCORING
+from roll.configs.parsing.roll_presets import SCORING
 
 _SCORES = ("reference", "teacher", "reward_model")
 _FOLDERS = ("log_dir", "logdir", "dir")

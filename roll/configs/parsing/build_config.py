@@ -14,8 +14,8 @@ from roll.configs.catalog.entries import OWN_PATH, Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, problem
 from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS, UNSUPPORTED_VALUES
 from roll.configs.parsing.other_projects import explainer
-from roll.configs.parsing.plain_values import path_problem, value_problem
 from roll.configs.parsing.schema_places import hints_of, homes_of
+from roll.configs.parsing.yaml_files import path_problem, value_problem
 from roll.configs.stand_in import STAND_IN, StandInUsed
 
 T = TypeVar("T")

@@ -24,12 +24,9 @@ from roll.configs.parsing.adopted import adopted
 from roll.configs.parsing.beside import with_files_beside
 from roll.configs.parsing.build_config import UNRESOLVED, build_partly
 from roll.configs.parsing.find import find_config
-from roll.configs.parsing.job_hints import job_command
-from roll.configs.parsing.key_lines import KeyLines
-from roll.configs.parsing.pipeline_hints import pipeline_hint
-from roll.configs.parsing.plain_values import path_problem
+from roll.configs.parsing.key_hints import job_command, pipeline_hint
 from roll.configs.parsing.roll_presets import preset_overrides
-from roll.configs.parsing.yaml_files import read_yaml, syntax_violation
+from roll.configs.parsing.yaml_files import KeyLines, path_problem, read_yaml, syntax_violation
 from roll.configs.rules.validate import validate
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig

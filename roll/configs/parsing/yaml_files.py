@@ -4,12 +4,56 @@ line; and on which line each key stands."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from roll.configs.errors import ConfigError, Violation, problem
-from roll.configs.parsing.plain_values import DEEPEST
+
+DEEPEST = 64
+"""Levels of sections and lists. The deepest key of this project is on level 6."""
+_PATHS = ("dir", "path", "pretrain", "file_name", "resume_from_checkpoint", "prepare", "warm_start", "env_type")
+"""How keys end that name a file or folder; some may name other things as well."""
+_MAY_BE_EMPTY = ("resume_from_checkpoint", "env_type")
+"""Those of them about which another rule says more."""
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255
+
+
+def value_problem(value: Any, depth: int = 0) -> str:
+    """Return what should stand in place of `value`, of which a key says no more than that it is one; empty if it may.
+
+    Such values go on to code of others, as keyword arguments or as overrides of a model's configuration.
+    """
+    if depth > DEEPEST:
+        return f"at most {DEEPEST} levels of sections and lists"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "finite numbers"
+    if isinstance(value, str) and "\0" in value:
+        return "text without zero bytes"
+    inside = [*value, *value.values()] if isinstance(value, Mapping) else value
+    if isinstance(inside, (list, tuple)):
+        return next((text for entry in inside if (text := value_problem(entry, depth + 1))), "")
+    return ""
+
+
+def path_problem(key: str, text: str) -> str:
+    """Return what should stand in place of a text that can't be what `key` names; empty if it may."""
+    if "\0" in text:
+        return "text without zero bytes"
+    last = key.rpartition(".")[2].partition("[")[0]
+    if not last.endswith(_PATHS):
+        return ""
+    if not text.strip() and last not in _MAY_BE_EMPTY:
+        return "a path that isn't empty"
+    longest = max(len(part.encode(errors="replace")) for part in text.split("/"))
+    if len(text) > _LONGEST_PATH or longest > _LONGEST_NAME:
+        return f"a path of at most {_LONGEST_PATH} characters, and {_LONGEST_NAME} between two slashes"
+    return ""
+
 
 _LONGEST_FILE = 4 * 2**20
 _MOST_VALUES = 100_000
@@ -123,3 +167,47 @@ def _check_events(file: Path, events: Iterator[Any]) -> None:
             raise _refused(file, f"it has more than {DEEPEST} levels of sections and lists", line)
         if open_nodes[-1][1] > _MOST_VALUES:
             raise _refused(file, f"it has more than {_MOST_VALUES} values once its aliases are filled in", line)
+
+
+_LAST = re.compile(r"(\.[^.\[\]]*|\[\d+\])$")
+
+
+class KeyLines:
+    """Finds the line of a key in a file, or of the nearest section around it that the file has."""
+
+    def __init__(self, file: Path | None, overrides: Sequence[str] = ()) -> None:
+        self._file = file
+        keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
+        self._overridden = tuple(key for key in keys if key)
+
+    @cached_property
+    def _lines(self) -> dict[str, int]:
+        try:
+            return {} if self._file is None else lines_of(self._file)
+        except Exception:  # noqa: BLE001 - a message without its line is better than none
+            return {}
+
+    def added_to(self, violations: Iterable[Violation]) -> list[Violation]:
+        """Return the violations with their places."""
+        return [one if one.where else replace(one, where=self._where(one.path)) for one in violations]
+
+    def _where(self, path: str) -> str:
+        if any(path == key or path.startswith((f"{key}.", f"{key}[")) for key in self._overridden):
+            return "the command line"
+        for place in _outwards(path):
+            if place in self._lines:
+                return f"{self._file}:{self._lines[place]}"
+        return ""
+
+
+def _outwards(path: str) -> Iterable[str]:
+    """The path itself, then every section around it; options of `x: {name: ..., option: ...}` stand below `x`."""
+    yield path
+    for other in ("_args", "_kwargs"):
+        first, dot, rest = path.partition(".")
+        if first.endswith(other) and dot:
+            yield f"{first.removesuffix(other)}.{rest}"
+            yield first.removesuffix(other)
+    while match := _LAST.search(path):
+        path = path[: match.start()]
+        yield path

@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from roll.configs.catalog.env_table import ENDPOINT
 from roll.configs.catalog.estimator_table import ESTIMATORS
-from roll.configs.catalog.player_table import ENDPOINT
 from roll.configs.errors import Violation, did_you_mean, nearest, no_effect, problem
 from roll.configs.rules import agents_rules as agents
 from roll.configs.rules.endpoint_rules import endpoint_rules
 from roll.configs.rules.rewards_rules import filter_rules
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers, RoleConfig
-from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
+from roll.configs.schema.env_config import (
+    OTHER_NAMES,
+    SYSTEM_NAMES,
+    TURN_NAMES,
+    CustomEnv,
+    EnvManager,
+    EnvWorkers,
+    RoleConfig,
+    names_in,
+    unknown_names,
+)
 
 
 def env_rules(config: AgenticConfig) -> Iterator[Violation]:

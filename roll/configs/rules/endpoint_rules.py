@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from roll.configs.errors import NO_VALUE, Violation, no_effect
 from roll.configs.schema.distill_args import TeacherConfig
-from roll.configs.schema.endpoint_config import EndpointConfig
+from roll.configs.schema.engine_config import EndpointConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.sft_config import SFTConfig
 

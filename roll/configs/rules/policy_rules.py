@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from roll.configs.catalog.entries import OWN_PATH, Entry
 from roll.configs.catalog.estimator_table import ESTIMATORS
-from roll.configs.catalog.loss_table import LOSSES
-from roll.configs.errors import Violation, problem
-from roll.configs.rules.options_rules import given_twice, named_rules
+from roll.configs.catalog.loss_table import DIVERGENCES, LOSSES
+from roll.configs.errors import Violation, nearest, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
-from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.rlvr_config import DistillConfig, RLVRConfig
+from roll.configs.schema.sft_config import SFTConfig
+
+
+def named_rules(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
+    """A name that the table has, or a path of the user's own."""
+    if value not in known and not OWN_PATH.match(value):
+        expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
+        yield Violation(path, expected, nearest(value, known), value)
+
+
+def given_twice(config: Any, path: str, entry: Entry, default_of: Callable[[str], Any]) -> Iterator[Violation]:
+    """An option that is written, and whose own key isn't at its default; `default_of` knows those of keys."""
+    for name, value in getattr(config, path).items():
+        option = entry.options.get(name)
+        key = option.source or option.key if option is not None else ""
+        if option is not None and key and getattr(config, key) != default_of(key):
+            expected = f"no option {name}, because {option.key} says the same"
+            yield Violation(f"{path}.{name}", expected, "keep one of the two", value)
 
 
 def estimator_rules(config: RLConfig) -> Iterator[Violation]:
@@ -163,3 +182,33 @@ def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
             "train_infer_correction={level: token, importance_upper: 2}, or say allow_uncorrected_async=true",
             ratio,
         )
+
+
+def teacher_rules(config: RLConfig | SFTConfig) -> Iterator[Violation]:
+    """The teacher, and what its weight leaves to rewards."""
+    yield from named_rules(config.distill.divergence, "distill.divergence", tuple(DIVERGENCES))
+    if isinstance(config, RLConfig):
+        yield from _tags(config)
+    elif config.teacher is not None and config.teacher.tags:
+        yield Violation("teacher.tags", "none: it teaches all rows", "remove it", list(config.teacher.tags))
+    if isinstance(config, DistillConfig):
+        if config.teacher is None and not config.val_only:
+            fix = "teacher={model_args: {model_name_or_path: <folder or hub id>}}"
+            yield Violation("teacher", "the model that teaches", fix, None)
+        scored = [domain for domain, reward in config.rewards.items() if reward.name != "none"]
+        if config.distill.reward_coef and not scored:
+            expected = "0, because no domain of rewards gives a score"
+            yield Violation("distill.reward_coef", expected, "rewards.<domain>.name=...", config.distill.reward_coef)
+
+
+def _tags(config: RLConfig) -> Iterator[Violation]:
+    """Every tag has one teacher."""
+    if config.teacher is not None and config.teacher.tags:
+        expected = "none: it teaches all tasks that none of teachers teaches"
+        yield Violation("teacher.tags", expected, "teachers={<name>: {tags: ...}}", list(config.teacher.tags))
+    seen: set[str] = set()
+    for name, model in config.teachers.items():
+        for tag in model.tags or (name,):
+            if tag in seen:
+                yield Violation(f"teachers.{name}.tags", "each tag at one teacher", "remove it from one of them", tag)
+            seen.add(tag)

@@ -6,15 +6,33 @@ from collections.abc import Iterator
 
 from roll.configs.catalog.entries import OWN_PATH
 from roll.configs.catalog.strategy_table import strategies_for
-from roll.configs.errors import Violation, problem
-from roll.configs.rules.layout_rules import layout_rules
-from roll.configs.rules.prefix_sharing_rules import sharing_rules
-from roll.configs.rules.training_rules import training_rules
+from roll.configs.errors import Violation, no_effect, problem
+from roll.configs.rules.layout_rules import layout_rules, sharing_rules
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.judge_config import JudgeConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import ALL_LINEAR, ForwardConfig, TrainConfig, WorkerConfig
+
+
+def training_rules(role: str, worker: TrainConfig) -> Iterator[Violation]:
+    """Schedules that have room, an optimizer that suits what is trained."""
+    args, path = worker.training_args, f"{role}.training_args"
+    if args.lr_decay_steps is not None and args.lr_decay_steps <= args.warmup_steps:
+        expected = f"more than warmup_steps ({args.warmup_steps}), which it includes"
+        yield Violation(f"{path}.lr_decay_steps", expected, "remove it: then it is the whole run", args.lr_decay_steps)
+    if args.lr_scheduler_type == "warmup_stable_decay" and args.num_cycles is not None and args.decay_style != "cosine":
+        why = f" with wsd_decay_style {args.decay_style}, which has no waves"
+        yield no_effect(f"{path}.num_cycles", why, "remove it", args.num_cycles)
+    if args.optimizer == "muon" and worker.model_args.uses_lora:
+        expected = "adamw with LoRA: the two factors of an adapter aren't matrices that Muon was made for"
+        yield Violation(f"{path}.optimizer", expected, f"{path}.optimizer=adamw", "muon")
+    options = worker.strategy_args.strategy_config
+    if worker.model_args.uses_lora and isinstance(options, MegatronConfig) and options.transformer_impl != "local":
+        key = f"{role}.strategy_args.strategy_config.transformer_impl"
+        expected = "local with LoRA: Transformer Engine's layers have their norms inside, where adapters can't begin"
+        yield Violation(key, expected, f"{key}=local", options.transformer_impl)
 
 
 def role_rules(config: RunConfig) -> Iterator[Violation]:

@@ -9,6 +9,7 @@ from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.errors import Violation, nearest, no_effect, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS
+from roll.configs.schema.replay_source import parse_replay_from
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import GeneratingArgs
@@ -178,3 +179,51 @@ def name_rules(config: RunConfig) -> Iterator[Violation]:
         if tracker not in config.track_with:
             why = f", because track_with is {', '.join(config.track_with) or 'empty'}"
             yield no_effect(f"tracker_kwargs.{tracker}", why, f"add {tracker} to track_with")
+
+
+def profiler_rules(config: RunConfig) -> Iterator[Violation]:
+    """Steps that the run has, roles and ranks that it starts, and not too many files."""
+    steps, options, roles = config.profile_steps, config.profiler, config.roles
+    last = config.max_steps if config.max_steps and not config.only_validates else None
+    for step in steps:
+        if step < 0 or (config.only_validates and step > 0) or (last is not None and step > last):
+            what = "0, for nothing is trained" if config.only_validates else f"0 to {last}" if last else "0 or more"
+            yield Violation("profile_steps", f"steps of the run: {what}", "", step)
+    for role in options.roles:
+        if role not in roles:
+            yield Violation("profiler.roles", f"roles that are started: {', '.join(roles)}", nearest(role, roles), role)
+    sizes = {role: len(slots) for role, slots in config.placement.roles.items()}
+    chosen = [role for role in (options.roles or roles) if role in sizes]
+    largest = max((sizes[role] for role in chosen), default=1)
+    for rank in options.ranks:
+        if not 0 <= rank < largest:
+            yield Violation("profiler.ranks", f"ranks of these roles: 0 to {largest - 1}", "", rank)
+    per_step = sum(sum(not options.ranks or rank in options.ranks for rank in range(sizes[role])) for role in chosen)
+    total = per_step * len(set(steps))
+    if "torch" in options.tools and total > options.max_traces:
+        expected = f"at least the {total} traces that {len(set(steps))} steps of {per_step} ranks make"
+        fix = "fewer steps, roles or ranks, or raise it"
+        yield Violation("profiler.max_traces", expected, fix, options.max_traces)
+    endpoint = config.tracing.endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        yield Violation("tracing.endpoint", "an address such as http://localhost:4318", "", endpoint)
+
+
+def replay_rules(config: RLConfig) -> Iterator[Violation]:
+    """A run and its steps are named, and something is trained."""
+    if config.replay_from is None:
+        return
+    try:
+        parse_replay_from(config.replay_from)
+    except ValueError as error:
+        expected = f"a run's folder, with steps as RUN:5 or RUN:5-8; {error}"
+        yield Violation("replay_from", expected, "replay_from=<output_dir of a run>", config.replay_from)
+    if config.val_only:
+        why = "a replay has no engine that could play the validation, so nothing would be left to do"
+        yield problem("val_only", why, "remove it, or replay_from", True)
+
+
+def replay_warnings(config: RLConfig) -> Iterator[str]:
+    """Say what a replay leaves out of what the file asks for."""
+    if config.replays and config.validates and (config.eval_steps or config.val_before_train):
+        yield "replay_from: nothing is validated, because a replay has no engine"

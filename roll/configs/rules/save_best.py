@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.configs.catalog.pipeline_table import PIPELINES
-from roll.configs.catalog.validation_metrics import best_by
+from roll.configs.catalog.validation_metrics import best_by, name_part
 from roll.configs.errors import Violation, nearest, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.preference_config import DPOConfig, PreferenceConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig
-from roll.utils.metric_names import name_part
 
 _SHOWN = 12
 _SIDES = ("chosen_reward", "rejected_reward")

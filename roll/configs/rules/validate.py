@@ -17,15 +17,10 @@ from roll.configs.rules import engine_rules as engines
 from roll.configs.rules import judge_rules as judge
 from roll.configs.rules import offline_rules as offline
 from roll.configs.rules import policy_rules as policy
-from roll.configs.rules import preference_rules as preference
-from roll.configs.rules import profiler_rules as profiler
-from roll.configs.rules import replay_rules as replay
 from roll.configs.rules import reward_model_rules as reward_model
 from roll.configs.rules import rewards_rules as rewards
 from roll.configs.rules import roles_rules as roles
 from roll.configs.rules import run_rules as run
-from roll.configs.rules import sft_rules as sft
-from roll.configs.rules import teacher_rules as teacher
 from roll.configs.rules import tools_rules as tools
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.reward_config import RewardModelConfig
@@ -53,7 +48,7 @@ _RUN: tuple[Rule, ...] = (
     save_best.save_best_rules,
     run.name_rules,
     run.token_budget_rules,
-    profiler.profiler_rules,
+    run.profiler_rules,
     roles.role_rules,
     deepspeed.deepspeed_rules,
     roles.placement_rules,
@@ -63,7 +58,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
     policy.reward_norm_rules,
     policy.kl_rules,
     policy.loss_rules,
-    teacher.teacher_rules,
+    policy.teacher_rules,
     endpoint.endpoint_teacher_rules,
     rewards.sandbox_rules,
     tools.tool_rules,
@@ -73,7 +68,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
     engines.engine_rules,
     async_generation.async_rules,
     async_generation.transport_rules,
-    replay.replay_rules,
+    run.replay_rules,
     router_replay.router_replay_rules,
     _batch_rules,
 )
@@ -90,9 +85,9 @@ RLVR_RULES: tuple[Rule, ...] = (
 )
 AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, tools.env_tool_rules, *_RUN)
 DISTILL_RULES = RLVR_RULES
-SFT_RULES: tuple[Rule, ...] = (*sft.RULES, teacher.teacher_rules, endpoint.endpoint_teacher_rules, *_RUN)
-DPO_RULES: tuple[Rule, ...] = (*preference.DPO_RULES, *_RUN)
-REWARD_MODEL_RULES: tuple[Rule, ...] = (*preference.REWARD_MODEL_RULES, *_RUN)
+SFT_RULES: tuple[Rule, ...] = (*offline.RULES, policy.teacher_rules, endpoint.endpoint_teacher_rules, *_RUN)
+DPO_RULES: tuple[Rule, ...] = (*offline.DPO_RULES, *_RUN)
+REWARD_MODEL_RULES: tuple[Rule, ...] = (*offline.REWARD_MODEL_RULES, *_RUN)
 """In the order of their messages; `roll/configs/catalog/pipeline_table.py` says whose they are."""
 
 
@@ -125,7 +120,7 @@ def _clips(config: RLConfig) -> tuple[float, float]:
 def _rollout_warnings(config: RLConfig) -> Iterator[str]:
     if config.reference is not None and not config.uses_reference:
         yield "reference is configured, but no KL term uses it: it won't be started"
-    yield from replay.replay_warnings(config)
+    yield from run.replay_warnings(config)
     if config.validates and not (config.eval_steps or config.val_before_train or config.val_only):
         yield f"{config.validation_key} is configured, but eval_steps and val_before_train are off: it won't run"
     if config.adv_estimator == "dr_grpo" and config.loss_agg_mode != "seq-mean-token-sum-norm":
@@ -190,7 +185,7 @@ def _engine_warnings(config: RLConfig) -> Iterator[str]:
 RLVR_WARNINGS = (_rollout_warnings, _rlvr_warnings)
 AGENTIC_WARNINGS = (_rollout_warnings, agentic.warnings)
 DISTILL_WARNINGS = RLVR_WARNINGS
-SFT_WARNINGS = (sft.sft_warnings,)
-DPO_WARNINGS = (preference.dpo_warnings,)
+SFT_WARNINGS = (offline.sft_warnings,)
+DPO_WARNINGS = (offline.dpo_warnings,)
 REWARD_MODEL_WARNINGS = (offline.warnings,)
 """Besides what holds for every run."""

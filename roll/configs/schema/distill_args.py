@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.configs.catalog.divergence_table import DIVERGENCES
+from roll.configs.catalog.loss_table import DIVERGENCES
 from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.fields import args_of, named, number, one_or_many
 from roll.configs.schema.strategy_config import StrategyArgs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, needs, unless
-from roll.configs.schema.fields import number, one_or_many
+from roll.configs.schema.fields import named, number, one_or_many
 from roll.configs.schema.judge_config import JUDGE, JudgeConfig
 from roll.configs.schema.policy_config import CosineLength, NormLevel, OverlongShaping
 from roll.configs.schema.reward_config import (
@@ -165,3 +165,19 @@ class RLVRConfig(RLConfig):
         """Domain of a tag; None when no domain includes it."""
         owners = {tag: domain for domain in self.rewards for tag in self.tags_of(domain)}
         return owners.get(tag, owners.get(ANY_TAG))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(RLVRConfig):
+    """As `rlvr`, with a teacher; rewards only if there are any. Inert and frozen; derived values are properties."""
+
+    pipeline: Literal["distill"]  # type: ignore[assignment]
+    exp_name: str = "distill"
+    num_return_sequences_in_group: int = number(1, ge=1, le=65_536)
+    """Responses per prompt. One will do, unless rewards are compared."""
+    adv_estimator: str = named("reinforce", args="adv_estimator_args")
+    """As in `rlvr`, for the share of the rewards, `distill.reward_coef`."""
+    rewards: dict[str, RewardConfig] = field(
+        default_factory=lambda: {"distill": RewardConfig(name="none", tag_included=(ANY_TAG,))}
+    )
+    """How each domain is scored, for validation and for `distill.reward_coef`. Left out: rows of any tag, no score."""

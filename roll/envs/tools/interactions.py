@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from roll.configs.schema.env_config import filled, names_in
 from roll.configs.schema.tool_config import InteractionConfig
-from roll.configs.schema.turn_templates import filled, names_in
 from roll.types.trajectory import EpisodeError
 from roll.utils.importing import load_object
 from roll.utils.json_service import Endpoint, EndpointFailed, endpoint_url, key_in

@@ -32,7 +32,7 @@ from roll.envs.tools.arguments import ArgumentChecker
 from roll.envs.tools.base import Tool, ToolError, ToolFailure, ToolReply
 from roll.envs.tools.functions import FunctionTool
 from roll.isolation.sandbox.base import Sandbox
-from roll.isolation.sandbox.on_demand import SandboxOnDemand
+from roll.isolation.sandbox.open_sandbox import SandboxOnDemand
 from roll.types.chat import ToolCall, ToolSpec
 from roll.types.trajectory import EpisodeError, Task
 from roll.utils.importing import load_object

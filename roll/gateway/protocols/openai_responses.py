@@ -5,9 +5,10 @@ Source: https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,50 @@ from roll.gateway.protocols.openai_chat import (
     openai_error,
     with_tool_names,
 )
-from roll.gateway.protocols.response_events import events_of
-from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, sse
+from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, pieces, sse
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
+
+
+def events_of(begun: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the events between a response that has begun and the whole one."""
+    numbers = itertools.count()
+
+    def event(kind: str, **data: Any) -> str:
+        return sse({"type": kind, "sequence_number": next(numbers), **data}, kind)
+
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    for index, item in enumerate(whole["output"]):
+        at = {"item_id": item["id"], "output_index": index}
+        yield event("response.output_item.added", output_index=index, item=_empty(item))
+        if item["type"] == "function_call":
+            for piece in pieces(item["arguments"]):
+                yield event("response.function_call_arguments.delta", delta=piece, **at)
+            named = {"name": item["name"], "arguments": item["arguments"]}
+            yield event("response.function_call_arguments.done", **named, **at)
+        else:
+            name = "output_text" if item["type"] == "message" else "reasoning_text"
+            extra: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+            for number, part in enumerate(item["content"]):
+                place = {**at, "content_index": number}
+                yield event("response.content_part.added", part={**part, "text": ""}, **place)
+                for piece in pieces(part["text"]):
+                    yield event(f"response.{name}.delta", delta=piece, **extra, **place)
+                yield event(f"response.{name}.done", text=part["text"], **extra, **place)
+                yield event("response.content_part.done", part=part, **place)
+        yield event("response.output_item.done", output_index=index, item=item)
+    kind = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
+    yield event(kind, response=whole)
+
+
+def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item as it begins."""
+    if item["type"] == "function_call":
+        return {**item, "arguments": "", "status": "in_progress"}
+    if item["type"] == "message":
+        return {**item, "content": [], "status": "in_progress"}
+    return {**item, "content": []}
+
 
 FIELDS = table(
     Field("input", "acts", "a text, or items: message, function_call, function_call_output and reasoning"),

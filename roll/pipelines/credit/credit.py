@@ -18,7 +18,7 @@ from torch import Tensor
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
 from roll.algorithms.branches import Branches
-from roll.algorithms.distillation import teacher_advantages
+from roll.algorithms.divergences import teacher_advantages
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments
 from roll.algorithms.kl import AdaptiveKL, FixedKL, clamped_tokens, kl_divergence

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from roll.configs.catalog.player_table import ENDPOINT
+from roll.configs.catalog.env_table import ENDPOINT
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import EnvManager
 from roll.configs.schema.worker_config import GeneratingArgs

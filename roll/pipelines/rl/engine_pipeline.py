@@ -23,9 +23,8 @@ from roll.pipelines.rl.sync import WeightSync
 from roll.pipelines.rollouts.assemble import Rollouts, assemble
 from roll.pipelines.rollouts.collectors import Collector, NoCollector, make_collector, play_all
 from roll.pipelines.rollouts.drivers import make_engine_driver, sampling_params, template_stops
-from roll.pipelines.rollouts.eval_table import write_eval_files
+from roll.pipelines.rollouts.eval_table import ValidationProgress, write_eval_files
 from roll.pipelines.rollouts.rollout_metrics import rollout_metrics
-from roll.pipelines.rollouts.validation_progress import ValidationProgress
 from roll.pipelines.rollouts.workload import Workload
 from roll.pipelines.run.clusters import Clusters
 from roll.pipelines.run.loop import OutOfTasks

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -13,13 +15,34 @@ from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.agents.agent_endpoint import RunEndpoint
 from roll.gateway.agents.agent_episodes import EndpointRollout, MakeSession
 from roll.gateway.agents.sessions import session_maker
-from roll.gateway.agents.tasks import read_tasks
 from roll.rewards.base import RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.rollout.agent import Agent
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode_slots import EpisodeSlots
 from roll.types.metrics import Metrics
+from roll.utils.readers import read_rows
+from roll.utils.rows import DataError, Source
+
+
+def read_tasks(tag: str, env: AgentEnv) -> tuple[Mapping[str, Any], ...]:
+    """Return the tasks of a tag's file, if it has one. Raises `DataError` naming the key, the file and the line."""
+    if env.tasks is None:
+        return ()
+    file, key = Path(env.tasks).expanduser(), f"custom_envs.{tag}.env_config.tasks"
+    if not file.is_file():
+        raise DataError(f"{key}: there is no file {str(file)!r} (looked from {str(Path.cwd())!r})")
+    rows = []
+    for row in read_rows(Source(file.stem, str(file), "jsonl")):
+        try:
+            json.dumps(row.values)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{key}: {row.where}: {error}") from None
+        rows.append(dict(row.values))
+    if not rows:
+        raise DataError(f"{key}: {file} has no tasks; expected an object of JSON on each line")
+    return tuple(rows)
+
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from roll.pipelines.run.role_offload import DeviceOffloader
 from roll.pipelines.workers.infer_worker import InferWorker
 from roll.pipelines.workers.judge_engine import JudgeWorker
 from roll.pipelines.workers.train_worker import ForwardWorker, TrainWorker, train_spec
-from roll.tracking.profiling.nsight import ray_options
+from roll.tracking.profiling.profile_plan import ray_options
 
 logger = logging.getLogger(__name__)
 

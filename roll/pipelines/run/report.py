@@ -25,7 +25,7 @@ from roll.tracking.run_summary import RunSummary, render
 from roll.tracking.timing import OUTSIDE_STEP, Timers
 from roll.tracking.tracker_registry import build_trackers
 from roll.types.trajectory import LEFT_OUT, Group, Trajectory
-from roll.utils.console import Console
+from roll.utils.terminal import Console
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from roll.algorithms.corrections import log_ratio_of, mismatch_metrics, perplexi
 from roll.algorithms.kl import clamped_tokens, kl_loss
 from roll.algorithms.losses import PolicyLossFn, PolicyLossInputs, entropy_loss, sft_loss, value_loss
 from roll.algorithms.masking import masked_sum
-from roll.configs.catalog.divergence_table import DIVERGENCES
 from roll.configs.catalog.entries import chosen
-from roll.configs.catalog.loss_table import LOSSES
+from roll.configs.catalog.loss_table import DIVERGENCES, LOSSES
 from roll.configs.catalog.pipeline_table import pipeline_of
 from roll.configs.schema.distill_args import Distillation, RowDistillation
 from roll.configs.schema.rl_config import RLConfig

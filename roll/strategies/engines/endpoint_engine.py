@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
-from roll.configs.schema.endpoint_config import EndpointConfig
+from roll.configs.schema.engine_config import EndpointConfig
 from roll.configs.schema.model_shape import read_shape
 from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart

@@ -2,7 +2,7 @@
 
 One rank runs the plain module without a process group; several shard every decoder layer, and the root. Weights are
 float32; `dtype: bf16` computes under autocast on one rank (on an accelerator with a residual stream in bf16, see
-`half_stream`), with FSDP's mixed precision on several (gradients summed in `reduce_dtype`).
+`use_half_stream`), with FSDP's mixed precision on several (gradients summed in `reduce_dtype`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import LossFn, NamedWeights, Output, StatePart
-from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.gather import Travelling, gathered
-from roll.strategies.hf.hf_build import RoleModule, hf_module
+from roll.strategies.hf.hf_build import RoleModule, blocks, hf_module
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.state_files import StateFiles

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.compile import compile_blocks
 from roll.strategies.hf.fused import require_liger, use_liger_layers
-from roll.strategies.hf.half_stream import use_half_stream
 from roll.strategies.hf.hf_model import PolicyModel, ValueModel
 from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
@@ -22,6 +20,57 @@ from roll.strategies.hf.rotations import fix_rotations
 from roll.strategies.hf.start_check import RowsAlone, check_scored_rows, usable
 from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.training.pretrained import load_backbone, load_causal_lm
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Return the modules that transformers itself names as the ones that stay on one device: decoder layers, mostly."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return (module for module in model.modules() if type(module).__name__ in names)
+
+
+def compile_blocks(model: nn.Module, *, backend: str = "inductor") -> None:
+    """Compile every decoder layer in place; parameters and modules keep their names.
+
+    Layer by layer: equal layers share one compilation, and gradient checkpointing and FSDP, which wrap layers, stay
+    outside. Sizes are dynamic. Raises `ValueError` if the model doesn't name its layers.
+    """
+    found = list(blocks(model))
+    if not found:
+        raise ValueError(f"torch_compile: {type(model).__name__} doesn't name its decoder layers (_no_split_modules)")
+    for block in found:
+        block.compile(dynamic=True, backend=backend)
+
+
+def narrows_stream(device: torch.device, stored: torch.dtype, computed: torch.dtype) -> bool:
+    """Whether a role that keeps its weights in `stored` and computes in `computed` has its stream cast on `device`.
+
+    On a host half precision is emulated, and saves no time.
+    """
+    return device.type != "cpu" and stored == torch.float32 and computed == torch.bfloat16
+
+
+def use_half_stream(model: nn.Module, device: torch.device, stored: torch.dtype, computed: torch.dtype) -> None:
+    """Call `narrow_stream` where that pays."""
+    if narrows_stream(device, stored, computed):
+        narrow_stream(model, computed)
+
+
+def narrow_stream(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let the embeddings and norms of a transformers model, whose weights are float32, hand on `dtype`."""
+
+    def cast(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        return output.to(dtype) if isinstance(output, Tensor) and output.dtype == torch.float32 else None
+
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) or _is_norm(module):
+            module.register_forward_hook(cast)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether all weights of its own have one dimension: a norm, of whatever class."""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and all(parameter.dim() == 1 for parameter in own)
+
 
 RoleModule: TypeAlias = PolicyModel | ValueModel | ScoreModel
 

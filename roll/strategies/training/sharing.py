@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from roll.configs.rules.prefix_sharing_rules import sharing_obstacle
+from roll.configs.rules.layout_rules import sharing_obstacle
 from roll.strategies.base import TrainSpec
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,10 @@ two variables, and neither torch nor a profiler is loaded.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from roll.tracking.spans import SpanContext, current_context, is_recording
 
@@ -74,3 +76,23 @@ def outgoing(role: str, rank: int) -> CallContext | None:
     if _plan is None and not is_recording():
         return None
     return CallContext(current_context(), _plan.of(role, rank) if _plan is not None else None)
+
+
+OPTIONS = {
+    "trace": "cuda,nvtx,osrt,cudnn,cublas",
+    "capture-range": "cudaProfilerApi",
+    "capture-range-end": "repeat",
+    "cuda-graph-trace": "node",
+    "force-overwrite": "true",
+}
+
+
+def ray_options(folder: Path, track: str) -> dict[str, str]:
+    """Return what Ray's runtime environment is told (`_nsight`), for a report of this rank in the folder."""
+    return {**OPTIONS, "o": str(folder.absolute() / f"nsight.{track}.%p")}
+
+
+def command(folder: Path, arguments: Sequence[str]) -> str:
+    """Return the shell command that starts a run in one process under `nsys`."""
+    options = [f"--{name}={value}" for name, value in OPTIONS.items()]
+    return shlex.join(["nsys", "profile", *options, "-o", str(folder / "nsight.%p"), *arguments])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from roll.configs.catalog.tracker_table import TRACKERS
-from roll.configs.parsing.roll_names import SCORING
+from roll.configs.parsing.roll_presets import SCORING
 from roll.configs.rules.megatron_fields import refused_fields
 from roll.workbench.migrate.alibaba_roll_tasks import drop, finish_tasks, levels, put_unless, settled
 from roll.workbench.migrate.conversions import conversion, first, is_engine, last, list_, mapped

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.configs.catalog.entries import OWN_PATH
 from roll.configs.catalog.env_table import ENVS
-from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in
+from roll.configs.schema.env_config import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in
 from roll.workbench.migrate.conversions import DTYPES, conversion, first, last, mapped
 from roll.workbench.migrate.draft import Draft, Step
 from roll.workbench.migrate.overrides import leaves_of

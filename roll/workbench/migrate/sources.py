@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.errors import ConfigError
-from roll.configs.parsing.roll_names import PRESETS
+from roll.configs.parsing.roll_presets import PRESETS
 from roll.configs.parsing.yaml_files import read_yaml
 from roll.utils.shipped import shipped
 from roll.workbench.migrate import openrlhf_flags

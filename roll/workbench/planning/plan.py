@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from roll.configs.catalog.strategy_table import STRATEGIES
-from roll.configs.schema.endpoint_config import EndpointConfig
-from roll.configs.schema.engine_config import EngineConfig
+from roll.configs.schema.engine_config import EndpointConfig, EngineConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import HfInferConfig

@@ -200,3 +200,14 @@ def _write(file: Path, recorded: dict[str, Any]) -> None:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+HERE = Path(__file__).parent / "demo"
+DEMOS = {"quickstart": ("quickstart",), "agentic": ("dial", "dial-collapsed")}
+"""Folders by the name of the demo. The agentic one is a game whose environment has a fault, learned twice: as it should
+be, and with a learning rate so high that the policy collapses."""
+
+
+def demo_runs(name: str = "quickstart") -> list[Path]:
+    """Return the folders of a demo's runs."""
+    return [HERE / folder for folder in DEMOS[name]]

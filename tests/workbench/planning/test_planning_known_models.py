@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from roll.cli.plan import read
-from roll.configs.catalog.model_sizes import known_sizes
 from roll.configs.errors import ConfigError
-from roll.workbench.planning.architecture import UnknownModel, read_architecture
+from roll.workbench.planning.architecture import UnknownModel, known_sizes, read_architecture
 
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,

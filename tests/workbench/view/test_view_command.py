@@ -10,7 +10,7 @@ from recorded_run import group, write_run
 import roll
 from roll.cli.__main__ import main
 from roll.tracking.rollouts import columns
-from roll.workbench.view.demo import demo_runs
+from roll.workbench.view.export import demo_runs
 
 
 def test_the_demo_is_a_whole_run_of_the_quickstart():

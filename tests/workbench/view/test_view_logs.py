@@ -15,7 +15,7 @@ import pytest
 from recorded_run import group, row, write_run
 
 from roll.cli.__main__ import main
-from roll.workbench.view.demo import demo_runs
+from roll.workbench.view.export import demo_runs
 from roll.workbench.view.transcripts import arguments_of
 
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}

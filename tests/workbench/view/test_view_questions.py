@@ -8,7 +8,7 @@ import pytest
 from browser_page import MISSING, Page, served
 from questions import QUESTIONS
 
-from roll.workbench.view.demo import demo_runs
+from roll.workbench.view.export import demo_runs
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 

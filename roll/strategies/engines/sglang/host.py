@@ -20,8 +20,7 @@ from typing import Any
 
 from roll.distributed.transports.bucket_layout import Entry
 from roll.strategies.engines.sglang import sglang_loader as loader
-from roll.strategies.engines.sglang.sglang_answers import Answers
-from roll.strategies.engines.sglang.sglang_channel import LENGTH, REFUSED, START_CALL, frame
+from roll.strategies.engines.sglang.sglang_channel import LENGTH, REFUSED, START_CALL, Answers, frame
 
 _IDLE_TIMEOUT = 60.0  # seconds SGLang gets to finish what is left of aborted requests
 _ANSWER_TIMEOUT = 300.0  # seconds between the first rank that has loaded a bucket and the last one

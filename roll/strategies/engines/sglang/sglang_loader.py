@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll.distributed.transports.bucket_layout import Entry
 from roll.strategies.engines.buckets import BucketReader, open_device, settle
-from roll.strategies.engines.sglang.sglang_answers import answer
+from roll.strategies.engines.sglang.sglang_channel import answer
 
 logger = logging.getLogger(__name__)
 
