@@ -16,6 +16,7 @@ MOVED = {
     "roll.pipelines.sft": "roll.pipelines.offline.sft",
     "roll.rollout.chat": "roll.rollout.chat_format",
     "roll.sandbox": "roll.isolation.sandbox",
+    "roll.strategies.hf_infer": "roll.strategies.engines.hf.hf_infer",
     "roll.strategies.micro": "roll.strategies.training.micro",
     "roll.tools": "roll.envs.tools",
     "roll.types.episode": "roll.types.trajectory",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from built_parts import with_parts
 
-from roll.catalog.harnesses import HARNESSES
+from roll.configs.catalog.harness_table import HARNESSES
 from roll.gateway.protocols import wire_formats
 
 PAGE = with_parts((Path(__file__).parents[2] / "docs" / "serve.md").read_text("utf-8"))

@@ -19,6 +19,7 @@ FORMER = (
     "roll.rollout.chat",
     "roll.sandbox.base",
     "roll.sandbox.remote",
+    "roll.strategies.hf_infer",
     "roll.strategies.micro",
     "roll.tools.base",
     "roll.tools.interactions",

@@ -11,6 +11,7 @@ from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.hf_packing import row_arguments
 from roll.strategies.training.logits import HeadOutputs, HeadRequest, head_outputs
 from roll.strategies.training.micro import MicroLayout
+from roll.strategies.training.pretrained import load_tokenizer as load_tokenizer  # extensions import it from here
 from roll.strategies.training.pretrained import text_config
 
 if TYPE_CHECKING:
