@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,18 +77,34 @@ def pins(file: str, *, without_dependencies: bool = False) -> list[Requirement]:
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
+@cache
+def package() -> dict[str, list[ast.stmt]]:
+    """The statements of each file of roll/, those inside of others too, by the file's path from the checkout's root."""
+    files = sorted((ROOT / "roll").rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): list(statements(ast.parse(path.read_text("utf-8")))) for path in files}
+
+
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements below `node`, without looking into expressions, which are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, name, ()):
+            if isinstance(child, ast.stmt):
+                yield child
+            yield from statements(child)
+
+
 def third_party_imports() -> dict[str, str]:
     """Distribution name -> where it is imported first, over all of roll/."""
     found: dict[str, str] = {}
-    for path in sorted((ROOT / "roll").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for file, nodes in package().items():
+        for node in nodes:
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
                 modules = [node.module]
             for module in modules:
                 top = module.split(".")[0]
                 if top != "roll" and top not in sys.stdlib_module_names:
-                    found.setdefault(plain(DISTRIBUTIONS.get(top, top)), f"{path.relative_to(ROOT)}:{node.lineno}")
+                    found.setdefault(plain(DISTRIBUTIONS.get(top, top)), f"{file}:{node.lineno}")
     return found
 
 
@@ -206,45 +224,28 @@ def test_the_readme_names_six_files_to_read_and_they_exist():
     assert all((ROOT / file).is_file() for file in files)
 
 
-TARGETS = ["quickstart", "install", "backends", "install-vllm-cpu", "install-sglang-cpu"]
-TARGETS += [
-    "install-test",
-    "install-test-full",
-    "check",
-    "test",
-    "test-full",
-    "test-sglang",
-    "test-wheel",
-    "evidence",
-    "docs",
-]
+TARGETS = [
+    "quickstart", "install", "backends", "install-vllm-cpu", "install-sglang-cpu", "install-test", "install-test-full",
+    "check", "test", "test-full", "test-sglang", "test-wheel", "evidence", "docs",
+]  # fmt: skip
+
+
+def made(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "CI": "true"}
+    return subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_knows_its_targets_without_a_terminal(target: str):
-    done = subprocess.run(
-        ["make", "-n", target, f"PYTHON={sys.executable}"],
-        cwd=ROOT,
-        env={**os.environ, "CI": "true"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = made("-n", target, f"PYTHON={sys.executable}")
     assert done.returncode == 0, done.stderr
     assert "source " not in done.stdout, "a recipe activates an environment"
 
 
 def test_make_says_what_is_missing_when_no_python_runs(tmp_path: Path):
-    done = subprocess.run(
-        ["make", "install", "PYTHON=", f"VENV={tmp_path / 'venv'}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = made("install", "PYTHON=", f"VENV={tmp_path / 'venv'}")
     assert done.returncode != 0
     assert "no Python 3.10-3.12" in done.stderr
 
@@ -294,12 +295,12 @@ def test_every_deliberate_fault_can_be_planted():
     assert len(table.FAULTS) >= 25
 
 
-def methods_without_docstring(sources: list[str]) -> list[str]:
+def methods_without_docstring(nodes: Iterable[ast.stmt]) -> list[str]:
     """Public methods of public classes that say nothing and override nothing, as `Class.method`.
 
-    What derives from a class outside of `sources`, or bears the name of a protocol's method, may override.
+    What derives from a class outside of `nodes`, or bears the name of a protocol's method, may override.
     """
-    classes = {c.name: c for source in sources for c in ast.walk(ast.parse(source)) if isinstance(c, ast.ClassDef)}
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     methods = {
         name: {f.name: f for f in c.body if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))}
         for name, c in classes.items()
@@ -325,15 +326,15 @@ def methods_without_docstring(sources: list[str]) -> list[str]:
 
 
 def test_every_public_method_says_what_it_does_where_it_is_first_declared():
-    assert methods_without_docstring([p.read_text("utf-8") for p in sorted((ROOT / "roll").rglob("*.py"))]) == []
+    assert methods_without_docstring(node for nodes in package().values() for node in nodes) == []
 
 
 def test_only_overrides_go_without_a_docstring():
     base = "class A(ABC):\n  def f(self): pass\n  def g(self): 'Return g.'\n  def _h(self): pass\n"
     child = "class B(A):\n  def f(self): pass\n  def g(self): pass\n  def k(self): pass\n"
     foreign = "class C(torch.nn.Module):\n  def forward(self): pass\nclass P(Protocol):\n  def k(self): 'K.'\n"
-    assert methods_without_docstring([base, child]) == ["A.f", "B.k"]
-    assert methods_without_docstring([base, child, foreign]) == ["A.f"]
+    assert methods_without_docstring(statements(ast.parse(base + child))) == ["A.f", "B.k"]
+    assert methods_without_docstring(statements(ast.parse(base + child + foreign))) == ["A.f"]
 
 
 def test_each_release_has_at_most_five_highlights_then_what_breaks_then_the_rest():

@@ -90,7 +90,7 @@ def test_a_function_and_rows_are_trained_on_and_the_run_resumes(here, tiny_model
     assert main(["export", "output", "-o", "first"]) == 2
 
 
-def test_check_writes_nothing_and_takes_a_class(here, tiny_model):
+def test_check_writes_nothing_and_takes_a_class(here, tiny_model, checks_start_no_process):
     settings = {
         "pipeline": "agentic", "executor": "inline", "pretrain": tiny_model, "sequence_length": 64,
         "prompt_length": 32, "response_length": 4, "rollout_batch_size": 4,
@@ -126,7 +126,7 @@ def test_a_function_that_cannot_be_called_is_refused_with_all_else_and_without_a
         roll.check({})
 
 
-def test_a_function_that_needs_columns_which_the_given_rows_lack_is_refused(here, tiny_model):
+def test_a_function_that_needs_columns_which_the_given_rows_lack_is_refused(here, tiny_model, checks_start_no_process):
     def graded(completions, rubric, **kwargs):
         return [1.0 for _ in completions]
 

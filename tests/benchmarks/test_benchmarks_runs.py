@@ -40,7 +40,7 @@ def test_weights_through_transports_to_a_copying_receiver(bench):
     assert sent[1] < 0.05 * sent[0], "2 % of the numbers changed"
 
 
-def test_how_long_a_checkpoint_holds_up_a_step(bench):
+def test_how_long_a_checkpoint_holds_up_a_step(bench, runs_start_here):
     printed = bench("checkpoint_saving", "--hidden", 16, "--layers", 1, "--steps", 4, "--every", 2)
     assert rows(printed) == ["backend", "fsdp2"]
     *_, line = printed.splitlines()
@@ -109,7 +109,7 @@ def test_the_quickstart_for_a_seed(bench, tmp_path: Path):
     assert "`time/step`" in rows(printed)
 
 
-def test_recipes_are_learnt_for_two_steps(bench, tmp_path: Path):
+def test_recipes_are_learnt_for_two_steps(bench, runs_start_here, tmp_path: Path):
     picture = tmp_path / "recipes.png"
     short = ("--set", "max_steps=2")
     printed = bench(
@@ -119,19 +119,19 @@ def test_recipes_are_learnt_for_two_steps(bench, tmp_path: Path):
     assert picture.is_file()
 
 
-def test_a_student_is_taught_for_two_steps(bench, tmp_path: Path):
+def test_a_student_is_taught_for_two_steps(bench, runs_start_here, tmp_path: Path):
     printed = bench("distill_learning", "--seeds", 4, "--output", tmp_path, "--set", "max_steps=2")
     assert rows(printed)[-1] == "4"
 
 
-def test_preferences_are_learnt_for_two_steps(bench, tmp_path: Path):
+def test_preferences_are_learnt_for_two_steps(bench, runs_start_here, tmp_path: Path):
     printed = bench(
         "preference_learning", "--seeds", 4, "--losses", "sigmoid", "orpo", "--output", tmp_path, "--set", "max_steps=2"
     )
     assert rows(printed)[-4:] == ["dpo, sigmoid", "dpo, orpo", "reward_model", "rlvr with it"]
 
 
-def test_tiny_programs_are_learnt_for_one_step(bench, tmp_path: Path):
+def test_tiny_programs_are_learnt_for_one_step(bench, runs_start_here, tmp_path: Path):
     printed = bench(
         "code_learning", "--seeds", 1, "--output", tmp_path, "--warm-steps", 1, "--set", "max_steps=1", "eval_steps=1",
         "sandbox=unconfined", "rollout_batch_size=2", "num_return_sequences_in_group=2",
@@ -140,7 +140,7 @@ def test_tiny_programs_are_learnt_for_one_step(bench, tmp_path: Path):
     assert rows(printed) == ["seed", "1"]
 
 
-def test_a_tool_is_used_for_one_step(bench, tmp_path: Path):
+def test_a_tool_is_used_for_one_step(bench, runs_start_here, tmp_path: Path):
     printed = bench(
         "code_learning", "--example", "tools", "--seeds", 1, "--output", tmp_path, "--warm-steps", 1, "--set",
         "max_steps=1", "eval_steps=1", "sandbox=unconfined", "rollout_batch_size=2", "num_return_sequences_in_group=2",
@@ -149,7 +149,7 @@ def test_a_tool_is_used_for_one_step(bench, tmp_path: Path):
     assert rows(printed) == ["seed", "1"]
 
 
-def test_a_small_agent_learns_for_one_step(bench, tmp_path: Path):
+def test_a_small_agent_learns_for_one_step(bench, runs_start_here, tmp_path: Path):
     file = EXAMPLES / "custom_env" / "agentic_dial.yaml"
     printed = bench(
         "agentic_learning", file, "--seeds", 1, "--output", tmp_path, "--set", "max_steps=1", "eval_steps=1",
@@ -159,7 +159,7 @@ def test_a_small_agent_learns_for_one_step(bench, tmp_path: Path):
     assert rows(printed) == ["seed", "1"]
 
 
-def test_unmodified_agents_of_frameworks_learn_for_one_step(bench, tmp_path: Path, monkeypatch):
+def test_unmodified_agents_of_frameworks_learn_for_one_step(bench, runs_start_here, tmp_path: Path, monkeypatch):
     """From a random model, which calls no tool yet."""
     names = ["openai"]
     python = Path(os.environ.get("AGENTS_PYTHON", EXAMPLES.parent / ".venv-agents/bin/python"))

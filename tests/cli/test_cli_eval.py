@@ -155,6 +155,11 @@ def test_a_model_that_is_not_there_is_told_without_a_file_that_nobody_wrote(tmp_
 # --- score ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def pools_are_kept(one_pool_for_a_reward):
+    """They serve `score`."""
+
+
 def scored(question: str, tag: str, value: float | None) -> ScoredResponse:
     reward = None if value is None else Reward(value)
     result = RewardResult(id="r", status="ok" if reward else "error", reward=reward)
@@ -289,29 +294,11 @@ def test_a_file_of_responses_is_scored(tmp_path, capsys):
     lines = [json.dumps({"prompt": p, "answer": a, "response": r, "tag": "sums"}) for p, a, r in rows]
     file.write_text("\n".join(lines) + "\n")
     target = tmp_path / "scores.parquet"
-    assert (
-        main(
-            [
-                "eval",
-                "score",
-                str(file),
-                "--reward",
-                "math_rule",
-                "--pass_at_k",
-                "1",
-                "--maj_at_k",
-                "2",
-                "-o",
-                str(target),
-            ]
-        )
-        == 0
-    )
+    options = ["--pass_at_k", "1", "--maj_at_k", "2", "-o", str(target)]
+    assert main(["eval", "score", str(file), "--reward", "math_rule", *options]) == 0
     said = capsys.readouterr().out
     assert "75.0%" in said  # (1/2 + 1) / 2
     assert "maj@2" in said and "100.0%" in said  # of the two answers to 1+1 the first wins, 2
-    import pyarrow.parquet as pq
-
     assert [row["score"] for row in pq.read_table(target).to_pylist()] == [1.0, 0.0, 1.0]
 
 

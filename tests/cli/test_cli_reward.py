@@ -58,8 +58,10 @@ def short(completion_ids, **kwargs):
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide_and_one_process(monkeypatch: pytest.MonkeyPatch, one_pool_for_a_reward) -> None:
+    """Each domain's rows are scored by as many processes as there are cores, at most four: one is enough to see how."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
 def rows(path: Path, *many: dict[str, Any]) -> str:
@@ -278,6 +280,7 @@ def test_functions_that_take_lists_are_given_lists_in_every_domain(
     from roll.configs.schema.reward_config import RewardConfig
     from roll.configs.schema.rlvr_config import RLVRConfig
 
+    monkeypatch.setattr("os.cpu_count", lambda: 8)  # several processes, whose answers come in any order
     (tmp_path / "trl.py").write_text(TRL)
     rewards = {"a": RewardConfig(name=f"{tmp_path}/trl.py:one_for_all"), "b": RewardConfig(name="gsm8k")}
     config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards=rewards)

@@ -87,22 +87,16 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([program(sandbox_memory_mb=500)], f"{ENV}.sandbox_memory_mb", ["acts only with sandbox"]),
     ([f"{ENV}.models={{policy/white: {{base_url: 'http://x/v1'}}}}"], f"{ENV}.models.policy/white", ["isn't policy"]),
     ([f"{ENV}.models={{judge: {{base_url: 'x'}}}}"], f"{ENV}.models.judge.base_url", ["http://"]),
-    (
-        ["custom_envs.game.max_steps=5"],
-        "custom_envs.game.max_steps",
-        ["no effect with env_type endpoint", "max_calls=5"],
-    ),
+    (["custom_envs.game.max_steps=5"], "custom_envs.game.max_steps",
+     ["no effect with env_type endpoint", "max_calls=5"]),
     (["custom_envs.game.action_pattern=null"], "custom_envs.game.action_pattern", ["the agent writes the prompts"]),
     (["custom_envs.game.role_rewards=shared"], "custom_envs.game.role_rewards", ["no effect with env_type endpoint"]),
     (["sample_unit=step"], "sample_unit", ["trajectory with env_type endpoint"]),
     (["gateway.token_env=T"], "gateway.token_env", ["without an agent with remote"]),
     (["gateway.address=trainer:80"], "gateway.address", ["fix: http://trainer:80"]),
-    (
-        ["custom_envs.game.env_type=sokoban-v1", "~custom_envs.game.env_config", "gateway.port=80"],
-        "gateway.port",
-        ["no effect without an environ"],
-    ),
-]
+    (["custom_envs.game.env_type=sokoban-v1", "~custom_envs.game.env_config", "gateway.port=80"], "gateway.port",
+     ["no effect without an environ"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("overrides", "path", "fragments"), REFUSED, ids=[str(row[0][-1]) for row in REFUSED])
@@ -193,7 +187,9 @@ def test_too_few_agents_for_what_is_played_at_once_are_warned_of(play):
         ("import os\nos._exit(3)\ndef play(*_): pass", "ended with code 3 while it was imported"),
     ],
 )
-def test_a_function_that_cannot_be_imported_is_refused_by_the_check(play, capsys, source, said):
+def test_a_function_that_cannot_be_imported_is_refused_by_the_check(
+    play, capsys, checks_start_no_process, source, said
+):
     from roll.cli.train import start_pipeline
 
     build_tiny_model(play / "model")  # the command looks at tokenizer and weights, too

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from refused import check_refused
+from refused import check_refused, refusals
 
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.prerequisites import check_prerequisites
@@ -17,40 +17,36 @@ CORRECTION = "train_infer_correction={level: token}"
 AHEAD = [RAY, VLLM, RATIO, CORRECTION]
 
 REFUSED = [
-    # id, overrides, path of the one violation, fragments of its text
-    ("a negative ratio", ["async_generation_ratio=-1"], "async_generation_ratio", [">= 0"]),
-    ("no correction", [RAY, VLLM, RATIO], "async_generation_ratio",
+    # id, overrides, fragments of the one violation's text, and its path unless it is the last override's key
+    ("a negative ratio", ["async_generation_ratio=-1"], [">= 0"]),
+    ("no correction", [RAY, VLLM, RATIO],
      ["policy_loss ppo and no train_infer_correction", "decoupled_ppo", "allow_uncorrected_async=true"]),
-    ("one process for both", [RATIO, CORRECTION], "async_generation_ratio",
-     ["generation stands still", "executor=ray"]),
-    ("validation only", [*AHEAD, "val_only=true"], "async_generation_ratio", ["no training to run ahead of"]),
-    ("over-sampling", [*AHEAD, "is_use_additional_prompts=true"], "is_use_additional_prompts", ["steps to come"]),
-    ("restarts where nothing is on its way", ["partial_rollout=restart"], "partial_rollout",
-     ["async_generation_ratio is 0"]),
-    ("a way of going on that isn't there", [*AHEAD, "partial_rollout=discard"], "partial_rollout",
-     ["resume, restart"]),
-    ("a permission that nobody needs", ["allow_uncorrected_async=true"], "allow_uncorrected_async",
-     ["async_generation_ratio is 0"]),
-    ("a permission beside a correction", [*AHEAD, "allow_uncorrected_async=true"], "allow_uncorrected_async",
-     ["train_infer_correction corrects"]),
+    ("one process for both", [RATIO, CORRECTION], ["generation stands still", "executor=ray"],
+     "async_generation_ratio"),
+    ("validation only", [*AHEAD, "val_only=true"], ["no training to run ahead of"], "async_generation_ratio"),
+    ("over-sampling", [*AHEAD, "is_use_additional_prompts=true"], ["steps to come"]),
+    ("restarts where nothing is on its way", ["partial_rollout=restart"], ["async_generation_ratio is 0"]),
+    ("a way of going on that isn't there", [*AHEAD, "partial_rollout=discard"], ["resume, restart"]),
+    ("a permission that nobody needs", ["allow_uncorrected_async=true"], ["async_generation_ratio is 0"]),
+    ("a permission beside a correction", [*AHEAD, "allow_uncorrected_async=true"], ["train_infer_correction corrects"]),
     ("a permission beside a loss", [RAY, VLLM, RATIO, "policy_loss=decoupled_ppo", "allow_uncorrected_async=true"],
-     "allow_uncorrected_async", ["policy_loss decoupled_ppo corrects"]),
+     ["policy_loss decoupled_ppo corrects"]),
     ("memory shared between machines",
-     [RAY, "num_nodes=2", "actor_infer.device_mapping=[0,1]", "weight_transport=shared_memory"], "weight_transport",
+     [RAY, "num_nodes=2", "actor_infer.device_mapping=[0,1]", "weight_transport=shared_memory"],
      ["rank 0 is on node 0, engines are on node 1"]),
-    ("a way that isn't there", ["weight_transport=nccl"], "weight_transport", ["broadcast"]),
-    ("no way at all", ["weight_transport=null"], "weight_transport", ["expected one of auto", "broadcast"]),
-    ("a number for a way", ["weight_transport=3"], "weight_transport", ["expected one of auto", "broadcast"]),
-    ("changes of nothing", ["delta_weight_sync=true"], "delta_weight_sync", ["nothing is sent", "=shared_memory"]),
-    ("an empty bucket", ["model_update_buffer_size_mb=0"], "model_update_buffer_size_mb", [">= 1"]),
-    ("a check by name only", ["verify_weight_sync=sha"], "verify_weight_sync", ["off, checksum, logprob"]),
-    ("a check by switch", ["verify_weight_sync=true"], "verify_weight_sync", ["got true", "off, checksum, logprob"]),
-    ("a check of nothing", ["verify_weight_sync=checksum", "val_only=true"], "verify_weight_sync", ["nothing is sent"]),
-    ("fewer deaths than none", [VLLM, "engine_restarts=-1"], "engine_restarts", [">= 0"]),
+    ("a way that isn't there", ["weight_transport=nccl"], ["broadcast"]),
+    ("no way at all", ["weight_transport=null"], ["expected one of auto", "broadcast"]),
+    ("a number for a way", ["weight_transport=3"], ["expected one of auto", "broadcast"]),
+    ("changes of nothing", ["delta_weight_sync=true"], ["nothing is sent", "=shared_memory"]),
+    ("an empty bucket", ["model_update_buffer_size_mb=0"], [">= 1"]),
+    ("a check by name only", ["verify_weight_sync=sha"], ["off, checksum, logprob"]),
+    ("a check by switch", ["verify_weight_sync=true"], ["got true", "off, checksum, logprob"]),
+    ("a check of nothing", ["verify_weight_sync=checksum", "val_only=true"], ["nothing is sent"], "verify_weight_sync"),
+    ("fewer deaths than none", [VLLM, "engine_restarts=-1"], [">= 0"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("overrides", "path", "fragments"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+@refusals(REFUSED)
 def test_a_key_of_asynchronous_runs_that_cannot_act_is_refused(job, overrides, path, fragments):
     check_refused(job, overrides, path, fragments)
 

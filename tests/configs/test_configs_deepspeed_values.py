@@ -31,18 +31,12 @@ def use(job, zero):
         ({"stage": 2, "overlap_comm": "perhaps"}, "overlap_comm", "true or false"),
         ({"stage": 2, "overlap_comm": 1}, "overlap_comm", "true or false"),
         ({"stage": 3, "zero_hpz_partition_size": 8}, "zero_hpz_partition_size", "a divisor of the 1 rank(s)"),
-        (
-            {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": 3}},
-            "offload_param.pin_memory",
-            "true or false",
-        ),
-        (
-            {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 2}},
-            "offload_optimizer.ratio",
-            "a number from 0 to 1",
-        ),
+        ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": 3}}, "offload_param.pin_memory",
+         "true or false"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 2}}, "offload_optimizer.ratio",
+         "a number from 0 to 1"),
     ],
-)
+)  # fmt: skip
 def test_a_value_of_the_wrong_kind_is_one_error_that_names_its_key(job, zero, key, text):
     with pytest.raises(ConfigError) as caught:
         use(job, zero)

@@ -1,4 +1,4 @@
-"""The shipped YAML, the reference page, the command, and what importing costs."""
+"""The shipped YAML, the reference page and the JSON Schema, the command, and what importing costs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ import pytest
 import yaml
 from built_parts import with_parts
 from config_reference import docstrings, line_of
+from config_schema import json_schema, text
+from jsonschema import Draft202012Validator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from data_tokenizers import word_tokenizer
 
+from roll.cli.train import start_pipeline
 from roll.configs.catalog.estimator_table import ESTIMATORS
 from roll.configs.catalog.loss_table import LOSSES
 from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
 from roll.configs.catalog.tracker_table import TRACKERS
+from roll.configs.parsing import loader
+from roll.configs.parsing.build_config import build
 from roll.configs.parsing.loader import PIPELINES, load_config, to_yaml
 from roll.configs.parsing.schema_places import sections_of
 from roll.configs.rules.validate import warnings_of
@@ -44,23 +49,45 @@ def answers(file: Path) -> list[str]:
     return sorted(inherited | {f"{key}={QUESTIONS[key]}" for key, value in tree.items() if value == "???"})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def each_file_is_composed_once():
+    """What Hydra makes of an example, which takes most of the time, serves all tests of this module."""
+    compose, kept = loader._composed, {}
+
+    def composed(file, overrides):
+        if file not in EXAMPLES:
+            return compose(file, overrides)
+        key = (file, *overrides)
+        if key not in kept:
+            kept[key] = compose(file, overrides)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "_composed", composed)
+        yield
+
+
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    schema = json_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_loads(file):
+def test_every_example_loads_and_fits_the_schema_but_for_an_unknown_key(file, validator):
     config = load_config(file.parent, file.stem, answers(file))
     assert warnings_of(config) == []
-
-
-@pytest.mark.parametrize("file", [f for f in EXAMPLES if "gpu" in f.stem or f.stem == "rlvr_qwen2.5_0.5b"])
-def test_what_is_made_for_accelerators_samples_with_an_engine_made_for_them(file):
-    config = load_config(file.parent, file.stem, answers(file))
-    if "actor_infer" in config.roles:
+    # What is made for accelerators samples with an engine that is made for them.
+    if ("gpu" in file.stem or file.stem == "rlvr_qwen2.5_0.5b") and "actor_infer" in config.roles:
         assert config.actor_infer.strategy_args.strategy_name in ("vllm", "sglang")
+    plain, _ = loader.compose_file(file, answers(file))
+    errors = [error.message for error in validator.iter_errors(json.loads(json.dumps({**plain, "sead": 1})))]
+    assert errors == ["Additional properties are not allowed ('sead' was unexpected)"]
 
 
 @pytest.mark.parametrize("file", PRESETS, ids=lambda path: path.stem)
 def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(file):
-    from roll.configs.parsing.build_config import build
-
     tree = yaml.safe_load(file.read_text())
     assert list(tree) == [file.stem]
     assert any(not build(options, tree[file.stem])[1] for options in STRATEGIES.values())
@@ -68,7 +95,6 @@ def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(fi
 
 @pytest.mark.parametrize("file", ENVS, ids=lambda path: path.stem)
 def test_every_preset_of_an_environment_can_be_played(file):
-    from roll.configs.parsing.build_config import build
     from roll.envs.env_registry import build_env, env_spec
 
     tree = yaml.safe_load(file.read_text())
@@ -193,15 +219,10 @@ def test_importing_the_configuration_needs_nothing_heavy():
     assert not loaded & {"torch", "ray", "transformers", "datasets", "hydra", "omegaconf", "yaml", "numpy"}
 
 
-def run_command(*arguments: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(REPOSITORY / "examples" / "start_pipeline.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
-
-
-def test_print_config_shows_every_key_and_check_shows_the_arithmetic(job):
-    printed = run_command("--config_path", ".", "--config_name", "job", "--print_config", "seed=7", folder=job)
-    assert printed.returncode == 0, printed.stderr
-    tree = yaml.safe_load(printed.stdout)
+def test_print_config_shows_every_key_and_check_shows_the_arithmetic(job, capsys, checks_start_no_process):
+    named = ["--config_path", ".", "--config_name", "job"]
+    assert start_pipeline([*named, "--print_config", "seed=7"], REPOSITORY / "examples") == 0
+    tree = yaml.safe_load(capsys.readouterr().out)
     assert tree["seed"] == 7
     assert set(tree) == {f.name for f in fields(RLVRConfig)}
     word_tokenizer().save_pretrained(job / "model")
@@ -209,19 +230,46 @@ def test_print_config_shows_every_key_and_check_shows_the_arithmetic(job):
     (job / "model/config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 64}))
     rows = [{"question": "w1 w1?", "ground_truth": "2", "tag": tag} for tag in ("words", "algebra")]
     (job / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    checked = run_command("--config_path", ".", "--config_name", "job", "--check", folder=job)
-    assert checked.returncode == 0, checked.stderr
-    assert "4 prompts x 4 responses = 16 responses per step" in checked.stdout
-    assert "share slots: actor_train+actor_infer" in checked.stdout
+    assert start_pipeline([*named, "--check"], REPOSITORY / "examples") == 0
+    said = capsys.readouterr().out
+    assert "4 prompts x 4 responses = 16 responses per step" in said
+    assert "share slots: actor_train+actor_infer" in said
 
 
 def test_the_folder_may_be_given_from_the_examples(tmp_path):
-    job = ["--config_path", "quickstart", "--config_name", "rlvr_smollm2", "--print_config"]
-    done = run_command(*job, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, REPOSITORY / "examples" / "start_pipeline.py", "--print_config"]
+    command += ["--config_path", "quickstart", "--config_name", "rlvr_smollm2"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, timeout=300)
 
 
 def test_a_configuration_with_every_key_of_an_earlier_version_loads(job):
     # Runs have written every key with its default, and this one's was `linear`.
     config = load_config(job, "job", ["actor_train.training_args.wsd_decay_style=linear"])
     assert config.actor_train.training_args.lr_scheduler_type == "constant"
+
+
+# --- the JSON Schema for editors --------------------------------------------------------------------------------------
+
+
+def test_the_committed_schema_is_the_one_that_the_classes_give():
+    committed = (REPOSITORY / "configs" / "schema.json").read_text("utf-8")
+    assert committed == text(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": "forty"}, "'forty' is not valid"),
+        ({"seed": -1}, "-1 is not valid"),
+        ({"actor_train": {"learning_rate": 1}}, "is not valid"),
+        ({"truncation": "midle"}, "'midle' is not valid"),
+        ({"pipeline": "rlhf"}, "'rlhf' is not valid"),
+        ({"train_env_manager": {}}, "'train_env_manager' was unexpected"),
+    ],
+)
+def test_a_wrong_value_is_marked(validator, change, words):
+    job = {"pipeline": "rlvr", "rewards": {"math": {"name": "math_rule"}}}
+    assert validator.is_valid(job)
+    assert validator.is_valid({**job, "seed": "${other}", "defaults": ["base"], "track_with": "stdout"})
+    assert validator.is_valid({"pipeline": "my.py:pairs", "beta": 0.1})
+    assert any(words in error.message for error in validator.iter_errors({**job, **change}))

@@ -40,59 +40,35 @@ def test_the_switches_are_taken_where_they_act(job):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["++actor_infer.model_args.torch_compile=true"],
-            "torch_compile: this key acts only with fsdp2_* and deepspeed_*",
-        ),
+        (["++actor_infer.model_args.torch_compile=true"],
+         "torch_compile: this key acts only with fsdp2_* and deepspeed_*"),
         (["++actor_infer.model_args.use_liger=true"], "use_liger: this key acts only with fsdp2_* and deepspeed_*"),
-        (
-            ["++init_kl_coef=0.1", "++add_token_level_kl=true", "++reference.model_args.activation_offload=true"],
-            "activation_offload: this key acts only for roles that train, not for reference",
-        ),
-        (
-            [f"++{MODEL}.recompute_granularity=selective", "++actor_train.strategy_args.strategy_name=deepspeed_train"],
-            "recompute_granularity: this key acts only with fsdp2_*",
-        ),
-        (
-            [f"++{MODEL}.recompute_granularity=selective", f"++{MODEL}.activation_offload=true"],
-            "recompute_granularity: this key acts only without activation_offload",
-        ),
-        (
-            [f"++{MODEL}.recompute_granularity=selective", f"++{MODEL}.disable_gradient_checkpointing=true"],
-            "recompute_granularity: this key acts only without disable_gradient_checkpointing",
-        ),
-        (
-            [f"++{MODEL}.torch_compile=true", f"++{MODEL}.use_liger=true"],
-            "use_liger: this key acts only without torch_compile",
-        ),
-        (
-            ["adv_estimator=gae", "++critic.model_args.use_fused_kernels=true"],
-            "acts only for roles that compute log-probs, not for critic",
-        ),
-        (
-            [
-                "++actor_train.strategy_args.strategy_name=megatron_train",
-                "++actor_train.strategy_args.strategy_config.moe_aux_loss_coeff=0.01",
-                "++actor_train.use_prefix_sharing=true",
-            ],
-            "use_prefix_sharing: it can't act: strategy_config.moe_aux_loss_coeff balances the tokens of whole rows",
-        ),
-        (
-            ["++actor_train.use_prefix_sharing=true", f"++{MODEL}.torch_compile=true"],
-            "use_prefix_sharing: it can't act: with model_args.torch_compile it needs use_sequence_packing: true",
-        ),
-        (
-            ["++actor_train.use_prefix_sharing=true", f"++{MODEL}.lora_rank=4", f"++{MODEL}.lora_dropout=0.1"],
-            "use_prefix_sharing: it can't act: with model_args.lora_dropout",
-        ),
-        (
-            ["++actor_train.use_prefix_sharing=true", f"++{MODEL}.attn_implementation=eager"],
-            "use_prefix_sharing: it can't act: with model_args.attn_implementation: eager",
-        ),
+        (["++init_kl_coef=0.1", "++add_token_level_kl=true", "++reference.model_args.activation_offload=true"],
+         "activation_offload: this key acts only for roles that train, not for reference"),
+        ([f"++{MODEL}.recompute_granularity=selective", "++actor_train.strategy_args.strategy_name=deepspeed_train"],
+         "recompute_granularity: this key acts only with fsdp2_*"),
+        ([f"++{MODEL}.recompute_granularity=selective", f"++{MODEL}.activation_offload=true"],
+         "recompute_granularity: this key acts only without activation_offload"),
+        ([f"++{MODEL}.recompute_granularity=selective", f"++{MODEL}.disable_gradient_checkpointing=true"],
+         "recompute_granularity: this key acts only without disable_gradient_checkpointing"),
+        ([f"++{MODEL}.torch_compile=true", f"++{MODEL}.use_liger=true"],
+         "use_liger: this key acts only without torch_compile"),
+        (["adv_estimator=gae", "++critic.model_args.use_fused_kernels=true"],
+         "acts only for roles that compute log-probs, not for critic"),
+        (["++actor_train.strategy_args.strategy_name=megatron_train",
+          "++actor_train.strategy_args.strategy_config.moe_aux_loss_coeff=0.01",
+          "++actor_train.use_prefix_sharing=true"],
+         "use_prefix_sharing: it can't act: strategy_config.moe_aux_loss_coeff balances the tokens of whole rows"),
+        (["++actor_train.use_prefix_sharing=true", f"++{MODEL}.torch_compile=true"],
+         "use_prefix_sharing: it can't act: with model_args.torch_compile it needs use_sequence_packing: true"),
+        (["++actor_train.use_prefix_sharing=true", f"++{MODEL}.lora_rank=4", f"++{MODEL}.lora_dropout=0.1"],
+         "use_prefix_sharing: it can't act: with model_args.lora_dropout"),
+        (["++actor_train.use_prefix_sharing=true", f"++{MODEL}.attn_implementation=eager"],
+         "use_prefix_sharing: it can't act: with model_args.attn_implementation: eager"),
         ([NAMED, f"++{FSDP}.offload_policy=true"], "offload_policy: got true, expected false with one rank"),
         ([NAMED, f"++{FSDP}.reduce_dtype=fp16"], "reduce_dtype: got 'fp16', expected fp32 or bf16"),
     ],
-)
+)  # fmt: skip
 def test_a_switch_that_would_not_act_is_refused_with_the_reason(job, overrides, message):
     assert message in problems(*overrides)
 

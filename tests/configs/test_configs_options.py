@@ -97,10 +97,8 @@ def test_options_that_arent_written_come_from_their_keys(job):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        (
-            "policy_loss={name: kimi15, tua: 1}",
-            "policy_loss_args.tua: got 1, expected an option of kimi15, which has tau",
-        ),
+        ("policy_loss={name: kimi15, tua: 1}",
+         "policy_loss_args.tua: got 1, expected an option of kimi15, which has tau"),
         ("policy_loss={name: kimi15, tua: 1}", "did you mean 'tau'?"),
         ("policy_loss={name: kimi15, tau: fast}", "policy_loss_args.tau: got 'fast', expected a number"),
         ("policy_loss={name: kimi15, tau: -1}", "policy_loss_args.tau: got -1.0, expected a number >= 0"),
@@ -108,15 +106,13 @@ def test_options_that_arent_written_come_from_their_keys(job):
         ("policy_loss={name: reinforce, tau: 1}", "expected an option of reinforce, which has none"),
         ("policy_loss={tau: 1}", "expected a name, or a section with a name and options"),
         ("policy_loss={name: kimmi15}", "did you mean 'kimi15'"),
-        (
-            "adv_estimator={name: grpo, gamma: 1}",
-            "adv_estimator_args.gamma: got 1, expected an option of grpo, which has eps",
-        ),
+        ("adv_estimator={name: grpo, gamma: 1}",
+         "adv_estimator_args.gamma: got 1, expected an option of grpo, which has eps"),
         ("adv_estimator={name: gigpo}", "credits the turns of an environment"),
         ("policy_loss_args={tau: 1}", "expected an option of ppo, which has clip_low"),
         ("policy_loss={name: tis, lower: 2}", "policy_loss_args.lower: got 2.0, expected less than upper (1.0)"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_option_is_refused_with_what_there_is(job, override, expected):
     with pytest.raises(ConfigError) as error:
         load_config(job, "job", [override])

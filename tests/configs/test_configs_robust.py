@@ -53,8 +53,8 @@ OVERRIDES = [
     ("num_return_sequences_in_group=1000000000000", "num_return_sequences_in_group"),
     ("rewards.math.weight=-1", "rewards.math.weight"),
     ("output_dir=''", "output_dir"),
-    (f"output_dir={'x/' * 50_000}", "output_dir"),
-    (f"pretrain={'x' * 100_000}", "pretrain"),
+    (f"output_dir={'x/' * 5_000}", "output_dir"),
+    (f"pretrain={'x' * 10_000}", "pretrain"),
     ("actor_train.device_mapping=[[1]]", "actor_train.device_mapping"),
     ("actor_train.model_args.model_config_kwargs.rope_theta=nan", "actor_train.model_args.model_config_kwargs"),
 ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from refused import check_refused
+from refused import check_refused, refusals
 
 from roll.configs.checks.prerequisites import shape_checks
 from roll.configs.parsing.loader import load_config
@@ -24,26 +23,24 @@ def megatron(options):
 
 
 REFUSED = [
-    ("another engine", [ON], "router_replay", ["false with hf_infer", "strategy_name=vllm"]),
-    ("no prefix cache", engine("enable_prefix_caching: false"), f"{ENGINE}.strategy_config.enable_prefix_caching",
-     ["true with router_replay", "blocks of its cache"]),
-    ("the engine's own word", engine("enable_return_routed_experts: true"),
-     f"{ENGINE}.strategy_config.enable_return_routed_experts", ["write router_replay"]),
-    ("stop strings", [*VLLM, "actor_infer.generating_args.stop_strings=END"],
-     "actor_infer.generating_args.stop_strings", ["looked for outside", "stop_token_ids"]),
-    ("a compiled trainer", [*VLLM, "actor_train.model_args.torch_compile=true"],
-     "actor_train.model_args.torch_compile", ["can't follow"]),
-    ("a fused router", [*VLLM, megatron("additional_configs: {moe_router_fusion: true}")],
-     f"{TRAINER}.strategy_config.additional_configs.moe_router_fusion", ["a fused router"]),
+    ("another engine", [ON], ["false with hf_infer", "strategy_name=vllm"]),
+    ("no prefix cache", engine("enable_prefix_caching: false"), ["true with router_replay", "blocks of its cache"],
+     f"{ENGINE}.strategy_config.enable_prefix_caching"),
+    ("the engine's own word", engine("enable_return_routed_experts: true"), ["write router_replay"],
+     f"{ENGINE}.strategy_config.enable_return_routed_experts"),
+    ("stop strings", [*VLLM, "actor_infer.generating_args.stop_strings=END"], ["looked for outside", "stop_token_ids"]),
+    ("a compiled trainer", [*VLLM, "actor_train.model_args.torch_compile=true"], ["can't follow"]),
+    ("a fused router", [*VLLM, megatron("additional_configs: {moe_router_fusion: true}")], ["a fused router"],
+     f"{TRAINER}.strategy_config.additional_configs.moe_router_fusion"),
     ("recomputed experts", [*VLLM, megatron("moe_layer_recompute: true, recompute_granularity: selective")],
-     f"{TRAINER}.strategy_config.moe_layer_recompute", ["aren't told", "recompute whole layers"]),
-    ("a replay", [*VLLM, "replay_from=other"], "router_replay", ["aren't recorded"]),
+     ["aren't told", "recompute whole layers"], f"{TRAINER}.strategy_config.moe_layer_recompute"),
+    ("a replay", [*VLLM, "replay_from=other"], ["aren't recorded"], "router_replay"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("overrides", "path", "fragments"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
+@refusals(REFUSED)
 def test_where_experts_can_not_be_told_or_taken_the_key_is_refused(job, overrides, path, fragments):
-    check_refused(job, list(overrides), path, fragments)
+    check_refused(job, overrides, path, fragments)
 
 
 def test_models_with_experts_alone_can_replay_them(job, tmp_path):

@@ -71,18 +71,12 @@ def rlvr_job(model: Path, *, slots: int, **more) -> dict:
         "response_length": 1024,
         "rewards": {"math": {"name": "math_rule"}},
         "init_kl_coef": 0.0,
-        "actor_train": {
-            "data_args": {"file_name": "rows.jsonl"},
-            "device_mapping": list(range(slots)),
-            "model_args": {"dtype": "bf16"},
-            "training_args": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 128 // slots},
-        },
-        "actor_infer": {
-            "device_mapping": list(range(slots)),
-            "model_args": {"dtype": "bf16"},
-            "strategy_args": {"strategy_name": "vllm", "strategy_config": {"gpu_memory_utilization": 0.5}},
-        },
-    }
+        "actor_train": {"data_args": {"file_name": "rows.jsonl"}, "device_mapping": list(range(slots)),
+         "model_args": {"dtype": "bf16"},
+         "training_args": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 128 // slots}},
+        "actor_infer": {"device_mapping": list(range(slots)), "model_args": {"dtype": "bf16"},
+         "strategy_args": {"strategy_name": "vllm", "strategy_config": {"gpu_memory_utilization": 0.5}}},
+    }  # fmt: skip
     return merged(tree, more)
 
 

@@ -44,53 +44,39 @@ def trained(model, devices, length, strategy, options, *, ranks, **more):
 
 
 CASES = {
-    "https://github.com/OpenRLHF/OpenRLHF/issues/698: without offload": trained(
-        LLAMA_3_8B, "a100-80:1", 128, "deepspeed_train", ZERO_2, ranks=1, fits=False, when="actor_train"
-    ),
-    "https://github.com/OpenRLHF/OpenRLHF/issues/698: with adam_offload": trained(
-        LLAMA_3_8B, "a100-80:1", 128, "deepspeed_train",
-        {"zero_optimization": {"stage": 2, "offload_optimizer": TO_HOST}}, ranks=1, fits=True,
-    ),
-    "https://github.com/hiyouga/LlamaFactory/issues/5977: without offload": trained(
-        LLAMA_3_8B, "rtx3090:8", 1024, "deepspeed_train", ZERO_3, ranks=8, fits=False
-    ),
-    "https://github.com/hiyouga/LlamaFactory/issues/5977: with offload": trained(
-        LLAMA_3_8B, "rtx3090:8", 1024, "deepspeed_train", ALL_TO_HOST, ranks=8, fits=True
-    ),
+    "https://github.com/OpenRLHF/OpenRLHF/issues/698: without offload": trained(LLAMA_3_8B, "a100-80:1", 128,
+     "deepspeed_train", ZERO_2, ranks=1, fits=False, when="actor_train"),
+    "https://github.com/OpenRLHF/OpenRLHF/issues/698: with adam_offload": trained(LLAMA_3_8B, "a100-80:1", 128,
+     "deepspeed_train", {"zero_optimization": {"stage": 2, "offload_optimizer": TO_HOST}}, ranks=1, fits=True),
+    "https://github.com/hiyouga/LlamaFactory/issues/5977: without offload": trained(LLAMA_3_8B, "rtx3090:8", 1024,
+     "deepspeed_train", ZERO_3, ranks=8, fits=False),
+    "https://github.com/hiyouga/LlamaFactory/issues/5977: with offload": trained(LLAMA_3_8B, "rtx3090:8", 1024,
+     "deepspeed_train", ALL_TO_HOST, ranks=8, fits=True),
     # It failed when FSDP took over the whole model in float32, which our FSDP2 doesn't do: plain copies (ZeRO 0) do.
     "https://github.com/meta-llama/llama-cookbook/issues/100: 8 x 24 GB, with the whole model on each": trained(
         LLAMA_7B, "rtx3090:8", 2048, "deepspeed_train", {}, ranks=8, fits=False, phase="start"
     ),
-    "https://github.com/meta-llama/llama-cookbook/issues/100: 4 x 40 GB": trained(
-        LLAMA_7B, "a100-40:4", 2048, "fsdp2_train", {}, ranks=4, fits=True
-    ),
-    "https://github.com/tatsu-lab/stanford_alpaca/issues/73: 4 x 24 GB": trained(
-        LLAMA_7B, "rtx3090:4", 512, "fsdp2_train", {}, ranks=4, fits=False
-    ),
-    "https://github.com/tatsu-lab/stanford_alpaca/issues/220: 1 x 80 GB": trained(
-        LLAMA_7B, "a100-80:1", 512, "fsdp2_train", {}, ranks=1, fits=False
-    ),
-    "https://github.com/tatsu-lab/stanford_alpaca/issues/280: 8 x 40 GB with offload": trained(
-        LLAMA_7B, "a100-40:8", 512, "fsdp2_train", {"offload_policy": True}, ranks=8, fits=True
-    ),
-    "https://github.com/axolotl-ai-cloud/axolotl/issues/1439: 1,024 GB of host memory": trained(
-        LLAMA_2_70B, "a100-80:8,cpu:1024", 2048, "deepspeed_train", ALL_TO_HOST, ranks=8, fits=False, where="host"
-    ),
-    "https://github.com/deepspeedai/DeepSpeed/issues/3448: 600 GB of host memory": trained(
-        LLAMA_33B, "a100-40:8,cpu:600", 2048, "deepspeed_train", ALL_TO_HOST, ranks=8, fits=False, where="host"
-    ),
+    "https://github.com/meta-llama/llama-cookbook/issues/100: 4 x 40 GB": trained(LLAMA_7B, "a100-40:4", 2048,
+     "fsdp2_train", {}, ranks=4, fits=True),
+    "https://github.com/tatsu-lab/stanford_alpaca/issues/73: 4 x 24 GB": trained(LLAMA_7B, "rtx3090:4", 512,
+     "fsdp2_train", {}, ranks=4, fits=False),
+    "https://github.com/tatsu-lab/stanford_alpaca/issues/220: 1 x 80 GB": trained(LLAMA_7B, "a100-80:1", 512,
+     "fsdp2_train", {}, ranks=1, fits=False),
+    "https://github.com/tatsu-lab/stanford_alpaca/issues/280: 8 x 40 GB with offload": trained(LLAMA_7B, "a100-40:8",
+     512, "fsdp2_train", {"offload_policy": True}, ranks=8, fits=True),
+    "https://github.com/axolotl-ai-cloud/axolotl/issues/1439: 1,024 GB of host memory": trained(LLAMA_2_70B,
+     "a100-80:8,cpu:1024", 2048, "deepspeed_train", ALL_TO_HOST, ranks=8, fits=False, where="host"),
+    "https://github.com/deepspeedai/DeepSpeed/issues/3448: 600 GB of host memory": trained(LLAMA_33B,
+     "a100-40:8,cpu:600", 2048, "deepspeed_train", ALL_TO_HOST, ranks=8, fits=False, where="host"),
 }  # fmt: skip
 """Thread and case -> layout, and what was reported."""
 
 ROLLOUTS = {
-    "https://github.com/verl-project/verl/issues/224: 96 GB of host memory": {
-        "model": QWEN_2_7B, "devices": "a800:8,cpu:96", "fits": False, "where": "host",
-    },
-    "https://github.com/verl-project/verl/issues/224: 1 TB of host memory": {
-        "model": QWEN_2_7B, "devices": "a800:8,cpu:1024", "fits": True,
-    },
-    "https://github.com/vllm-project/vllm/issues/4408: 8 x 22B on one device": {
-        "model": MIXTRAL_8X22B, "devices": "a100-80:1", "fits": False, "engine_alone": True,
-    },
+    "https://github.com/verl-project/verl/issues/224: 96 GB of host memory": {"model": QWEN_2_7B,
+     "devices": "a800:8,cpu:96", "fits": False, "where": "host"},
+    "https://github.com/verl-project/verl/issues/224: 1 TB of host memory": {"model": QWEN_2_7B,
+     "devices": "a800:8,cpu:1024", "fits": True},
+    "https://github.com/vllm-project/vllm/issues/4408: 8 x 22B on one device": {"model": MIXTRAL_8X22B,
+     "devices": "a100-80:1", "fits": False, "engine_alone": True},
 }  # fmt: skip
 """Likewise, with an engine on every device: of the trainer, or alone."""
