@@ -23,10 +23,10 @@ EVIDENCE = (
     "data/test_data_memory.py::*[1 GB]",
     # The full tier keeps one or two of these kills each; tests/evidence/test_evidence_kills.py kills at random moments.
     "pipelines/test_pipelines_async.py::test_killed_and_resumed_no_prompt_is_skipped_or_repeated[scoring-360]",
-    "pipelines/test_pipelines_kills.py::test_killed_and_resumed_equals_never_killed[agentic-checkpoint write-2]",
-    "pipelines/test_pipelines_kills.py::test_killed_and_resumed_equals_never_killed[scored rlvr-scoring-150]",
-    "pipelines/test_pipelines_kills.py::test_killed_and_resumed_equals_never_killed[rlvr-evaluation-4]",
-    "pipelines/test_pipelines_kills.py::test_killed_and_resumed_equals_never_killed[rlvr-scoring-300]",
+    "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[agentic-checkpoint write-2]",
+    "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[scored rlvr-scoring-150]",
+    "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[rlvr-evaluation-4]",
+    "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[rlvr-scoring-300]",
     "rewards/test_rewards_code_sets.py::test_every_*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
     # Other users and containers, emulated: for an upgrade of sandlock, or of what confines.
@@ -102,7 +102,7 @@ FULL = (
     "pipelines/test_pipelines_contract.py::test_every_backend*",
     "pipelines/test_pipelines_contract.py::test_how_rows_are_laid_out*[distill*",
     "pipelines/test_pipelines_contract.py::test_two_ranks*",
-    "pipelines/test_pipelines_kills.py*",
+    "pipelines/test_pipelines_resume.py*",
     "pipelines/test_pipelines_start.py::test_a_failure*",
     "pipelines/test_pipelines_senders.py::test_a_rank_that_is_killed*",
     "pipelines/test_pipelines_senders.py::test_engines_take_all*",

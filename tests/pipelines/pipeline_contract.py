@@ -1,6 +1,6 @@
 """One small job of every pipeline, and in which layouts, on which backends and from which states it must be the same.
 
-`test_pipelines_contract.py` and `test_pipelines_kills.py` assert each claim once for all of them.
+`test_pipelines_contract.py` and `test_pipelines_resume.py` assert each claim once for all of them.
 """
 
 from __future__ import annotations

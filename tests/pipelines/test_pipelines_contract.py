@@ -140,7 +140,8 @@ def test_epochs_end_with_a_smaller_step_and_take_every_row_once(finished, name, 
     rows = finished(name, *EPOCH, "save_steps=2").rows
     assert [row[f"{metrics}/rows"] for row in rows] == [6, 6, 6, 2]
     assert rows[-1][f"{metrics}/epoch"] == 1.0
-    assert rows[0]["data/taught_tokens"] == sum(row[f"{metrics}/tokens"] for row in rows)
+    if name != "reward_model":  # which learns a score of each row
+        assert rows[0]["data/taught_tokens"] == sum(row[f"{metrics}/tokens"] for row in rows)
 
 
 @pytest.mark.parametrize("name", OF_ROWS)

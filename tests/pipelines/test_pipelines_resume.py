@@ -20,7 +20,7 @@ from toy_env import episodes, faulty, write_toy_env
 
 # Everything that has a state: two optimizers, running reward statistics, an adaptive KL coefficient, a learning-rate
 # schedule, shuffled epochs, prompts that over-sampling put back, draws of PF-PPO.
-RLVR = (
+EVERYTHING = (
     *("max_steps=5", "save_steps=2", "eval_steps=1", "adv_estimator=gae", *CRITIC, "ppo_epochs=2"),
     *("reward_norm=running", "add_token_level_kl=true", "init_kl_coef=0.1", "target_kl=0.01", "kl_horizon=200"),
     *("reference.infer_batch_size=16", "is_use_additional_prompts=true", "max_additional_running_prompts=3"),
@@ -46,7 +46,7 @@ SCORED = (
 )
 
 RUNS: dict[str, tuple[Callable[[Path, Path], Path], Callable[[Path], Keys]]] = {
-    "rlvr": (write_toy, lambda _: RLVR),
+    "rlvr": (write_toy, lambda _: EVERYTHING),
     "rlvr with adapters": (write_toy, lambda _: LORA),
     "scored rlvr": (write_scored, lambda _: SCORED),
     "agentic": (write_toy_env, lambda folder: (*AGENTIC, *faulty(folder, "raise", share=0.05))),
