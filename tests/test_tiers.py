@@ -51,7 +51,7 @@ def test_a_test_that_is_named_runs_whatever_its_tier(argument: str, named: bool)
 
 def test_files_with_long_tests_begin_first():
     assert starts_early("pipelines/test_pipelines_async.py", "full")
-    assert starts_early("pipelines/test_pipelines_resume.py", "fast")
+    assert starts_early("pipelines/test_pipelines_contract.py", "fast")
     assert not starts_early("pipelines/test_pipelines_async.py", "fast")
     assert not starts_early("strategies/test_hf_lora.py", "full")
 

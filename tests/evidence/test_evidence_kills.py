@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from same_runs import logged
-from test_pipelines_resume import EVERYTHING, weights_hash
+from same_runs import exported, logged
+from test_pipelines_resume import EVERYTHING
 from toy import write_toy
 
 KILLS = int(os.environ.get("ROLL_EVIDENCE_KILLS", "20"))
@@ -47,4 +47,4 @@ def test_a_run_that_is_killed_at_random_moments_equals_one_that_never_was(uninte
             process.wait()
     assert start(folder).wait(timeout=600) == 0
     assert logged(folder) == rows
-    assert weights_hash(folder) == weights_hash(whole)
+    assert exported(folder) == exported(whole)

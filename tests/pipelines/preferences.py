@@ -7,11 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from toy import metrics_of
-
-from roll.configs.checks.prerequisites import check_prerequisites
-from roll.configs.parsing.loader import load_config
-from roll.pipelines import run_pipeline
 
 YAML = """
 pipeline: {pipeline}
@@ -33,22 +28,7 @@ actor_train:
   data_args: {{file_name: {folder}/rows.jsonl}}
 """
 TRAINING = "actor_train.training_args"
-ACTOR = "actor_train.strategy_args.strategy_name"
-OPTIONS = "+actor_train.strategy_args.strategy_config"
-BACKENDS = {
-    "zero 3": (f"{ACTOR}=deepspeed_train", f"{OPTIONS}={{zero_optimization: {{stage: 3}}}}"),
-    "megatron": (f"{ACTOR}=megatron_train",),
-}
 LORA = ("actor_train.model_args.lora_rank=4", "actor_train.model_args.lora_alpha=8")
-LAYOUTS = {
-    "one pair at a time": (f"{TRAINING}.per_device_train_batch_size=2", f"{TRAINING}.gradient_accumulation_steps=6"),
-    "all pairs at once": (f"{TRAINING}.per_device_train_batch_size=12", f"{TRAINING}.gradient_accumulation_steps=1"),
-    "packed": ("actor_train.use_sequence_packing=true",),
-    "by tokens": (
-        "actor_train.use_dynamic_batching_in_train=true",
-        "actor_train.max_tokens_per_microbatch_in_train=100",
-    ),
-}
 
 
 def preferences(count: int, *, single: bool = False) -> list[dict[str, Any]]:
@@ -67,25 +47,12 @@ def preferences(count: int, *, single: bool = False) -> list[dict[str, Any]]:
 
 
 def write(folder: Path, model: Path, pipeline: str = "dpo", rows: int = 20, *, single: bool = False) -> Path:
-    """Configuration and rows."""
+    """Write configuration and rows into `folder`; returns the folder, the file is `toy.yaml`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.yaml").write_text(YAML.format(folder=folder, model=model, pipeline=pipeline))
+    (folder / "toy.yaml").write_text(YAML.format(folder=folder, model=model, pipeline=pipeline))
     lines = preferences(rows, single=single)
     (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
-
-
-def config_of(folder: Path, *overrides: str) -> Any:
-    config = load_config(folder, "job", overrides)
-    check_prerequisites(config)
-    return config
-
-
-def run(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """Run it in this process; the rows of its metrics file."""
-    config = config_of(folder, *overrides)
-    run_pipeline(config)
-    return metrics_of(config.logging_path)
 
 
 def tokenizer_in(folder: Path) -> Any:

@@ -16,7 +16,7 @@ def test_the_toy_is_played_and_trained_from_its_warm_start_on(tmp_path, monkeypa
     """Whether it is learnt, with several seeds, is evidence: benchmarks/agentic_learning.py."""
     monkeypatch.chdir(EXAMPLES.parent)
     job = ["--config_path", str(EXAMPLES / "agents"), "--config_name", "agentic_openai", f"output_dir={tmp_path}"]
-    settings = ["max_steps=6", "val_before_train=false", "eval_steps=0", "track_with=jsonl"]
+    settings = ["max_steps=3", "val_before_train=false", "eval_steps=0", "track_with=jsonl"]
     # In a process of its own: the example has a module `toy`, and so have these tests.
     subprocess.run([sys.executable, str(EXAMPLES / "start_pipeline.py"), *job, *settings], check=True)
     rows = metrics_of(tmp_path / "logs")

@@ -14,7 +14,7 @@ from toy import metrics_of, run_toy, write_toy
 ASYNC = ("executor=ray", "async_generation_ratio=1")
 
 
-def test_the_toy_is_solved_on_samples_of_older_weights(tiny_model, tmp_path):
+def test_the_toy_is_solved_on_samples_of_older_weights(shared_ray, tiny_model, tmp_path):
     schedule = ("max_steps=30", "eval_steps=30", "val_before_train=true")
     rows = run_toy(write_toy(tmp_path, tiny_model), *ASYNC, "policy_loss=decoupled_ppo", *schedule)
     training = [row for row in rows if row["step"] > 0]
@@ -61,7 +61,7 @@ def test_killed_and_resumed_no_prompt_is_skipped_or_repeated(tiny_model, tmp_pat
     assert trained_prompts(folder) == dict.fromkeys((f"case:{i}" for i in range(64)), 8)
 
 
-def test_a_synchronous_run_plays_what_an_asynchronous_one_had_ready_again(tiny_model, tmp_path):
+def test_a_synchronous_run_plays_what_an_asynchronous_one_had_ready_again(shared_ray, tiny_model, tmp_path):
     folder = write_toy(tmp_path, tiny_model, rows=64)
     run = (*ONE_PASS, f"rollout_dump_dir={folder / 'dump'}")
     run_toy(folder, *run, "num_train_epochs=0", "max_steps=2")

@@ -5,40 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 import pytest
-from same_runs import comparable
+from pipeline_contract import JOBS, MIXED
 from toy import run_toy, write_toy
 
-ACTOR = "actor_train.strategy_args.strategy_name"
-OPTIONS = "+actor_train.strategy_args.strategy_config"
-BACKENDS = {
-    "zero 1": (f"{ACTOR}=deepspeed_train", f"{OPTIONS}={{zero_optimization: {{stage: 1}}}}"),
-    "zero 3": (f"{ACTOR}=deepspeed_train", f"{OPTIONS}={{zero_optimization: {{stage: 3}}}}"),
-    "megatron": (f"{ACTOR}=megatron_train",),
-}
-MIXED = (
-    f"{ACTOR}=megatron_train",
-    "adv_estimator=gae",
-    "ppo_epochs=2",
-    "use_kl_loss=true",
-    "kl_loss_coef=0.001",
-    "reference.strategy_args.strategy_name=fsdp2_infer",
-    "critic.strategy_args.strategy_name=deepspeed_train",
-    "critic.model_args.disable_gradient_checkpointing=true",
-    "critic.training_args.per_device_train_batch_size=32",
-    "critic.training_args.gradient_accumulation_steps=2",
-    "critic.training_args.learning_rate=1e-2",
-)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model, tmp_path, backend):
-    # Advantages of a group cancel in the gradient of what it didn't sample; Adam must not blow up what rounding leaves.
-    schedule = ("max_steps=3", "actor_train.training_args.adam_epsilon=1e-4")
-    expected = run_toy(write_toy(tmp_path / "fsdp2", tiny_model), *schedule)
-    rows = run_toy(write_toy(tmp_path / "other", tiny_model), *BACKENDS[backend], *schedule)
-    for row, other in zip(rows, expected, strict=True):
-        for name in ("reward/mean", "actor/loss", "actor/grad_norm", "actor/entropy", "actor/lr"):
-            assert row[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
+BACKENDS = JOBS["rlvr"].backends
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "mixed"])
@@ -48,16 +18,6 @@ def test_every_backend_solves_the_toy(tiny_model, tmp_path, backend):
     training = [row["reward/mean"] for row in rows]
     assert fmean(training[:2]) < 0.4
     assert fmean(training[-3:]) > 0.9
-
-
-@pytest.mark.parametrize("backend", [*BACKENDS, "mixed"])
-def test_a_run_resumed_from_a_checkpoint_equals_the_whole_one(tiny_model, tmp_path, backend):
-    overrides = MIXED if backend == "mixed" else BACKENDS[backend]
-    whole = run_toy(write_toy(tmp_path / "whole", tiny_model), *overrides, "max_steps=4")
-    folder = write_toy(tmp_path / "parts", tiny_model)
-    run_toy(folder, *overrides, "max_steps=2", "save_steps=2")
-    resumed = run_toy(folder, *overrides, "max_steps=4", "save_steps=2", "resume_from_checkpoint=true")
-    assert comparable(resumed) == comparable(whole)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipeline_contract import CRITIC
 from safetensors.torch import load_file
 from same_runs import comparable, in_process, logged
-from test_pipelines_learning import CRITIC
 from tiny_models import build_tiny_model
 from toy import run_toy, write_toy
 
@@ -61,7 +61,9 @@ def test_the_controller_hashes_its_own_file_and_none_of_the_ranks(tiny_model, tm
 
 
 @pytest.mark.parametrize("executor", ["inline", "ray"])
-def test_a_run_that_saves_in_the_background_is_the_same_run(whole, tiny_model, tmp_path, executor):
+def test_a_run_that_saves_in_the_background_is_the_same_run(whole, tiny_model, tmp_path, executor, request):
+    if executor == "ray":
+        request.getfixturevalue("shared_ray")
     folder = write_toy(tmp_path / "run", tiny_model)
     run_toy(folder, *STEPS, ASYNC, "checkpoint_config.save_hf_model=true", f"executor={executor}")
     assert logged(folder) == whole[1]
@@ -346,7 +348,7 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_ranks_of_every_backend_save_in_the_background_and_resume(tiny_model, tmp_path, backend):
+def test_two_ranks_of_every_backend_save_in_the_background_and_resume(shared_ray, tiny_model, tmp_path, backend):
     pytest.importorskip(backend)
     name, options = BACKENDS[backend]
     settings = (

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from preferences import (
-    BACKENDS,
-    LAYOUTS,
-    LORA,
-    TRAINING,
-    config_of,
-    optimizer_of,
-    policy_in,
-    preferences,
-    run,
-    step_by_hand,
-    tokenizer_in,
-    write,
-)
-from safetensors.torch import load_file
-from same_runs import comparable, in_process, logged
+from preferences import LORA, TRAINING, optimizer_of, policy_in, preferences, step_by_hand, tokenizer_in, write
+from toy import config_of, run_toy
 
 from roll.configs.errors import ConfigError
 from roll.configs.rules.validate import warnings_of
 from roll.data.finished_rows import RowOrder
 from roll.data.preference_rows import batch_of, mismatched
 from roll.pipelines.offline.dpo import dpo_data
-from roll.utils.rows import DataError
 
 REFERENCE = "reference={}"
 SAID = ("preference/loss", "preference/margin", "actor/grad_norm", "preference/tokens")
@@ -84,7 +68,7 @@ BY_HAND = {
 def test_steps_are_those_of_a_plain_transformers_loop(tiny_model: Path, tmp_path: Path, name: str) -> None:
     loss_of, options = BY_HAND[name]
     folder = write(tmp_path, tiny_model, single=name == "kto")
-    rows = run(folder, *options)
+    rows = run_toy(folder, *options)
     config, tokenizer = config_of(folder, *options), tokenizer_in(tiny_model)
     order = RowOrder(dpo_data(config, tokenizer).training.rows, batch_of, seed=config.seed)
     model, reference = policy_in(tiny_model), policy_in(tiny_model)
@@ -115,27 +99,17 @@ LOSSES = {
 def test_every_loss_learns_the_preference(tiny_model: Path, tmp_path: Path, name: str) -> None:
     folder = write(tmp_path, tiny_model, rows=40, single=name == "kto")
     options = (*LOSSES[name], "validation_share=0.25", "eval_steps=20", "val_before_train=true", "max_steps=20")
-    rows = run(folder, *options)
+    rows = run_toy(folder, *options)
     assert rows[0]["step"] == 0
     assert rows[-1]["val/loss"] < rows[0]["val/loss"]
     assert rows[-1]["val/accuracy"] >= 0.9
     assert rows[-1]["val/chosen_reward"] > rows[-1]["val/rejected_reward"]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_how_pairs_are_laid_out_changes_nothing(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    options = (REFERENCE, "validation_share=0.2", "eval_steps=3")
-    base = run(write(tmp_path / "base", tiny_model), *options)
-    rows = run(write(tmp_path / "other", tiny_model), *options, *LAYOUTS[name])
-    for row, other in zip(rows, base, strict=True):
-        for key in (*SAID, *HELD):
-            assert row.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=1e-4, abs=1e-5), key
-
-
 def test_log_probs_computed_beforehand_are_those_of_each_step(tiny_model: Path, tmp_path: Path) -> None:
     options = (REFERENCE, "validation_share=0.2", "eval_steps=3", "max_steps=6")
-    base = run(write(tmp_path / "base", tiny_model), *options)
-    rows = run(write(tmp_path / "other", tiny_model), *options, "precompute_ref_log_probs=true")
+    base = run_toy(write(tmp_path / "base", tiny_model), *options)
+    rows = run_toy(write(tmp_path / "other", tiny_model), *options, "precompute_ref_log_probs=true")
     for row, other in zip(rows, base, strict=True):
         for key in (*SAID, *HELD):
             assert row.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=1e-4, abs=1e-5), key
@@ -144,8 +118,8 @@ def test_log_probs_computed_beforehand_are_those_of_each_step(tiny_model: Path, 
 
 
 def test_with_lora_the_reference_is_the_model_without_its_adapters(tiny_model: Path, tmp_path: Path) -> None:
-    alone = run(write(tmp_path / "alone", tiny_model), *LORA)
-    beside = run(write(tmp_path / "beside", tiny_model), *LORA, REFERENCE)
+    alone = run_toy(write(tmp_path / "alone", tiny_model), *LORA)
+    beside = run_toy(write(tmp_path / "beside", tiny_model), *LORA, REFERENCE)
     for row, other in zip(alone, beside, strict=True):
         assert row["preference/loss"] == pytest.approx(other["preference/loss"], rel=1e-6)
     exported = tmp_path / "alone" / "output" / "hf_model"
@@ -157,103 +131,14 @@ def test_with_lora_the_reference_is_the_model_without_its_adapters(tiny_model: P
     )
 
 
-RESUMED = {
-    "full": (REFERENCE,),
-    "lora": LORA,
-    "computed beforehand": (REFERENCE, "precompute_ref_log_probs=true"),
-    "in order": (REFERENCE, "actor_train.data_args.shuffle=false"),
-    "kto": KTO,
-}
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_equals_the_whole_one_bit_for_bit(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    options = (*RESUMED[name], "validation_share=0.2", "eval_steps=2", "save_steps=2")
-    whole = write(tmp_path / "whole", tiny_model, single=name == "kto")
-    expected = run(whole, *options, "max_steps=6")
-    parts = write(tmp_path / "parts", tiny_model, single=name == "kto")
-    run(parts, *options, "max_steps=2")
-    resumed = run(parts, *options, "max_steps=6", "resume_from_checkpoint=auto")
-    mine, theirs = comparable(resumed), comparable(expected)
-    assert mine == theirs
-    one, other = (policy_in(folder / "output" / "hf_model").state_dict() for folder in (whole, parts))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.parametrize(("pipeline", "moment", "nth"), [("dpo", "update", 5), ("reward_model", "checkpoint write", 2)])
-def test_killed_and_resumed_equals_never_killed(
-    tiny_model: Path, tmp_path: Path, pipeline: str, moment: str, nth: int
-) -> None:
-    """A process that dies in step 5, or while it writes the second checkpoint."""
-    options = (*((REFERENCE,) if pipeline == "dpo" else ()), "validation_share=0.2", "eval_steps=2", "save_steps=2")
-    options = (*options, "max_steps=6")
-    folders = [write(tmp_path / name, tiny_model, pipeline) for name in ("whole", "killed")]
-    for folder in folders:
-        (folder / "job.yaml").rename(folder / "toy.yaml")
-    whole, killed = folders
-    assert in_process(whole, options) == 0
-    assert in_process(killed, options, moment=moment, nth=nth) == -signal.SIGKILL
-    assert 1 < len(logged(killed)) < 6
-    assert in_process(killed, options, "resume_from_checkpoint=auto") == 0
-    mine, theirs = logged(killed), logged(whole)
-    assert mine == theirs
-    one, other = (load_file(folder / "output" / "hf_model" / "model.safetensors") for folder in folders)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-def test_other_rows_are_refused_when_a_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
-    run(write(tmp_path, tiny_model), REFERENCE, "save_steps=1", "max_steps=1")
-    write(tmp_path, tiny_model, rows=21)
-    with pytest.raises(DataError, match="the data cursor was saved with rows = '20 rows"):
-        run(tmp_path, REFERENCE, "resume_from_checkpoint=true")
-
-
-def test_epochs_end_with_a_smaller_step_and_take_every_pair_once(tiny_model: Path, tmp_path: Path) -> None:
-    rows = run(write(tmp_path, tiny_model), REFERENCE, "num_train_epochs=1", "max_steps=0")
-    assert [row["preference/rows"] for row in rows] == [6, 6, 6, 2]
-    assert rows[-1]["preference/epoch"] == 1.0
-    assert rows[0]["data/taught_tokens"] == sum(row["preference/tokens"] for row in rows)
-
-
 def test_a_single_row_that_is_left_for_the_last_step_of_kto_has_no_kl(tiny_model: Path, tmp_path: Path) -> None:
     """Its own response would be taken for another row's, and its log-ratio for the KL."""
     folder = write(tmp_path, tiny_model, single=True)
     liked = [row for row in preferences(50, single=True) if row["label"]]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in liked))
-    rows = run(folder, *KTO, "num_train_epochs=1", "max_steps=0")
+    rows = run_toy(folder, *KTO, "num_train_epochs=1", "max_steps=0")
     assert [row["preference/rows"] for row in rows] == [12, 12, 1]
     assert rows[-1]["preference/kl"] == 0.0
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model: Path, tmp_path: Path, backend: str) -> None:
-    options = (REFERENCE, f"{TRAINING}.adam_epsilon=1e-4", "validation_share=0.2", "eval_steps=3")
-    expected = run(write(tmp_path / "fsdp2", tiny_model), *options)
-    rows = run(write(tmp_path / "other", tiny_model), *BACKENDS[backend], *options)
-    for row, other in zip(rows, expected, strict=True):
-        for key in (*SAID, *HELD):
-            assert row.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=1e-4, abs=1e-5), key
-
-
-@pytest.mark.parametrize("name", ["sigmoid", "kto"])
-def test_two_ranks_take_the_steps_of_one(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    """Of `kto`, whose KL is one number for the rows of the whole step, on whatever ranks they are."""
-    single, size = name == "kto", 1 if name == "kto" else 2
-    options = (*(KTO if single else (REFERENCE,)), "num_train_epochs=1", "max_steps=0")
-    options = (*options, f"{TRAINING}.per_device_train_batch_size={size}")
-    inline = run(
-        write(tmp_path / "inline", tiny_model, single=single), *options, f"{TRAINING}.gradient_accumulation_steps=6"
-    )
-    more = ("executor=ray", "num_gpus_per_node=2", "actor_train.device_mapping='0-1'", "reference.device_mapping='0-1'")
-    ray = run(write(tmp_path / "ray", tiny_model, single=single), *options, *more)
-    assert [row["preference/rows"] for row in ray] == [6, 6, 6, 2]
-    for mine, theirs in zip(inline, ray, strict=True):
-        assert mine["preference/loss"] == pytest.approx(theirs["preference/loss"], rel=1e-4)
-        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
-        assert mine.get("preference/kl", 0.0) == pytest.approx(theirs.get("preference/kl", 0.0), rel=1e-4, abs=1e-7)
-    if single:
-        assert max(row["preference/kl"] for row in ray) > 0
 
 
 OWN = '''
@@ -268,7 +153,7 @@ def squared(chosen, rejected, *, wanted=1.0):
 def test_a_loss_of_ones_own_trains(tiny_model: Path, tmp_path: Path) -> None:
     folder = write(tmp_path, tiny_model)
     (folder / "own.py").write_text(OWN)
-    rows = run(folder, REFERENCE, f"loss_type={{name: '{folder}/own.py:squared', wanted: 2.0}}")
+    rows = run_toy(folder, REFERENCE, f"loss_type={{name: '{folder}/own.py:squared', wanted: 2.0}}")
     assert rows[0]["preference/loss"] == pytest.approx(4.0, rel=1e-4)  # (0 - 0 - 2)^2
     assert rows[-1]["preference/loss"] < 4.0
     with pytest.raises(ConfigError, match=r"loss_type_args.wnted: .*did you mean 'wanted'"):
@@ -334,11 +219,3 @@ def test_warnings_are_about_what_is_probably_not_meant(tiny_model: Path, tmp_pat
         "rows are held out, but eval_steps and val_before_train are off: validation won't run",
         "simpo was published with beta 2.0 to 2.5; it is 0.1",
     ]
-
-
-def test_a_bad_row_ends_the_start_with_its_line(tiny_model: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path, tiny_model)
-    with (folder / "rows.jsonl").open("a") as file:
-        file.write('{"prompt": "1?", "chosen": "a", "rejected": ""}\n')
-    with pytest.raises(DataError, match=r"rows.jsonl:21: the response in 'rejected' is empty"):
-        run(folder, REFERENCE)

@@ -56,30 +56,6 @@ def test_a_step_of_the_full_kl_loss_is_that_of_plain_transformers(tiny_model, ot
     assert run.last["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-3)
 
 
-LAYOUTS = {
-    "packed": ("actor_train.use_sequence_packing=true", "reference.use_sequence_packing=true"),
-    "two passes": (
-        "actor_train.training_args.per_device_train_batch_size=2",
-        "actor_train.training_args.gradient_accumulation_steps=2",
-        "reference.infer_batch_size=1",
-    ),
-    "zero": ("actor_train.strategy_args.strategy_name=deepspeed_train",),
-    "megatron": (
-        "actor_train.strategy_args.strategy_name=megatron_train",
-        "reference.strategy_args.strategy_name=megatron_infer",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_no_layout_and_no_backend_changes_a_step(tiny_model, other, tmp_path, name):
-    keys = (*IN_LOSS, *IN_REWARD, "allow_both_kl=true", "kl_top_k=16", "rl_loss_coef=1")
-    one = run_with(tmp_path / "one", tiny_model, other, *keys).last
-    found = run_with(tmp_path / "other", tiny_model, other, *keys, *LAYOUTS[name]).last
-    for metric in ("actor/grad_norm", "actor/loss", "actor/kl_loss", "kl/reference"):
-        assert found[metric] == pytest.approx(one[metric], rel=1e-4, abs=1e-5), metric
-
-
 def test_with_adapters_the_reference_is_the_actor_without_them(tiny_model, tmp_path):
     keys = (*IN_LOSS, "actor_train.model_args.lora_rank=2", "max_steps=2", "reference=null", "rl_loss_coef=1")
     run = run_small(tmp_path, tiny_model, *keys)

@@ -289,14 +289,14 @@ def test_checkpoint_folder_and_retention(small):
 
 
 @pytest.mark.parametrize("how", ["true", "auto", "checkpoint-1"])
-def test_resume_from_checkpoint(small, tmp_path, how):
-    whole = small("max_steps=3")
+def test_resume_from_checkpoint(small, saved, how):
     first = small("max_steps=2", "save_steps=1")
     value = how if how in ("true", "auto") else first.folder / "output" / "checkpoints" / how
     resumed = again(first.folder, "max_steps=3", "save_steps=1", f"resume_from_checkpoint={value}")
     assert resumed.steps == [1, 2, 3]
     assert len(resumed.trained) == (2 if how == "checkpoint-1" else 1)
-    assert all(torch.equal(value, whole.weights()[name]) for name, value in resumed.weights().items())
+    whole = saved.weights()
+    assert all(torch.equal(value, whole[name]) for name, value in resumed.weights().items())
 
 
 def test_resuming_from_nothing(small):

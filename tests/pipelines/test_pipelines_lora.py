@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
-from pathlib import Path
 from statistics import fmean
 
 import pytest
-from same_runs import check_ray_equals_inline, in_process, logged
 from small import CRITIC, REFERENCE, run_small
 from tiny_models import build_tiny_model
 from torch.distributed.checkpoint import FileSystemReader
@@ -68,35 +65,6 @@ def test_a_checkpoint_has_both_folders_and_a_validation_alone_reads_the_adapters
     monkeypatch.setattr(EnginePipeline, "sync_weights", lambda self, version: synced.append(version))
     run_toy(tmp_path, "val_only=true", adapters)
     assert synced == [0], "engines that read the model's folder lack the adapters that the actor starts from"
-
-
-EVERYTHING = (
-    *RANK,
-    *KL,
-    f"{MODEL}.lora_dropout=0.1",
-    "max_steps=5",
-    "save_steps=2",
-    "actor_train.training_args.lr_scheduler_type=cosine",
-    "checkpoint_config.save_hf_model=true",
-)
-
-
-def test_killed_in_an_update_and_resumed_equals_never_killed(tiny_model, tmp_path):
-    whole = write_toy(tmp_path / "whole", tiny_model)
-    assert in_process(whole, EVERYTHING) == 0
-    killed = write_toy(tmp_path / "killed", tiny_model)
-    assert in_process(killed, EVERYTHING, moment="update", nth=7) == -signal.SIGKILL
-    assert 1 < len(logged(killed)) < 5
-    assert in_process(killed, EVERYTHING, "resume_from_checkpoint=auto") == 0
-    assert logged(killed) == logged(whole)
-    last = Path("output") / "checkpoints" / "checkpoint-5" / "hf_model"
-    for file in ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
-        assert (whole / last / file).read_bytes() == (killed / last / file).read_bytes(), file
-
-
-def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
-    names = ("actor/loss", "actor/kl_loss", "kl/reference", "reward/mean")
-    check_ray_equals_inline(tiny_model, tmp_path, ("max_steps=3", *RANK, *KL), names=names)
 
 
 def test_layers_that_the_model_lacks_are_refused_by_roll_check(tiny_model, tmp_path):

@@ -4,19 +4,16 @@ failures are statuses."""
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from same_runs import comparable
 from tiny_classifiers import build_case_lover, build_tiny_classifier
-from toy import metrics_of, run_toy, write_toy
+from toy import run_toy, write_toy
 
 from roll.distributed.worker_errors import WorkerRefused
 from roll.rollout.episode_groups import FilterBudgetExhausted
-from roll.tracking.names import is_timing
 
 MODEL = ("rewards.case.name=reward_model", "custom_reward_function=null", "reward_model.template=plain")
 """Score by the model alone, of the text without any template's tail."""
@@ -28,10 +25,6 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>")
 @pytest.fixture(scope="module")
 def case_lover(tmp_path_factory) -> Path:
     return build_case_lover(tmp_path_factory.mktemp("case_lover"))
-
-
-def comparable(rows):
-    return [{name: value for name, value in row.items() if not is_timing(name)} for row in rows]
 
 
 def dropped(folder: Path) -> list[dict]:
@@ -133,32 +126,3 @@ def test_a_label_that_only_the_loaded_model_can_judge_is_refused_by_name(tiny_mo
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(WorkerRefused, match="reward_model rank 0 failed in '__init__': .*3 outputs"):
         run_toy(write_toy(tmp_path, tiny_model), *MODEL, f"reward_pretrain={path}")
-
-
-def in_process(folder: Path, moment: str, nth: int, *settings: str) -> int:
-    script = Path(__file__).with_name("toy_process.py")
-    command = [sys.executable, str(script), str(folder), moment, str(nth), *settings]
-    return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
-
-
-def test_killed_and_resumed_equals_never_killed_with_a_reward_model(tiny_model, tmp_path):
-    path = build_tiny_classifier(tmp_path / "model")
-    settings = (*COMBINED, f"reward_pretrain={path}", "max_steps=4", "save_steps=1", "reward_norm=running")
-    whole, killed = (write_toy(tmp_path / name, tiny_model) for name in ("whole", "killed"))
-    assert in_process(whole, "", 0, *settings) == 0
-    assert in_process(killed, "scoring", 150, *settings) == -signal.SIGKILL
-    assert 0 < len(metrics_of(killed / "output" / "logs")) < 4
-    assert in_process(killed, "", 0, *settings, "resume_from_checkpoint=auto") == 0
-    rows = [comparable(metrics_of(folder / "output" / "logs")) for folder in (whole, killed)]
-    assert rows[0] == rows[1]
-
-
-def test_two_reward_ranks_under_ray_give_the_scores_of_one_inline(tiny_model, tmp_path):
-    path = build_tiny_classifier(tmp_path / "model")
-    settings = (*MODEL, f"reward_pretrain={path}", "max_steps=2")
-    inline = run_toy(write_toy(tmp_path / "inline", tiny_model), *settings)
-    ranks = ("executor=ray", "num_gpus_per_node=2", "reward_model.device_mapping='0-1'")
-    ray = run_toy(write_toy(tmp_path / "ray", tiny_model), *settings, *ranks)
-    for mine, theirs in zip(inline, ray, strict=True):
-        assert mine["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=1e-6)
-        assert mine["reward/std"] == pytest.approx(theirs["reward/std"], abs=1e-6)

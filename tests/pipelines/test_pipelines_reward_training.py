@@ -7,22 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from preferences import (
-    BACKENDS,
-    LAYOUTS,
-    LORA,
-    TRAINING,
-    classifier_in,
-    config_of,
-    optimizer_of,
-    preferences,
-    run,
-    step_by_hand,
-    tokenizer_in,
-    write,
-)
-from same_runs import comparable
+from pipeline_contract import BACKENDS
+from preferences import LORA, TRAINING, classifier_in, optimizer_of, preferences, step_by_hand, tokenizer_in, write
 from tiny_classifiers import build_tiny_classifier
+from toy import config_of, run_toy
 
 from roll.configs.errors import ConfigError
 from roll.data.finished_rows import RowOrder
@@ -33,8 +21,6 @@ from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.strategies.training.pretrained import load_tokenizer
 from roll.types.trajectory import Task
 
-SAID = ("preference/loss", "preference/margin", "actor/grad_norm", "preference/tokens")
-HELD = ("val/loss", "val/accuracy", "val/margin")
 PIPELINE = "reward_model"
 REGRESSION = ("loss_type=regression",)
 
@@ -76,7 +62,7 @@ BY_HAND = {
 def test_steps_are_those_of_a_plain_transformers_loop(tiny_model: Path, tmp_path: Path, name: str) -> None:
     options = BY_HAND[name]
     folder = write(tmp_path, tiny_model, PIPELINE, single=name == "regression")
-    rows = run(folder, *options)
+    rows = run_toy(folder, *options)
     config, tokenizer = config_of(folder, *options), tokenizer_in(tiny_model)
     order = RowOrder(reward_data(config, tokenizer).training.rows, scored_batch_of, seed=config.seed)
     model = classifier_of(tiny_model, tokenizer)
@@ -91,33 +77,9 @@ def test_steps_are_those_of_a_plain_transformers_loop(tiny_model: Path, tmp_path
         torch.testing.assert_close(trained[key], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_how_pairs_are_laid_out_changes_nothing(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    options = ("validation_share=0.2", "eval_steps=3")
-    base = run(write(tmp_path / "base", tiny_model, PIPELINE), *options)
-    rows = run(write(tmp_path / "other", tiny_model, PIPELINE), *options, *LAYOUTS[name])
-    for row, other in zip(rows, base, strict=True):
-        for key in (*SAID, *HELD):
-            assert row.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=1e-4, abs=1e-5), key
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model: Path, tmp_path: Path, backend: str) -> None:
-    options = (f"{TRAINING}.adam_epsilon=1e-4", "validation_share=0.2", "eval_steps=3")
-    expected = run(write(tmp_path / "fsdp2", tiny_model, PIPELINE), *options)
-    rows = run(write(tmp_path / "other", tiny_model, PIPELINE), *BACKENDS[backend], *options)
-    for row, other in zip(rows, expected, strict=True):
-        for key in (*SAID, *HELD):
-            assert row.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=1e-4, abs=1e-5), key
-    mine, theirs = (classifier_in(tmp_path / name / "output" / "hf_model") for name in ("other", "fsdp2"))
-    assert (mine.config.pad_token_id, mine.config.num_labels) == (theirs.config.pad_token_id, 1)
-    for key, value in theirs.state_dict().items():
-        torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-3, atol=1e-4)
-
-
 def test_lora_trains_adapters_and_the_head(tiny_model: Path, tmp_path: Path) -> None:
     folder = write(tmp_path, tiny_model, PIPELINE, rows=40)
-    rows = run(folder, *LORA, "max_steps=20", "validation_share=0.25", "eval_steps=20")
+    rows = run_toy(folder, *LORA, "max_steps=20", "validation_share=0.25", "eval_steps=20")
     assert rows[-1]["val/accuracy"] >= 0.9
     before, after = (model.state_dict() for model in (classifier_of(tiny_model, tokenizer_in(tiny_model)),
                                                       classifier_in(folder / "output" / "hf_model")))  # fmt: skip
@@ -127,28 +89,11 @@ def test_lora_trains_adapters_and_the_head(tiny_model: Path, tmp_path: Path) -> 
     assert "model.layers.0.self_attn.q_proj.weight" in changed
 
 
-RESUMED = {"full": (), "lora": LORA, "zero 3": BACKENDS["zero 3"], "megatron": BACKENDS["megatron"]}
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_equals_the_whole_one_bit_for_bit(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    options = (*RESUMED[name], "validation_share=0.2", "eval_steps=2", "save_steps=2")
-    whole = write(tmp_path / "whole", tiny_model, PIPELINE)
-    expected = run(whole, *options, "max_steps=6")
-    parts = write(tmp_path / "parts", tiny_model, PIPELINE)
-    run(parts, *options, "max_steps=2")
-    resumed = run(parts, *options, "max_steps=6", "resume_from_checkpoint=auto")
-    mine, theirs = comparable(resumed), comparable(expected)
-    assert mine == theirs
-    one, other = (classifier_in(folder / "output" / "hf_model").state_dict() for folder in (whole, parts))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
 @pytest.mark.parametrize("backend", ["fsdp2", *BACKENDS])
 def test_training_goes_on_from_a_classifier_with_its_head(tmp_path: Path, backend: str) -> None:
     start = build_tiny_classifier(tmp_path / "start")
     folder = write(tmp_path / "run", start, PIPELINE)
-    rows = run(folder, *BACKENDS.get(backend, ()), "max_steps=1")
+    rows = run_toy(folder, *BACKENDS.get(backend, ()), "max_steps=1")
     config, tokenizer = config_of(folder), tokenizer_in(start)
     order = RowOrder(reward_data(config, tokenizer).training.rows, scored_batch_of, seed=config.seed)
     with torch.no_grad():
@@ -161,7 +106,7 @@ def test_training_goes_on_from_a_classifier_with_its_head(tmp_path: Path, backen
 def test_a_classifier_of_several_outputs_is_refused(tmp_path: Path, backend: str) -> None:
     start = build_tiny_classifier(tmp_path / "start", labels=3)
     with pytest.raises(Exception, match="is a classifier with 3 outputs; expected one, or a language model"):
-        run(write(tmp_path / "run", start, PIPELINE), *BACKENDS.get(backend, ()))
+        run_toy(write(tmp_path / "run", start, PIPELINE), *BACKENDS.get(backend, ()))
 
 
 def test_what_is_learnt_is_what_the_role_of_a_reward_model_reads(tiny_model: Path, tmp_path: Path) -> None:
@@ -179,11 +124,6 @@ def test_what_is_learnt_is_what_the_role_of_a_reward_model_reads(tiny_model: Pat
         )
         read = PromptEncoder(tokenizer, template=template).encode(task, said["chosen"])
         assert row.sequences[0].token_ids.tolist() == list(read), template
-
-
-def test_epochs_take_every_pair_once(tiny_model: Path, tmp_path: Path) -> None:
-    rows = run(write(tmp_path, tiny_model, PIPELINE), "num_train_epochs=1", "max_steps=0")
-    assert [row["preference/rows"] for row in rows] == [6, 6, 6, 2]
 
 
 BAD_CONFIGS = {

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import preferences
 import pytest
-import test_pipelines_sft as sft
 from safetensors.torch import load_file
-from toy import run_toy, write_toy
+from toy import config_of, run_toy, write_toy
 from toy_env import write_toy_env
+from toy_sft import write_sft
 
 from roll.checkpoint import CheckpointStore
 from roll.checkpoint.best import best_of
 from roll.cli.__main__ import main
 from roll.configs.catalog.validation_metrics import NEVER
 from roll.configs.rules.save_best import validation_metrics
+from roll.pipelines import run_pipeline
 from roll.pipelines.offline.sft import SFTPipeline
 from roll.pipelines.run.loop import Loop
 from roll.pipelines.run.run_result import RunResult
@@ -55,8 +56,8 @@ def link(folder: Path) -> str:
     ],
 )
 def test_the_best_checkpoint_stays_besides_the_newest(tiny_model, tmp_path, losses, more, expected, way):
-    folder = sft.write(tmp_path, tiny_model)
-    sft.run(folder, *BEST, *more, f"checkpoint_config.async_save={way}")
+    folder = write_sft(tmp_path, tiny_model)
+    run_toy(folder, *BEST, *more, f"checkpoint_config.async_save={way}")
     assert there(folder) == expected
     assert link(folder) == "checkpoint-2"
     best = best_of(CheckpointStore(folder / "output" / "checkpoints").latest().meta)
@@ -64,9 +65,9 @@ def test_the_best_checkpoint_stays_besides_the_newest(tiny_model, tmp_path, loss
 
 
 def test_the_best_one_is_exported_served_and_resumed_from_by_its_name(tiny_model, tmp_path, losses, capsys):
-    folder = sft.write(tmp_path, tiny_model)
-    config = sft.config_of(folder, *BEST, "save_steps=1")
-    sft.run_sft(config)
+    folder = write_sft(tmp_path, tiny_model)
+    config = config_of(folder, *BEST, "save_steps=1")
+    run_pipeline(config)
     assert "best, val/loss 3" in capsys.readouterr().err.replace("\n", " ")
     run = folder / "output"
     assert RunResult(run, config).best_checkpoint == run / "checkpoints" / "checkpoint-2"
@@ -76,7 +77,7 @@ def test_the_best_one_is_exported_served_and_resumed_from_by_its_name(tiny_model
     assert main(["export", str(run), "--step", "2", "-o", str(tmp_path / "c")]) == 0
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
     assert all(a[name].equal(b[name]) and a[name].equal(c[name]) for name in c)
-    rows = sft.run(folder, *BEST, "resume_from_checkpoint=best", "max_steps=3")
+    rows = run_toy(folder, *BEST, "resume_from_checkpoint=best", "max_steps=3")
     assert [row["step"] for row in rows] == [1, 2, 3]
     with pytest.raises(SystemExit):
         main(["export", str(run), "--step", "beste"])
@@ -84,53 +85,53 @@ def test_the_best_one_is_exported_served_and_resumed_from_by_its_name(tiny_model
 
 
 def test_a_run_without_a_best_checkpoint_says_so(tiny_model, tmp_path, capsys):
-    folder = sft.write(tmp_path, tiny_model)
-    sft.run(folder, "save_steps=1", "max_steps=1", "export_model=false")
+    folder = write_sft(tmp_path, tiny_model)
+    run_toy(folder, "save_steps=1", "max_steps=1", "export_model=false")
     assert main(["export", str(folder / "output"), "--step", "best"]) == 2
     assert "has no best checkpoint; save_best chooses one" in capsys.readouterr().err
 
 
 def test_a_resumed_run_compares_with_the_best_of_the_run_before(tiny_model, tmp_path, losses):
-    folder = sft.write(tmp_path, tiny_model)
-    sft.run(folder, *BEST, "save_steps=1", "max_steps=3")
+    folder = write_sft(tmp_path, tiny_model)
+    run_toy(folder, *BEST, "save_steps=1", "max_steps=3")
     assert there(folder) == ["2", "3"]
     (folder / "output" / "checkpoints" / "best").unlink()  # as a kill before the link leaves it
     losses[4], losses[5] = 3.5, 3.2  # better than step 3, not than step 2
-    sft.run(folder, *BEST, "save_steps=1", "resume_from_checkpoint=auto")
+    run_toy(folder, *BEST, "save_steps=1", "resume_from_checkpoint=auto")
     assert there(folder) == ["2", "4", "5"]
     assert link(folder) == "checkpoint-2"
     losses[6] = 1.0
-    sft.run(folder, *BEST, "save_steps=1", "resume_from_checkpoint=auto", "max_steps=6")
+    run_toy(folder, *BEST, "save_steps=1", "resume_from_checkpoint=auto", "max_steps=6")
     assert there(folder) == ["5", "6"] and link(folder) == "checkpoint-6"
 
 
 def test_a_resumed_run_never_deletes_the_best_one_that_it_was_loaded_from(tiny_model, tmp_path, losses):
-    folder = sft.write(tmp_path, tiny_model)
-    sft.run(folder, *BEST, "max_steps=2")
+    folder = write_sft(tmp_path, tiny_model)
+    run_toy(folder, *BEST, "max_steps=2")
     more = ("resume_from_checkpoint=best", "checkpoint_config.delete_after_load=true", "save_steps=1")
-    sft.run(folder, *BEST, *more, "max_steps=4")
+    run_toy(folder, *BEST, *more, "max_steps=4")
     assert there(folder) == ["2", "3", "4"] and link(folder) == "checkpoint-2"
 
 
 def test_another_metric_is_compared_anew_and_a_run_without_the_key_keeps_the_best(tiny_model, tmp_path, losses, caplog):
-    folder = sft.write(tmp_path, tiny_model)
-    sft.run(folder, *BEST, "save_steps=1", "max_steps=3")
+    folder = write_sft(tmp_path, tiny_model)
+    run_toy(folder, *BEST, "save_steps=1", "max_steps=3")
     without = ("eval_steps=1", "validation_share=0.2", "save_steps=1", "export_model=false")
-    sft.run(folder, *without, "resume_from_checkpoint=auto", "max_steps=5")
+    run_toy(folder, *without, "resume_from_checkpoint=auto", "max_steps=5")
     assert there(folder) == ["2", "4", "5"], "carried on, though nothing is compared"
     losses[6], losses[7] = 9.0, 8.0
     other = ("save_best=max:val/loss", "resume_from_checkpoint=auto", "save_steps=1", "max_steps=7")
-    sft.run(folder, *BEST, *other)
+    run_toy(folder, *BEST, *other)
     assert "save_best is val/loss now" in caplog.text
     assert there(folder) == ["6", "7"] and link(folder) == "checkpoint-6"
 
 
 def test_the_best_of_another_folder_is_no_bar(tiny_model, tmp_path, losses, caplog):
-    folder = sft.write(tmp_path, tiny_model)
-    sft.run(folder, *BEST, "save_steps=1", "max_steps=3")
+    folder = write_sft(tmp_path, tiny_model)
+    run_toy(folder, *BEST, "save_steps=1", "max_steps=3")
     start = folder / "output" / "checkpoints" / "checkpoint-3"
     losses[4], losses[5] = 4.5, 4.6
-    sft.run(folder, *BEST, f"resume_from_checkpoint={start}", f"output_dir={folder}/other")
+    run_toy(folder, *BEST, f"resume_from_checkpoint={start}", f"output_dir={folder}/other")
     assert "isn't in" in caplog.text and "the next validation is the best" in caplog.text
     assert os.readlink(folder / "other" / "checkpoints" / "best") == "checkpoint-4"
 
@@ -138,30 +139,30 @@ def test_the_best_of_another_folder_is_no_bar(tiny_model, tmp_path, losses, capl
 def test_a_metric_that_is_no_number_or_absent_is_never_the_best_and_is_told(
     tiny_model, tmp_path, losses, caplog, capsys
 ):
-    folder = sft.write(tmp_path, tiny_model)
+    folder = write_sft(tmp_path, tiny_model)
     losses.update(dict.fromkeys(LOSSES, float("nan")))
-    sft.run(folder, *BEST)
+    run_toy(folder, *BEST)
     assert there(folder) == []
     assert caplog.text.count("val/loss is nan, so that it is no candidate") == 1
     assert "save_best: no validation gave val/loss" in " ".join(capsys.readouterr().err.split())
     losses.update({1: float("nan"), 2: 4.0, 3: float("inf"), 4: float("-inf"), 5: 5.0})
-    sft.run(folder, *BEST)
+    run_toy(folder, *BEST)
     assert there(folder) == ["2"]
 
 
 def test_a_last_step_that_comes_as_a_surprise_is_compared_too(tiny_model, tmp_path, losses):
-    folder = sft.write(tmp_path, tiny_model)  # 16 rows by 6: three steps an epoch
-    sft.run(folder, *BEST, "eval_steps=2", "max_steps=0", "num_train_epochs=1")
+    folder = write_sft(tmp_path, tiny_model)  # 16 rows by 6: three steps an epoch
+    run_toy(folder, *BEST, "eval_steps=2", "max_steps=0", "num_train_epochs=1")
     assert there(folder) == ["2"]
     losses[3] = 1.0
-    sft.run(folder, *BEST, "eval_steps=2", "max_steps=0", "num_train_epochs=1", f"output_dir={folder}/output2")
+    run_toy(folder, *BEST, "eval_steps=2", "max_steps=0", "num_train_epochs=1", f"output_dir={folder}/output2")
     assert os.readlink(folder / "output2" / "checkpoints" / "best") == "checkpoint-3"
 
 
 def test_a_run_that_is_killed_at_any_save_goes_on_to_the_same_best(tiny_model, tmp_path, losses, monkeypatch):
     save = Loop.save
     for killed in (2, 3):
-        folder = sft.write(tmp_path / str(killed), tiny_model)
+        folder = write_sft(tmp_path / str(killed), tiny_model)
 
         def dies(self, step, killed=killed):
             if step == killed:
@@ -170,23 +171,23 @@ def test_a_run_that_is_killed_at_any_save_goes_on_to_the_same_best(tiny_model, t
 
         monkeypatch.setattr(Loop, "save", dies)
         with pytest.raises(KeyboardInterrupt):
-            sft.run(folder, *BEST, "save_steps=1", "checkpoint_config.max_to_keep=1")
+            run_toy(folder, *BEST, "save_steps=1", "checkpoint_config.max_to_keep=1")
         monkeypatch.setattr(Loop, "save", save)
-        sft.run(folder, *BEST, "save_steps=1", "checkpoint_config.max_to_keep=1", "resume_from_checkpoint=auto")
+        run_toy(folder, *BEST, "save_steps=1", "checkpoint_config.max_to_keep=1", "resume_from_checkpoint=auto")
         assert (there(folder), link(folder)) == (["2", "5"], "checkpoint-2"), killed
 
 
 def test_the_best_one_stays_at_an_address(tiny_model, tmp_path, losses):
-    folder = sft.write(tmp_path, tiny_model)
+    folder = write_sft(tmp_path, tiny_model)
     place = f"checkpoint_config.output_dir=file://{tmp_path}/bucket"
     more = (place, "save_steps=1", "checkpoint_config.max_to_keep=1")
-    sft.run(folder, *BEST, *more, "max_steps=4")
+    run_toy(folder, *BEST, *more, "max_steps=4")
     assert sorted(path.name for path in (tmp_path / "bucket").iterdir()) == ["checkpoint-2", "checkpoint-4"]
     # On a machine that has nothing the newest is downloaded; the best one is still the bar, and stays where it is.
     again = ("resume_from_checkpoint=auto", f"output_dir={folder}/elsewhere")
-    sft.run(folder, *BEST, *more, *again)
+    run_toy(folder, *BEST, *more, *again)
     assert sorted(path.name for path in (tmp_path / "bucket").iterdir()) == ["checkpoint-2", "checkpoint-5"]
-    rows = sft.run(folder, *BEST, *more, "resume_from_checkpoint=best", f"output_dir={folder}/third", "max_steps=3")
+    rows = run_toy(folder, *BEST, *more, "resume_from_checkpoint=best", f"output_dir={folder}/third", "max_steps=3")
     assert [row["step"] for row in rows] == [3]
 
 
@@ -213,15 +214,15 @@ def check_names(config, rows):
 def test_the_best_checkpoint_of_preferences(tiny_model, tmp_path, pipeline, single, more, value):
     folder = preferences.write(tmp_path, tiny_model, pipeline, single=single)
     keys = (*HELD_OUT, *more, f"save_best={value}")
-    rows = preferences.run(folder, *keys)
-    check_names(preferences.config_of(folder, *keys), rows)
+    rows = run_toy(folder, *keys)
+    check_names(config_of(folder, *keys), rows)
     assert there(folder) == ["1"] and link(folder) == "checkpoint-1"
 
 
 def test_the_best_checkpoint_of_fine_tuning(tiny_model, tmp_path):
-    folder = sft.write(tmp_path, tiny_model)
+    folder = write_sft(tmp_path, tiny_model)
     keys = (*HELD_OUT, "save_best=val/token_accuracy")
-    check_names(sft.config_of(folder, *keys), sft.run(folder, *keys))
+    check_names(config_of(folder, *keys), run_toy(folder, *keys))
     assert link(folder) == "checkpoint-1"
 
 
@@ -233,9 +234,7 @@ def test_the_best_checkpoint_of_rewards(tiny_model, tmp_path):
     best = [step for step in values if all(values[step] > values[before] for before in values if before < step)]
     assert there(folder) == [str(step) for step in best]
     assert link(folder) == f"checkpoint-{best[-1]}"
-    from roll.configs.parsing.loader import load_config
-
-    check_names(load_config(folder, "toy", keys), rows)
+    check_names(config_of(folder, *keys), rows)
 
 
 def test_the_best_checkpoint_of_a_distilled_model(tiny_model, tmp_path):
@@ -249,7 +248,5 @@ def test_the_best_checkpoint_of_an_agent(tiny_model, tmp_path):
     folder = write_toy_env(tmp_path, tiny_model)
     keys = ("eval_steps=1", "max_steps=1", "save_best=val/letters/reward", "export_model=false")
     rows = run_toy(folder, *keys)
-    from roll.configs.parsing.loader import load_config
-
-    check_names(load_config(folder, "toy", keys), rows)
+    check_names(config_of(folder, *keys), rows)
     assert link(folder) == "checkpoint-1"

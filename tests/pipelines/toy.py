@@ -60,14 +60,21 @@ def write_toy(folder: Path, model: Path, rows: int = 16) -> Path:
     return folder
 
 
-def run_toy(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """Run it in this process; the rows of its metrics file."""
+def config_of(folder: Path, *overrides: str) -> Any:
+    """Return the checked configuration of a folder's `toy.yaml`."""
     from roll.configs.checks.prerequisites import check_prerequisites
     from roll.configs.parsing.loader import load_config
-    from roll.pipelines import run_pipeline
 
     config = load_config(folder, "toy", overrides)
     check_prerequisites(config)
+    return config
+
+
+def run_toy(folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    """Run it in this process; the rows of its metrics file."""
+    from roll.pipelines import run_pipeline
+
+    config = config_of(folder, *overrides)
     run_pipeline(config)
     return metrics_of(config.logging_path)
 

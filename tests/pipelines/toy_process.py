@@ -46,11 +46,15 @@ def kill_at(moment: str, nth: int) -> None:
     setattr(owner, name, dying)
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+def main(folder: str, moment: str = "", nth: str = "0", *overrides: str) -> None:
+    """Run it."""
     from toy import run_toy
 
-    folder, moment, nth, *overrides = sys.argv[1:]
     if moment:
         kill_at(moment, int(nth))
     run_toy(Path(folder), *overrides)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    main(*sys.argv[1:])
