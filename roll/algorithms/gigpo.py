@@ -55,14 +55,14 @@ class StepInputs:
         return self.state_index >= 0
 
     def returns(self) -> Tensor:
-        """[B, N], the turns' `step_returns`; of a turn that branches share the mean of those along them."""
-        (found,) = over_branches(
+        """Return the turns' `step_returns`, [B, N]; of a turn that branches share, the mean of those along them."""
+        (result,) = over_branches(
             self.branches,
             self.turn_mask,
             lambda rewards, present: (step_returns(rewards, present, gamma=self.gamma),),
             self.turn_rewards,
         )
-        return found
+        return result
 
 
 def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Tensor:
@@ -79,7 +79,7 @@ def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Te
 
 
 def step_groups(group_index: Tensor, state_index: Tensor) -> Tensor:
-    """Number the turns, int64 [B, N]: two agree when they are in the same state *of the same task group*.
+    """Assign numbers to turns, int64 [B, N]: two are equal when they are in the same state *of the same task group*.
 
     The same picture in another task (another goal, another seed) is another state.
     """

@@ -97,7 +97,7 @@ def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 
 
 def _estimate(diff: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """(value, d value / d diff) of a clamped log-ratio."""
+    """Return (value, d value / d diff) of a clamped log-ratio."""
     kind = kind.removesuffix("+")
     if kind == "kl":
         return diff, torch.ones_like(diff)
@@ -130,7 +130,7 @@ class FixedKL:
     """A KL coefficient that never moves."""
 
     def update(self, coef: float, kl: float, n: int) -> float:  # noqa: ARG002
-        """The same coefficient."""
+        """Return the same coefficient."""
         return coef
 
 

@@ -96,5 +96,5 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
 
 
 def squared_error(scores: Tensor, targets: Tensor) -> Tensor:
-    """(score - target)^2 of a reward model that learns numbers; all [B]."""
+    """Return (score - target)^2 of a reward model that learns numbers; all [B]."""
     return (scores - targets) ** 2

@@ -37,7 +37,7 @@ class Quarantine:
 
     @property
     def lenient(self) -> bool:
-        """Whether any row may be bad."""
+        """Return whether any row may be bad."""
         return self._limit > 0
 
     def add(self, where: str, reason: str) -> None:

@@ -136,8 +136,8 @@ class RayCluster(Cluster):
         if not self._running:
             raise RuntimeError(f"{self.role} was shut down")
         context = outgoing(self.role, rank)
-        further = () if context is None else (context,)
-        return self._peers[rank].shell.invoke.remote(name, args, *further)
+        extra = () if context is None else (context,)
+        return self._peers[rank].shell.invoke.remote(name, args, *extra)
 
     def _collect(self, refs: Mapping[Any, int], call: str, timeout: float | None) -> list[Any]:
         """Return results by the order of `refs` (reference -> rank)."""
@@ -200,8 +200,8 @@ class RayCluster(Cluster):
             # Raised around the worker's code: arguments or results that can't be pickled or imported.
             cause = error.cause
             text = str(cause).strip().splitlines()[-1:] or [""]
-            told = _COLOURS.sub("", str(error))
-            failure = Failure(type(cause).__name__, text[0], told, isinstance(cause, ValueError))
+            text_of_error = _COLOURS.sub("", str(error))
+            failure = Failure(type(cause).__name__, text[0], text_of_error, isinstance(cause, ValueError))
             return failure.error(self.role, rank, call)
         dead = (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.NodeDiedError)
         if isinstance(error, dead):

@@ -53,7 +53,7 @@ def gsm8k(
 
 
 def marked_number(text: str) -> Fraction | None:
-    """The number after the last `####`; None when there is none, or when its line goes on as a calculation."""
+    """Return the number after the last `####`; None when there is none, or when its line goes on as a calculation."""
     _, mark, rest = text.rpartition("####")
     line = plain_characters(rest[:_TAIL_CHARS]).strip(" *\t\r\n").split("\n", 1)[0].strip(" *\t\r")
     if not mark:
@@ -70,7 +70,7 @@ def marked_number(text: str) -> Fraction | None:
 
 
 def _stated(node: Node) -> Fraction | None:
-    """The number of an answer, whatever unit stands behind it; a percentage is the number before the sign."""
+    """Return the number of an answer, whatever unit stands behind it; a percentage is the number before the sign."""
     while node.op in ("quantity", "degrees", "percent"):
         node = node.args[0]
     try:
@@ -80,7 +80,7 @@ def _stated(node: Node) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number among the last 4,000 characters, or None."""
+    """Return the last number among the last 4,000 characters, or None."""
     match = None
     for match in _NUMBER.finditer(plain_characters(text[-_TAIL_CHARS:])):  # noqa: B007 - the last one counts
         pass

@@ -58,7 +58,7 @@ def _verdict(answer: str, gold: str) -> Verdict:
 
 
 def read_gold(truth: Any, task_id: str) -> str:
-    """The ground truth as a normalised string; raises `ValueError` for one that no answer could match."""
+    """Return the ground truth as a normalised string; raises `ValueError` for one that no answer could match."""
     if isinstance(truth, bool) or not isinstance(truth, (str, int, float)):
         raise ValueError(
             f"task {task_id!r}: ground truth {truth!r} is a {type(truth).__name__}, expected a string or a number"

@@ -31,16 +31,16 @@ def regex(
     """
     compiled = _compiled(pattern, ignore_case)
     last = None
-    for last in matches(compiled, response, whole=whole, seconds=search_timeout_s):  # noqa: B007 - the last one counts
+    for last in matches(compiled, response, full_match=whole, seconds=search_timeout_s):  # noqa: B007 - the last one counts
         if ANSWER not in compiled.groupindex:
             break
-    found = last is not None
+    has_match = last is not None
     if last is None or ANSWER not in compiled.groupindex:
-        return Reward(float(found), {"correct": float(found), "answered": float(found)})
+        return Reward(float(has_match), {"correct": float(has_match), "answered": float(has_match)})
     stated = normalised(last[ANSWER] or "", ignore_case, ignore_punctuation=False)
     accepted = [normalised(one, ignore_case, ignore_punctuation=False) for one in accepted_answers(task)]
     correct = float(bool(stated) and stated in accepted)
-    return Reward(correct, {"correct": correct, "answered": float(found)}, stated or None)
+    return Reward(correct, {"correct": correct, "answered": float(has_match)}, stated or None)
 
 
 @lru_cache(maxsize=64)

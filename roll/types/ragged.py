@@ -86,7 +86,7 @@ class Ragged:
         return [[row] for row in range(len(self))]
 
     def row(self, name: str, index: int) -> Tensor:
-        """One row of a token column, [T_i]."""
+        """Return one row of a token column, [T_i]."""
         return self.require(name)[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     def _token_index(self, rows: Sequence[int]) -> Tensor:
@@ -126,7 +126,7 @@ class Ragged:
 
     @classmethod
     def concat(cls: type[R], parts: Sequence[R]) -> R:
-        """All rows of all parts; the parts must have the same columns filled."""
+        """Join all rows of all parts; the parts must have the same columns filled."""
         if not parts:
             raise ValueError("concat needs at least one part")
         names = [set(part.columns()) for part in parts]

@@ -94,7 +94,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def _extras(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(field, advice) of what goes beyond plain LoRA."""
+    """Yield (field, advice) of what goes beyond plain LoRA."""
     for field, (_, advice) in _EXTRAS.items():
         if config.get(field) not in (None, False, []):  # an empty section has peft's defaults
             yield field, advice

@@ -81,7 +81,7 @@ def _vllm_sizes(config: RLConfig, options: VllmConfig) -> Iterator[Violation]:
 
 
 def _sampling(config: RLConfig, options: EngineConfig) -> Iterator[Violation]:
-    """What an engine can't draw from, in training and in validation."""
+    """Return what an engine can't draw from, in training and in validation."""
     sections = {"actor_infer.generating_args": config.actor_infer.generating_args}
     if config.validation_sampling is not None:
         path, args = config.validation_sampling

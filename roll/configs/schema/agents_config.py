@@ -21,20 +21,20 @@ _PROGRAM = needs("command", why="only a program is started anew for each episode
 _LOCAL = unless("remote", why="a remote agent is started by nobody here", fix="remove it, or remote")
 
 
-def exit_codes(given: Any) -> dict[int, float] | None:
+def exit_codes(section: Any) -> dict[int, float] | None:
     """Return exit codes with their rewards, from YAML's numbers or texts of numbers; null as it is, as a run writes it.
 
     Raises `ValueError`.
     """
-    if given is None:
+    if section is None:
         return None
-    if not isinstance(given, Mapping):
+    if not isinstance(section, Mapping):
         raise ValueError("it isn't a section")
-    found = {int(str(code)): float(reward) for code, reward in given.items()}
-    for code, reward in found.items():
+    rewards = {int(str(code)): float(reward) for code, reward in section.items()}
+    for code, reward in rewards.items():
         if not 0 <= code <= 255 or not -1e12 < reward < 1e12:
             raise ValueError(f"{code}: {reward} isn't a code from 0 to 255 with a finite reward")
-    return found
+    return rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class AgentEnv:
 
     @property
     def score_source(self) -> ScoreSource:
-        """Where the reward comes from."""
+        """Return where the reward comes from."""
         if self.score is not None:
             return self.score
         return "callback" if self.remote else "return" if self.agent is not None else "output"
@@ -170,7 +170,7 @@ class AgentEnv:
 
     @property
     def rewards_by_exit_code(self) -> Mapping[int, float]:
-        """Those of `score: exit`."""
+        """Return those of `score: exit`."""
         return self.exit_rewards or {}
 
 

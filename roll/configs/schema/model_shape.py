@@ -47,7 +47,8 @@ class ModelShape:
 
 
 def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
-    """The shape of a local model folder, or of a hub model that is in the hub's cache; None when that isn't known.
+    """Return the shape of a local model folder, or of a hub model that is in the hub's cache; None when that isn't
+    known.
 
     `overrides` are the user's `model_config_kwargs`.
     """

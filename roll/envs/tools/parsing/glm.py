@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from roll.envs.tools.parsing.base import NAME, BadCall, Found, json_text, skip_space
+from roll.envs.tools.parsing.base import NAME, BadCall, Extracted, json_text, skip_space
 from roll.envs.tools.parsing.typed import parameters_of, typed_argument
 from roll.types.chat import ToolSpec
 
@@ -28,22 +28,22 @@ _MAX_ARGUMENTS = 64
 _FORM = "write <tool_call>name\n<arg_key>key</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extracted:
     """Read the calls off a response."""
-    found, at = Found(), 0
-    while (begin := text.find(_OPEN, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
+    extracted, at = Extracted(), 0
+    while (begin := text.find(_OPEN, at)) >= 0 and not extracted.full:
+        extracted.content.append(text[at:begin])
         try:
             name, arguments, at = _call(text, begin + len(_OPEN), tools)
         except BadCall as error:
             closing = text.find(_CLOSE, error.end)
             at = len(text) if closing < 0 else closing + len(_CLOSE)
-            found.content.append(text[begin:at])
-            found.problem("unclosed" if closing < 0 else error.kind, f"{error}; {_FORM}")
+            extracted.content.append(text[begin:at])
+            extracted.problem("unclosed" if closing < 0 else error.kind, f"{error}; {_FORM}")
             continue
-        found.calls.append((name, json_text(arguments)))
-    found.content.append(text[at:])
-    return found
+        extracted.calls.append((name, json_text(arguments)))
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def _call(text: str, at: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any], int]:

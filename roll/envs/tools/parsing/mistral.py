@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.envs.tools.parsing.base import BadCall, Found, read_arguments, skip_space
+from roll.envs.tools.parsing.base import BadCall, Extracted, read_arguments, skip_space
 from roll.envs.tools.parsing.plain_json import read_calls
 from roll.types.chat import ToolSpec
 
@@ -18,23 +18,23 @@ _CALL = re.compile(r"([\w.:/-]{1,128})(?:\[CALL_ID\][^\[\]{}\s]{0,64})?(?:\[ARGS
 _FORM = f'write {_MARK}name[ARGS]{{"argument": ...}}'
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extracted:  # noqa: ARG001
     """Read the calls off a response."""
-    found, at = Found(), 0
-    while (begin := text.find(_MARK, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
+    extracted, at = Extracted(), 0
+    while (begin := text.find(_MARK, at)) >= 0 and not extracted.full:
+        extracted.content.append(text[at:begin])
         try:
             calls, at = _calls(text, skip_space(text, begin + len(_MARK)))
         except BadCall as error:
             following = text.find(_MARK, begin + len(_MARK))
             at = len(text) if following < 0 else following
-            found.content.append(text[begin:at])
+            extracted.content.append(text[begin:at])
             ran_out = following < 0 and error.kind == "bad_json"
-            found.problem("unclosed" if ran_out else error.kind, f"{error}; {_FORM}")
+            extracted.problem("unclosed" if ran_out else error.kind, f"{error}; {_FORM}")
             continue
-        found.calls += calls
-    found.content.append(text[at:])
-    return found
+        extracted.calls += calls
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def _calls(text: str, at: int) -> tuple[list[tuple[str, str]], int]:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from roll.envs.tools.parsing.base import NAME, BadCall, Found, json_text
+from roll.envs.tools.parsing.base import NAME, BadCall, Extracted, json_text
 from roll.envs.tools.parsing.typed import parameters_of, typed_argument
 from roll.types.chat import ToolSpec
 
@@ -31,38 +31,38 @@ _NAME = re.compile(r"[^<>\n]{1,256}>")
 _FORM = "write <tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extracted:
     """Read the calls off a response. The outer tags may be missing: some models leave them out."""
     return _parse(text, tools, *_QWEN)
 
 
-def parse_seed(text: str, tools: Sequence[ToolSpec]) -> Found:
+def parse_seed(text: str, tools: Sequence[ToolSpec]) -> Extracted:
     """Read the calls off a response of Seed-OSS."""
     return _parse(text, tools, *_SEED)
 
 
-def _parse(text: str, tools: Sequence[ToolSpec], opening: str, closing: str) -> Found:
-    found, at = Found(), 0
+def _parse(text: str, tools: Sequence[ToolSpec], opening: str, closing: str) -> Extracted:
+    extracted, at = Extracted(), 0
     form = _FORM.replace(_QWEN[0], opening).replace(_QWEN[1], closing)
-    while (begin := text.find(_FUNCTION, at)) >= 0 and not found.full:
+    while (begin := text.find(_FUNCTION, at)) >= 0 and not extracted.full:
         start, before = at, text[at:begin].rstrip()
         opened = before.endswith(opening)
-        found.content.append(before.removesuffix(opening) if opened else text[at:begin])
+        extracted.content.append(before.removesuffix(opening) if opened else text[at:begin])
         try:
             name, arguments, at = _call(text, begin, tools)
         except BadCall as error:
             at = error.end
-            found.content.append(text[start + len(before) - len(opening) if opened else begin : at])
-            found.problem(error.kind, f"{error}; {form}")
+            extracted.content.append(text[start + len(before) - len(opening) if opened else begin : at])
+            extracted.problem(error.kind, f"{error}; {form}")
             continue
-        found.calls.append((name, json_text(arguments)))
+        extracted.calls.append((name, json_text(arguments)))
         rest = text[at : at + len(closing) + 8]
         if rest.lstrip().startswith(closing):
             at += rest.index(closing) + len(closing)
-    if not found.calls and not found.problems and opening in text:
-        found.problem("bad_call", f"a tool call without <function=...>; {form}")
-    found.content.append(text[at:])
-    return found
+    if not extracted.calls and not extracted.problems and opening in text:
+        extracted.problem("bad_call", f"a tool call without <function=...>; {form}")
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def _call(text: str, begin: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any], int]:
@@ -80,8 +80,8 @@ def _call(text: str, begin: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[s
             return name, arguments, closing + len(_END_FUNCTION)
         key, at = _named(text, parameter + len(_PARAMETER))
         end = _value_end(text, at)
-        said = text[at:end].removeprefix("\n").removesuffix("\n")
-        arguments[key] = typed_argument(said, key, parameters)
+        value_text = text[at:end].removeprefix("\n").removesuffix("\n")
+        arguments[key] = typed_argument(value_text, key, parameters)
         at = end + len(_END_PARAMETER) if text.startswith(_END_PARAMETER, end) else end
     raise BadCall("too_many", f"the call has more than {_MAX_PARAMETERS} parameters", at)
 
