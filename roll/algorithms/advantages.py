@@ -126,7 +126,7 @@ def optimal_token_baseline(
     groups = int(inverse.max()) + 1 if len(inverse) else 0
 
     def total(of: Tensor) -> Tensor:
-        """[B, n], the sum over the row's group, of sorted values: the same in any order of the rows."""
+        """Return [B, n], the sum over the row's group, of sorted values: the same in any order of the rows."""
         order = of.argsort(dim=0)
         return of.new_zeros(groups, of.shape[1]).scatter_add_(0, inverse[order], of.gather(0, order))[inverse]
 
@@ -385,8 +385,8 @@ class AdvantageInputs:
 
     @property
     def episode_rewards(self) -> Tensor:
-        """[B], sums of token rewards, KL penalty included, the mean of those of its branches where there are some; a
-        row without action tokens has its reward."""
+        """Return [B], sums of token rewards, KL penalty included, the mean of those of its branches where there are
+        some; a row without action tokens has its reward."""
         if self.branches is not None:
             return self.branches.mean_total(self.token_rewards)
         totals = masked_sum(self.token_rewards, self.action_mask, dim=1)
@@ -394,7 +394,7 @@ class AdvantageInputs:
 
     @property
     def lengths(self) -> Tensor:
-        """int64 [B], action tokens per row."""
+        """Return int64 [B], the action tokens per row."""
         return as_bool(self.action_mask).sum(1)
 
 

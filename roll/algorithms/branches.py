@@ -58,7 +58,7 @@ class Branches:
         return (total / count).to(at_least_float32(along).dtype).view(rows, self.width)
 
     def mean_total(self, column: Tensor) -> Tensor:
-        """[B, T] -> [B]: sums along each branch, and their mean over the row's branches."""
+        """Return [B, T] -> [B]: sums along each branch, and their mean over the row's branches."""
         totals = self.spread(at_least_float32(column)).to(torch.float64).sum(1)
         count = torch.bincount(self.row).clamp(min=1)
         return (totals.new_zeros(len(count)).index_add_(0, self.row, totals) / count).to(at_least_float32(column).dtype)

@@ -37,13 +37,13 @@ def reinforce(inputs: AdvantageInputs, *, gamma: float | None = None) -> tuple[T
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs, *, gamma: float | None = None) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ (arXiv:2501.03262): returns, KL penalty included, whitened over the global batch."""
+    """Compute REINFORCE++ (arXiv:2501.03262): returns, KL penalty included, whitened over the global batch."""
     returns = _reward_to_go(inputs, "reinforce_plus_plus", gamma)
     return whiten(returns, inputs.action_mask), returns
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ with the group's mean as baseline."""
+    """Compute REINFORCE++ with the group's mean as baseline."""
     advantages = maths.reinforce_plus_plus_baseline(inputs.episode_rewards, inputs.action_mask, inputs.group_index)
     return advantages, advantages
 
@@ -77,7 +77,8 @@ def rloo_std(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Ten
 
 
 def pass_at_k(inputs: AdvantageInputs, *, k: int = 4, threshold: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Pass@k training: the group's chance of at least one right answer among k, shared out (arXiv:2508.10751)."""
+    """Compute Pass@k training: the group's chance of at least one right answer among k, shared out
+    (arXiv:2508.10751)."""
     return _on_tokens(maths.pass_at_k(inputs.episode_rewards, inputs.group_index, k=k, threshold=threshold), inputs)
 
 
@@ -89,8 +90,8 @@ def best_of_n(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 def vapo(
     inputs: AdvantageInputs, *, gamma: float | None = None, alpha: float = 0.05, critic_lam: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """VAPO's decoupled, length-adaptive GAE (arXiv:2504.05118): lambda by length for the policy, `critic_lam` for the
-    critic's targets."""
+    """Compute VAPO's decoupled, length-adaptive GAE (arXiv:2504.05118): lambda by length for the policy, `critic_lam`
+    for the critic's targets."""
     if inputs.discount_over == "turn":
         raise ValueError("adv_estimator 'vapo' counts tokens: discount_over must be token")
     values, gamma = _needed(inputs, "values", "vapo"), inputs.gamma if gamma is None else gamma
@@ -122,7 +123,8 @@ def remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 def optimal_token_baseline(
     inputs: AdvantageInputs, *, gamma: float | None = None, handle_zero_tail: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Reward-to-go less the group's mean at that token, weighted by squared gradients so far (arXiv:2602.07078)."""
+    """Return reward-to-go less the group's mean at that token, weighted by squared gradients so far
+    (arXiv:2602.07078)."""
     gamma = inputs.gamma if gamma is None else gamma
     gradients = _needed(inputs, "logit_gradients", "optimal_token_baseline")
     index, branches = inputs.group_index, inputs.branches
@@ -140,7 +142,7 @@ def optimal_token_baseline(
 
 
 def gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """GiGPO: episodes against their group, turns against those that met the same state."""
+    """Compute GiGPO: episodes against their group, turns against those that met the same state."""
     steps = _steps(inputs, "gigpo")
     advantages = turn_maths.gigpo(inputs.episode_rewards, inputs.group_index, steps, inputs.action_mask)
     return advantages, advantages

@@ -46,12 +46,12 @@ class StepInputs:
 
     @property
     def num_turns(self) -> int:
-        """N, turns of the longest trajectory."""
+        """Return N, the number of turns of the longest trajectory."""
         return int(self.turn_rewards.shape[1])
 
     @property
     def turn_mask(self) -> Tensor:
-        """bool [B, N], True where there was a turn."""
+        """Return bool [B, N], True where there was a turn."""
         return self.state_index >= 0
 
     def returns(self) -> Tensor:

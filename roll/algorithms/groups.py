@@ -28,7 +28,7 @@ class GroupMoments:
 
     @property
     def has_signal(self) -> Tensor:
-        """bool [B], False where all members have the same value: nothing to learn from comparing them."""
+        """Return bool [B], False where all members have the same value: nothing to learn from comparing them."""
         return self.std > 0
 
 

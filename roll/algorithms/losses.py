@@ -61,7 +61,7 @@ class PolicyLossInputs:
 
     @property
     def log_ratio(self) -> Tensor:
-        """logp - old_logp, [B, T], zero outside the mask."""
+        """Return logp - old_logp, [B, T], zero outside the mask."""
         return self.logprobs - self.old_logprobs
 
 
@@ -315,7 +315,7 @@ def _clipped(
 
 
 def _weighted_reinforce(inputs: PolicyLossInputs, ratio: Tensor, weight: Tensor) -> PolicyLoss:
-    """-sg(weight) A logp."""
+    """Return -sg(weight) A logp."""
     metrics = _ratio_metrics(ratio, inputs.mask)
     _add_mean(metrics, "loss_weight_mean", weight.detach(), inputs.mask)
     loss = -weight.detach() * inputs.advantages * inputs.logprobs

@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 1.0  # before the second attempt; four times as much before eac
 _NAME = re.compile(r"checkpoint-(\d+)")
 T = TypeVar("T")
 _here = threading.local()
-"""`given_up` of a thread of `_within`: set once nobody waits for it any more."""
+"""`abandoned` of a thread of `_within`: set once nobody waits for it any more."""
 
 
 class RemoteError(RuntimeError):
@@ -201,7 +201,7 @@ def _connected(url: str) -> tuple[Any, str]:
 def _tried(operation: Callable[[], T]) -> T:
     """Return what an operation returns, tried again after a pause where it fails."""
     pause = _PAUSE_SECONDS
-    abandoned: threading.Event | None = getattr(_here, "given_up", None)
+    abandoned: threading.Event | None = getattr(_here, "abandoned", None)
     for attempt in range(1, ATTEMPTS + 1):
         if abandoned is not None and abandoned.is_set():
             raise RemoteError("it was given up")

@@ -82,7 +82,7 @@ def of_no_file(error: ConfigError, file: str, source: str) -> ConfigError:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` with the nearest known words, or the whole list when it is short, or nothing."""
+    """Return `did you mean 'x'?` with the nearest known words, or the whole list when it is short, or nothing."""
     names = sorted(known)
     if near := nearest(word, names):
         return near

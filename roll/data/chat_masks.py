@@ -120,12 +120,13 @@ class ConversationEncoder:
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that this template teaches as the end of a response."""
+        """Return the tokens that this template teaches as the end of a response."""
         return self._ends.all | self.appended_ends
 
     @property
     def appended_ends(self) -> frozenset[int]:
-        """Tokens that stand behind the text of a conversation, whose template doesn't end it; empty where it does."""
+        """Return the tokens that stand behind the text of a conversation, whose template doesn't end it; empty where it
+        does."""
         added = {missing_end(self._tokenizer, self._ends, role) for role in ("user", "tool")}
         return frozenset(token for token in added if token is not None)
 

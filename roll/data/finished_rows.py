@@ -24,15 +24,15 @@ class OfflineRow(Protocol):
 
     @property
     def id(self) -> str:
-        """`<file>:<row number>`"""
+        """Return `<file>:<row number>`."""
 
     @property
     def length(self) -> int:
-        """Tokens of its longest sequence."""
+        """Return the number of tokens of its longest sequence."""
 
     @property
     def taught(self) -> int:
-        """Tokens that something is learnt from; 0: the row is of no use."""
+        """Return the number of tokens that something is learnt from; 0: the row is of no use."""
 
     def cut(self: R, length: int) -> R:
         """Return the row with the ends of its sequences cut off beyond `length` tokens."""
@@ -46,7 +46,7 @@ class Located(Protocol):
 
     @property
     def where(self) -> str:
-        """`file:line`, for messages."""
+        """Return `file:line`, for messages."""
 
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class EncodedRows(Generic[R]):
     """Left out, because no token of the assistant was left after the cut."""
 
     def metrics(self) -> dict[str, float]:
-        """For the tracker."""
+        """Return the figures for the tracker."""
         lengths = [row.length for row in self.rows]
         return {
             "data/rows": float(len(self.rows)),

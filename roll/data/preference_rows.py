@@ -73,12 +73,12 @@ class PreferenceRow:
 
     @property
     def length(self) -> int:
-        """Tokens of the longer sequence."""
+        """Return the number of tokens of the longer sequence."""
         return max(sequence.length for sequence in self.sequences)
 
     @property
     def taught(self) -> int:
-        """Tokens of all responses; 0 if one has none, or a pair has nothing to prefer."""
+        """Return the number of tokens of all responses; 0 if one has none, or a pair has nothing to prefer."""
         counts = [sequence.taught for sequence in self.sequences]
         return sum(counts) if all(counts) and not self.is_tie else 0
 

@@ -71,7 +71,7 @@ class TaughtRow:
 
     @property
     def taught(self) -> int:
-        """Tokens that are taught."""
+        """Return the number of tokens that are taught."""
         return int(self.trained.sum())
 
     def cut(self, length: int) -> TaughtRow:

@@ -268,7 +268,8 @@ def _tail(path: Path, start: int = 0) -> str:
 
 
 def _running_calls(stacks: str) -> str:
-    """Of all threads' stacks (innermost frame first), those inside a worker's method, without Ray's own frames."""
+    """Return, of all threads' stacks (innermost frame first), those inside a worker's method, without Ray's own
+    frames."""
     calls = []
     for stack in stacks.split("\n\n"):
         frames, shell, _ = stack.partition("ray_worker.py")

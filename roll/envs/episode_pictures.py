@@ -53,7 +53,7 @@ def save_replay(
 
 
 def main(fd: int) -> None:
-    """In the process: read the request, play, draw."""
+    """Read the request, play, and draw, in the process."""
     with open(fd, "rb") as request:
         spec, seed, options, responses, folder = pickle.load(request)
     env = build_env(spec)

@@ -93,7 +93,8 @@ def restored_generators() -> Iterator[None]:
 
 
 def first_draw(generator: SharedGenerator, call: Callable[[], Any]) -> str:
-    """`file:line in function` of the environment's line that changes the generator's state first; empty: none does.
+    """Return `file:line in function` of the environment's line that changes the generator's state first; empty: none
+    does.
 
     Follows every line of the environment's code, so it is slow.
     """

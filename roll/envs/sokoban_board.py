@@ -38,7 +38,7 @@ class Board:
 
     @cached_property
     def shifts(self) -> tuple[tuple[int, int], ...]:
-        """For each action (left, right): `(cells << left) >> right` are the cells one step further."""
+        """Return (left, right) for each action: `(cells << left) >> right` are the cells one step further."""
         return ((0, self.stride), (self.stride, 0), (0, 1), (1, 0))
 
     def text(self) -> str:

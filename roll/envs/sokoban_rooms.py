@@ -61,7 +61,7 @@ def generate_room(settings: RoomSettings, seed: int) -> str:
 
 
 def _below(rng: random.Random, bound: int) -> int:
-    """Of `random.Random` only `random()` is promised to stay the same in every version of Python."""
+    """Draw by `random()`: of `random.Random` only this is promised to stay the same in every version of Python."""
     return int(rng.random() * bound)
 
 
@@ -95,7 +95,7 @@ def _scramble(board: Board, settings: RoomSettings, rng: random.Random, *, all_o
     """Pull boxes off targets into a position of this room that keeps to the settings; None if there is none, or none
     was found.
 
-    `all_apart`: with no box on a target. In crowded rooms there may be no such position.
+    `all_off_target`: with no box on a target. In crowded rooms there may be no such position.
     """
     bounded = settings.min_solution > 1 or settings.max_solution is not None
     if bounded or comb(board.floor.bit_count(), settings.num_boxes) <= EXPLORED_NODES // 20:

@@ -71,8 +71,8 @@ def described(error: BaseException) -> str:
 
 
 def blame(error: BaseException) -> str:
-    """`file:line in function: code` of the last code on the way to an error that isn't the machinery's or a library's;
-    of a library of games if no other is."""
+    """Return `file:line in function: code` of the last code on the way to an error that isn't the machinery's or a
+    library's; of a library of games if no other is."""
     visited = {id(error)}
     while error.__cause__ is not None and id(error.__cause__) not in visited:
         error = error.__cause__

@@ -40,7 +40,7 @@ class EnvSpec(CustomEnv):
 
 
 def without_thoughts(text: str, tags: tuple[str, str]) -> str:
-    """`text` without what stands between the tags.
+    """Return `text` without what stands between the tags.
 
     After an opening tag that is never closed everything is thought, and before a closing tag that was never opened too:
     some chat templates put the opening tag into the prompt.
@@ -273,7 +273,7 @@ def _shape(value: object) -> str:
 
 
 def checked_observation(env: Env, method: str, observation: object) -> Observation:
-    """`observation`, if it is one; else `TypeError` naming the class and what came."""
+    """Return `observation`, if it is one; else `TypeError` naming the class and what came."""
     if not isinstance(observation, Observation):
         raise _wrong(env, method, _shape(observation), "an Observation, e.g. Observation.of(text)")
     messages = observation.messages

@@ -28,7 +28,7 @@ def format(
     opened: bool = False,
     search_timeout_s: float = SECONDS,
 ) -> Reward:
-    """1.0 for a response of the right form, else 0.0.
+    """Return 1.0 for a response of the right form, else 0.0.
 
     The form is a template's (`think_answer`: `<think>...</think><answer>...</answer>`), that of a list of `tags`, or a
     pattern that the whole response matches. Each tag is there once, in order, with text inside, and nothing but white

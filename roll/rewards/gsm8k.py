@@ -33,7 +33,8 @@ MAX_DIGITS = 200  # Longer numbers are not read: nobody states one, and converti
 def gsm8k(
     response: str, task: Task, *, mode: Literal["strict", "flexible"] = "strict", format_weight: float = 0.0
 ) -> Reward:
-    """1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72), else 0.0.
+    """Return 1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72), else
+    0.0.
 
     `strict`: the number after the last `####`, alone on its line but for a unit. `flexible`: that, else the last number
     of the response. A number after `####` that is wrong gets `format_weight` (other recipes' 0.1).

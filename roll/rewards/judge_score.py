@@ -219,7 +219,7 @@ def agreement(scores: Sequence[float], labels: Sequence[float]) -> Agreement:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Pearson's correlation; NaN where one side doesn't vary."""
+    """Return Pearson's correlation; NaN where one side doesn't vary."""
     mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
     xx = math.fsum((x - mean_x) ** 2 for x in xs)
     yy = math.fsum((y - mean_y) ** 2 for y in ys)

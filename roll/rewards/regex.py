@@ -23,7 +23,7 @@ def regex(
     ignore_case: bool = False,
     search_timeout_s: float = SECONDS,
 ) -> Reward:
-    """1.0 for a response in which the pattern is found, or with `whole` one that it matches from end to end.
+    """Return 1.0 for a response in which the pattern is found, or with `whole` one that it matches from end to end.
 
     With a group `(?P<answer>...)` in the pattern, 1.0 when that group of the last match is the ground truth (white
     space apart). Parts: `correct`, `answered` (the pattern was found). Raises `TimeoutError` when the search takes

@@ -99,7 +99,7 @@ class Turn(PackedColumns):
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens the policy chose."""
+        """Return the number of tokens the policy chose."""
         return self.size("response_ids")
 
     @property
@@ -198,7 +198,7 @@ class Trajectory:
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens the policy chose."""
+        """Return the number of tokens the policy chose."""
         return sum(turn.num_response_tokens for turn in self.turns)
 
 

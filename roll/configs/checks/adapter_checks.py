@@ -41,7 +41,7 @@ _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 def adapter_checks(config: RunConfig) -> Iterator[Violation]:
-    """peft is there for roles with LoRA, and so are the adapters that they start from."""
+    """Check that peft is there for roles with LoRA, and the adapters that they start from."""
     for role, worker in config.roles.items():
         args = worker.model_args
         if not args.uses_lora:

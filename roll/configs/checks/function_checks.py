@@ -37,7 +37,7 @@ Arguments = tuple[str, Mapping[str, Any]]
 
 
 def function_checks(config: RunConfig) -> Iterator[Violation]:
-    """Return what any run may name exists: `prepare`, strategies, trackers."""
+    """Check that what any run may name exists: `prepare`, strategies, trackers."""
     if config.prepare is not None:
         yield from named_checks("prepare", config.prepare)
     libraries = {"external_lib": config.external_lib}

@@ -89,7 +89,7 @@ def _is_installed(name: str) -> bool:
 
 
 def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
-    """Return what `machine`, on which the controller runs, needs; with one node the roles run there, too."""
+    """Check what `machine`, on which the controller runs, needs; with one node the roles run there, too."""
     present = len(machine.accelerators)
     if config.num_nodes == 1:
         if 0 < present < config.num_gpus_per_node:
@@ -104,7 +104,7 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
 
 
 def worker_machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
-    """Return what every started role needs of the machine it runs on: packages, a compiler, accelerators that can do
+    """Check what every started role needs of the machine it runs on: packages, a compiler, accelerators that can do
     it."""
     for role, worker in config.roles.items():
         yield from _backend(role, worker, machine)

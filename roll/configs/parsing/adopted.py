@@ -36,7 +36,7 @@ def _scoring(section: Any, role: str, notes: list[str]) -> Any:
 
 
 def _tracking(tree: dict[str, Any], notes: list[str]) -> None:
-    """Options of the tracker without its name around them, and a project's name."""
+    """Move options of a tracker that stand without its name below it, and a project's name."""
     names = tree.get("track_with")
     names = [names] if isinstance(names, str) else names if isinstance(names, (list, tuple)) else []
     options = tree.get("tracker_kwargs")

@@ -132,7 +132,7 @@ class _Builder:
         return tree
 
     def _arguments(self, spec: Field[Any], tree: Mapping[str, Any], default: Any, path: str) -> Any:
-        """Options of the entry that the sibling names, each of its declared type."""
+        """Return the options of the entry that the sibling names, each of its declared type."""
         chosen = tree.get(spec.metadata["args_of"], default)
         entry = spec.metadata["entries"].get(chosen) if isinstance(chosen, str) else None
         return self._options(entry, chosen, tree[spec.name], path)
@@ -221,7 +221,7 @@ class _Builder:
         return self._wrong(path, value, f"a number {limits}")
 
     def convert(self, hint: Any, value: Any, path: str) -> Any:
-        """`value` as the type `hint`, or `_BAD` after recording why not."""
+        """Return `value` as the type `hint`, or `_BAD` after recording why not."""
         if value is UNRESOLVED:
             return _BAD
         if value == "???":

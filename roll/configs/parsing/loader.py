@@ -321,7 +321,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _without_plus(override: str, before: Callable[[], dict[Any, Any]]) -> str:
-    """`key=value` sets a key whether or not the file names it; `+`, `~` and group choices stay."""
+    """Rewrite `key=value` so that it sets a key whether or not the file names it; `+`, `~` and group choices stay."""
     key, _, value = override.partition("=")
     if _NAMED.get(key) and value.startswith("{") and not isinstance(before().get(key), dict):
         override = f"{key}=[{value}]"  # Hydra can't merge a mapping into the file's list

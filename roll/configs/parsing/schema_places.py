@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """Types of the fields of a dataclass."""
+    """Return the types of the fields of a dataclass."""
     return get_type_hints(cls)
 
 

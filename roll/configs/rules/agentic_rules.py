@@ -93,7 +93,7 @@ def _pattern(path: str, env: CustomEnv) -> Iterator[Violation]:
 
 
 def _stops(path: str, env: CustomEnv, config: AgenticConfig) -> Iterator[Violation]:
-    """Return what ends a response isn't cut off where the action ends with it."""
+    """Check that what ends a response isn't cut off where the action ends with it."""
     val = config.val_env_manager
     sampling = {"actor_infer.generating_args": config.actor_infer.generating_args}
     sampling |= {} if val is None else {"val_env_manager.generating_args": val.generating_args}
@@ -142,7 +142,8 @@ def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def _sizes(path: str, manager: EnvManager, key: str, episodes: int | None, groups: int) -> Iterator[Violation]:
-    """`episodes`, which `key` says, are whole groups, and environments may play as many groups as are wanted."""
+    """Check that `episodes`, which `key` says, are whole groups, and environments may play as many groups as are
+    wanted."""
     size, most = manager.group_size, manager.num_env_groups * manager.max_traj_per_env
     if episodes is not None and episodes % size:
         below, above = episodes // size * size, -(-episodes // size) * size

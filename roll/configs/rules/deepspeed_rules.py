@@ -146,7 +146,8 @@ def _sizes(path: str, role: str, worker: TrainConfig, options: DeepSpeedConfig, 
 
 
 def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
-    """By the number of ranks, before or after a sum: DeepSpeed asserts in some places and errs in others."""
+    """Check division by the number of ranks, before or after a sum: DeepSpeed asserts in some places and errs in
+    others."""
     factor, early = options.gradient_predivide_factor, options.prescale_gradients
     for name, value in (("prescale_gradients", early), ("gradient_predivide_factor", factor)):
         if not value or (value == 1.0 and value is not True):

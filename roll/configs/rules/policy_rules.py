@@ -65,7 +65,7 @@ def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]
 
 
 def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
-    """Return what compares the responses of one prompt."""
+    """Check what compares the responses of one prompt."""
     zero = "compares the responses of one prompt: with one response every advantage is 0"
     if config.estimator.compares_group:
         yield f"adv_estimator {config.adv_estimator}", zero
@@ -112,7 +112,7 @@ def _part_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def kl_rules(config: RLConfig) -> Iterator[Violation]:
-    """KL terms and the reference they need."""
+    """Check KL terms and the reference they need."""
     if config.add_token_level_kl and config.use_kl_loss and not config.allow_both_kl:
         expected = "one KL term: add_token_level_kl already puts it into the reward"
         fix = "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true"

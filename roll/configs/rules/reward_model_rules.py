@@ -79,7 +79,7 @@ def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
 
 
 def classifier_checks(role: str, model: RewardModelConfig, file: Path, limit: Any) -> Iterator[Violation]:
-    """Return what a local model's config.json says already: that it is a classifier, its labels, its length.
+    """Check what a local model's config.json shows already: that it is a classifier, its labels, its length.
 
     `limit`: positions that the model was built for; not a number where it doesn't say.
     """

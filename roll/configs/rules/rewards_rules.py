@@ -67,7 +67,7 @@ def sandbox_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def score_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """Return what becomes of scores before the estimator."""
+    """Check what becomes of scores before the estimator."""
     for key in ("reward_norm", "use_reward_scaling"):
         if config.estimator.needs_greedy and getattr(config, key):
             off = "null" if key == "reward_norm" else "false"

@@ -120,7 +120,7 @@ _LOST = {
 
 
 def checkpoint_rules(config: RunConfig) -> Iterator[Violation]:
-    """Return what checkpoints hold can be used, and what a resumed run takes out of one is in there."""
+    """Check that what checkpoints hold can be used, and that what a resumed run takes out of one is in there."""
     contents, wanted = config.checkpoint_config, config.checkpoint_config.load_contents
     saved = contents.saved
     path = "checkpoint_config.save_contents"

@@ -159,13 +159,13 @@ class AgentEnv:
 
     @property
     def side_prompts(self) -> tuple[str, ...]:
-        """Texts of system messages among `side_calls`, with those of harnesses."""
+        """Return the texts of system messages among `side_calls`, with those of harnesses."""
         texts = [each for each in self.side_calls if len(each.split()) > 1]
         return (*texts, *(text for each in self.side_calls for text in SIDE_PROMPTS.get(each, ())))
 
     @property
     def ignored_fields(self) -> frozenset[str]:
-        """`ignore_fields`, with those of harnesses."""
+        """Return `ignore_fields`, with those of harnesses."""
         return expand_fields(self.ignore_fields)
 
     @property

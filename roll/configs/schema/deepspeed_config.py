@@ -104,7 +104,7 @@ class DeepSpeedConfig(StrategyConfig):
 
     @property
     def stage(self) -> int:
-        """ZeRO stage; 0 without one."""
+        """Return the ZeRO stage; 0 without one."""
         stage = self.zero_optimization.get("stage", 0)
         return stage if isinstance(stage, int) else 0
 

@@ -141,7 +141,7 @@ class EnvManager:
 
     @property
     def episodes_at_once(self) -> int:
-        """Of all groups, redundant ones included."""
+        """Return the episodes of all groups, redundant ones included."""
         return self.num_env_groups * (self.group_size + self.group_size_redundancy)
 
 

@@ -53,10 +53,11 @@ def named(default: str, *, args: str) -> Any:
 
 
 def args_of(sibling: str, entries: Mapping[str, Entry]) -> Any:
-    """Options of what the field `sibling` names, typed by its entry; those of the user's own are taken as they are."""
+    """Return the options of what the field `sibling` names, typed by its entry; those of the user's own are taken as
+    they are."""
     return field(default_factory=dict, metadata={"args_of": sibling, "entries": entries})
 
 
 def args_by_name(entries: Mapping[str, Entry]) -> Any:
-    """Options by name, typed by the entry of that name; those of the user's own are taken as they are."""
+    """Return the options by name, typed by the entry of that name; those of the user's own are taken as they are."""
     return field(default_factory=dict, metadata={"args_by_name": entries})

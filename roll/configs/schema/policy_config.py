@@ -351,12 +351,12 @@ class PolicyOptimisation:
 
     @property
     def estimator_options(self) -> dict[str, Any]:
-        """Options in force: those written in `adv_estimator_args`, and those that keys of their own give."""
+        """Return the options in force: those written in `adv_estimator_args`, and those that keys of their own give."""
         return {**self._from_keys(self.estimator), **self.adv_estimator_args}
 
     @property
     def loss_options(self) -> dict[str, Any]:
-        """Options in force: those written in `policy_loss_args`, and those that keys of their own give."""
+        """Return the options in force: those written in `policy_loss_args`, and those that keys of their own give."""
         return {**self._from_keys(self.loss), **self.policy_loss_args}
 
     def _from_keys(self, entry: Entry) -> dict[str, Any]:

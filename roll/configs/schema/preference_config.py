@@ -144,7 +144,7 @@ class DPOConfig(PreferenceConfig):
 
     @property
     def loss_options(self) -> dict[str, Any]:
-        """Options in force: those written in `loss_type_args`, and those that keys of their own give."""
+        """Return the options in force: those written in `loss_type_args`, and those that keys of their own give."""
         return {
             **{name: getattr(self, option.key) for name, option in self.loss.options.items()},
             **self.loss_type_args,

@@ -167,7 +167,7 @@ class RewardConfig:
 
     @property
     def scorer(self) -> str:
-        """`name`, or `reward_models` for one of those."""
+        """Return `name`, or `reward_models` for one of those."""
         return REWARD_MODELS if self.name.startswith(f"{REWARD_MODELS}.") else self.name
 
     @property

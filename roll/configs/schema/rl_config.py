@@ -270,7 +270,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def max_open_groups(self) -> int | None:
-        """Groups that are played at once; None: as many as there are."""
+        """Return the number of groups that are played at once; None: as many as there are."""
         return None
 
     @property

@@ -281,7 +281,7 @@ class RunConfig:
 
     @property
     def temperature(self) -> float:
-        """Of the distribution that log-probs are of."""
+        """Return the temperature of the distribution that log-probs are of."""
         return 1.0
 
     @property

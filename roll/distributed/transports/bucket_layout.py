@@ -83,7 +83,7 @@ def packed(
     take: Callable[[int, torch.device], tuple[int, Tensor | None]],
     shared_at: Callable[[Tensor], ShmRegion | None] = lambda _: None,
 ) -> Iterator[Bucket]:
-    """Copy a stream into buckets, except for what lies in memory that the receivers can open (`place_of`).
+    """Copy a stream into buckets, except for what lies in memory that the receivers can open (`shared_at`).
 
     `take(bytes, device)` gives what goes into the next bucket, which begins with a tensor of so many bytes, and its
     buffer; none for a bucket of another rank. No tensor of the stream is held longer than its copy takes.

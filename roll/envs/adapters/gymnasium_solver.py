@@ -43,7 +43,7 @@ def best_walk(
 
 
 def best_actions(table: Mapping[int, Mapping[int, Any]]) -> dict[int, int]:
-    """By state, the first action of the greatest value (value iteration, Sutton and Barto, section 4.4)."""
+    """Return, by state, the first action of the greatest value (value iteration, Sutton and Barto, section 4.4)."""
     import numpy as np
 
     states, actions = len(table), len(table[0])

@@ -19,7 +19,7 @@ _LONGEST = 2000  # Characters of an action that numbers are looked for in
 
 
 def kind_of(space: Any) -> str:
-    """`Discrete`, `Box`, ...: the name of the space's nearest class of gymnasium."""
+    """Return `Discrete`, `Box`, ...: the name of the space's nearest class of gymnasium."""
     for cls in type(space).__mro__:
         if cls.__module__.startswith("gymnasium."):
             return cls.__name__

@@ -107,7 +107,7 @@ class ChildProcess:
 
 
 def _signal_name(number: int) -> str:
-    """`SIGKILL`, or the number of a signal without a name."""
+    """Return `SIGKILL`, or the number of a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
