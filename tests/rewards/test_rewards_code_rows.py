@@ -84,7 +84,7 @@ def test_private_tests_are_unpacked_without_loading_a_pickle(monkeypatch: pytest
     many = b"\x80\x04" + b"\x94" * 10_000 + b"."  # each stores the value before it; a thousandth of it when packed
     with pytest.raises(ValueError, match="more than 64 operations"):
         code_tests.unpacked(base64.b64encode(zlib.compress(many)).decode())
-    monkeypatch.setattr(code_packed, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(code_tests, "MAX_BYTES", 2**20)
     bomb = base64.b64encode(zlib.compress(pickle.dumps("x" * 2**24))).decode()
     with pytest.raises(ValueError, match="more than 1 MiB when it is unpacked"):
         code_tests.unpacked(bomb)
