@@ -63,18 +63,18 @@ class _PackedRows:
         self._source = mask.flatten().nonzero()[:, 0]
         shift = torch.arange(len(lengths), device=mask.device) * self._width - (lengths.cumsum(0) - lengths)
         ranks = torch.arange(len(self._source), device=mask.device)
-        self._place = ranks + shift.repeat_interleave(lengths)
+        self._target = ranks + shift.repeat_interleave(lengths)
 
     def pack(self, values: Tensor) -> Tensor:
         """Move the masked entries of [B, T] to [B, n], zeros behind each row's last entry."""
         packed = values.new_zeros(len(self._mask) * self._width, dtype=torch.float64)
-        packed.index_copy_(0, self._place, values.flatten()[self._source].to(torch.float64))
+        packed.index_copy_(0, self._target, values.flatten()[self._source].to(torch.float64))
         return packed.view(len(self._mask), self._width)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Move [B, n] back to [B, T], zeros outside the mask."""
         values = torch.zeros(self._mask.numel(), dtype=dtype, device=packed.device)
-        values[self._source] = packed.flatten()[self._place].to(dtype)
+        values[self._source] = packed.flatten()[self._target].to(dtype)
         return values.view(self._mask.shape)
 
 
@@ -83,11 +83,11 @@ def _discounted_sums(terms: Tensor, factor: float) -> Tensor:
     rows, width = terms.shape
     chunks = -(-width // _CHUNK)
     padded = F.pad(terms, (0, chunks * _CHUNK - width)).view(rows, chunks, _CHUNK)
-    place = torch.arange(_CHUNK, device=terms.device)
-    distance = place[:, None] - place[None, :]
+    offset = torch.arange(_CHUNK, device=terms.device)
+    distance = offset[:, None] - offset[None, :]
     base = torch.tensor(factor, dtype=terms.dtype, device=terms.device)
     sums = padded @ (base ** distance.clamp(min=0)).tril()
-    to_next_chunk = base ** (_CHUNK - place)
+    to_next_chunk = base ** (_CHUNK - offset)
     carried = terms.new_zeros(rows, 1)
     for chunk in reversed(range(chunks)):
         sums[:, chunk] += carried * to_next_chunk
@@ -126,7 +126,7 @@ def optimal_token_baseline(
     groups = int(inverse.max()) + 1 if len(inverse) else 0
 
     def total(of: Tensor) -> Tensor:
-        """[B, n], the sum over the row's group, of sorted values: the same in any order of the rows."""
+        """Return [B, n], the sum over the row's group, of sorted values: the same in any order of the rows."""
         order = of.argsort(dim=0)
         return of.new_zeros(groups, of.shape[1]).scatter_add_(0, inverse[order], of.gather(0, order))[inverse]
 
@@ -137,10 +137,10 @@ def optimal_token_baseline(
     count = total(there.double())
     # Relative to the largest, so that equal returns give exactly 0.
     largest = value.new_full((groups, value.shape[1]), -torch.inf)
-    found = torch.where(there, value, -torch.inf)
-    center = largest.scatter_reduce(0, inverse[:, None].expand_as(value), found, "amax")[inverse]
-    apart = torch.where(there, value - center, 0.0)
-    baseline = center + total(weight * apart) / total(weight)
+    candidates = torch.where(there, value, -torch.inf)
+    center = largest.scatter_reduce(0, inverse[:, None].expand_as(value), candidates, "amax")[inverse]
+    centered = torch.where(there, value - center, 0.0)
+    baseline = center + total(weight * centered) / total(weight)
     advantages = torch.where(there, value - baseline, 0.0)
     if handle_zero_tail:
         advantages = torch.where(there & (count == 1), value, advantages)
@@ -246,15 +246,15 @@ def pass_at_k(rewards: Tensor, group_index: Tensor, *, k: int, threshold: float 
     _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
     right = rewards >= threshold
     wrong = group_sum((~right).to(torch.float64), inverse, len(size))
-    found = torch.zeros(len(size), 2, dtype=torch.float64, device=rewards.device)
+    advantage = torch.zeros(len(size), 2, dtype=torch.float64, device=rewards.device)
     for group, (n, m) in enumerate(zip(size.tolist(), wrong.to(torch.int64).tolist(), strict=True)):
         drawn = min(k, n)
         fails = math.comb(m, drawn) / math.comb(n, drawn)
         if 0 < fails < 1:
             spread = math.sqrt(fails * (1 - fails))
             others_fail = math.comb(m - 1, drawn - 1) / math.comb(n - 1, drawn - 1)
-            found[group, 0], found[group, 1] = (fails - others_fail) / spread, fails / spread
-    return _like(found[inverse, right.long()], rewards)
+            advantage[group, 0], advantage[group, 1] = (fails - others_fail) / spread, fails / spread
+    return _like(advantage[inverse, right.long()], rewards)
 
 
 def best_of_n(rewards: Tensor, group_index: Tensor) -> Tensor:
@@ -385,8 +385,8 @@ class AdvantageInputs:
 
     @property
     def episode_rewards(self) -> Tensor:
-        """[B], sums of token rewards, KL penalty included, the mean of those of its branches where there are some; a
-        row without action tokens has its reward."""
+        """Return [B], sums of token rewards, KL penalty included, the mean of those of its branches where there are
+        some; a row without action tokens has its reward."""
         if self.branches is not None:
             return self.branches.mean_total(self.token_rewards)
         totals = masked_sum(self.token_rewards, self.action_mask, dim=1)
@@ -394,7 +394,7 @@ class AdvantageInputs:
 
     @property
     def lengths(self) -> Tensor:
-        """int64 [B], action tokens per row."""
+        """Return int64 [B], the action tokens per row."""
         return as_bool(self.action_mask).sum(1)
 
 

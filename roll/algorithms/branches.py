@@ -25,32 +25,32 @@ class Branches:
 
     row: Tensor
     """int64 [S], the row of each branch, ascending."""
-    place: Tensor
+    position: Tensor
     """int64 [S, L], where in the row each entry is; negative behind the last."""
     width: int
     """T, or N."""
 
     @classmethod
     def of(cls, walks: Sequence[Sequence[Sequence[int]]], width: int) -> Branches:
-        """Return those of rows that are given as lists of walks, each a list of places."""
+        """Return the branches of rows, each row a list of walks and each walk a list of positions."""
         flat = [(row, walk) for row, each in enumerate(walks) for walk in each]
         length = max((len(walk) for _, walk in flat), default=0)
-        place = [[*walk, *[-1] * (length - len(walk))] for _, walk in flat]
-        return cls(torch.tensor([row for row, _ in flat]), torch.tensor(place).reshape(len(flat), length), width)
+        position = [[*walk, *[-1] * (length - len(walk))] for _, walk in flat]
+        return cls(torch.tensor([row for row, _ in flat]), torch.tensor(position).reshape(len(flat), length), width)
 
     @property
     def mask(self) -> Tensor:
-        """bool [S, L], where there is an entry."""
-        return self.place >= 0
+        """Return where there is an entry, bool [S, L]."""
+        return self.position >= 0
 
     def spread(self, column: Tensor) -> Tensor:
-        """[B, T] -> [S, L], 0 behind the last."""
-        found = column[self.row[:, None], self.place.clamp(min=0)]
-        return torch.where(self.mask, found, torch.zeros_like(found))
+        """Lay out a column by branch, [B, T] -> [S, L], 0 behind the last entry."""
+        spread_out = column[self.row[:, None], self.position.clamp(min=0)]
+        return torch.where(self.mask, spread_out, torch.zeros_like(spread_out))
 
     def mean(self, along: Tensor) -> Tensor:
-        """[S, L] -> [B, T]: the mean over the branches that have the entry; 0 where none has."""
-        index = (self.row[:, None] * self.width + self.place)[self.mask]
+        """Return the mean over the branches that have an entry, [S, L] -> [B, T]; 0 where none has it."""
+        index = (self.row[:, None] * self.width + self.position)[self.mask]
         rows = int(self.row.max()) + 1 if len(self.row) else 0
         total = along.new_zeros(rows * self.width, dtype=torch.float64)
         total.index_add_(0, index, along[self.mask].to(torch.float64))
@@ -58,19 +58,19 @@ class Branches:
         return (total / count).to(at_least_float32(along).dtype).view(rows, self.width)
 
     def mean_total(self, column: Tensor) -> Tensor:
-        """[B, T] -> [B]: sums along each branch, and their mean over the row's branches."""
+        """Return [B, T] -> [B]: sums along each branch, and their mean over the row's branches."""
         totals = self.spread(at_least_float32(column)).to(torch.float64).sum(1)
         count = torch.bincount(self.row).clamp(min=1)
         return (totals.new_zeros(len(count)).index_add_(0, self.row, totals) / count).to(at_least_float32(column).dtype)
 
     def ends(self) -> Tensor:
-        """bool [B, T], the last entry of each branch."""
+        """Mark the last entry of each branch, bool [B, T]."""
         rows = int(self.row.max()) + 1 if len(self.row) else 0
-        found = torch.zeros(rows, self.width, dtype=torch.bool)
+        marked = torch.zeros(rows, self.width, dtype=torch.bool)
         last = self.mask.sum(1) - 1
         there = last >= 0
-        found[self.row[there], self.place[there, last[there]]] = True
-        return found
+        marked[self.row[there], self.position[there, last[there]]] = True
+        return marked
 
 
 def over_branches(
@@ -82,4 +82,4 @@ def over_branches(
     """
     if branches is None:
         return compute(*columns, mask)
-    return tuple(branches.mean(found) for found in compute(*map(branches.spread, columns), branches.spread(mask)))
+    return tuple(branches.mean(result) for result in compute(*map(branches.spread, columns), branches.spread(mask)))

@@ -247,11 +247,11 @@ def correct(
         metrics.add_mean("mismatch/rejected_share", float((inside & ~keep).sum()), tokens)
         rows = inside.any(1)
         metrics.add_mean("mismatch/rejected_row_share", float((rows & ~keep.any(1)).sum()), float(rows.sum()))
-    kept = zero_outside(weights, keep)
+    retained = zero_outside(weights, keep)
     if weight_level is not None or filters:
-        metrics.add_mean("mismatch/ess", effective_share(kept, inside) * tokens, tokens)
+        metrics.add_mean("mismatch/ess", effective_share(retained, inside) * tokens, tokens)
     if rejection == "icepop":
-        return Correction(weights=kept, keep=inside, metrics=metrics)
+        return Correction(weights=retained, keep=inside, metrics=metrics)
     return Correction(weights=weights, keep=keep, metrics=metrics)
 
 
@@ -260,9 +260,9 @@ def effective_share(weights: Tensor, mask: Tensor) -> float:
 
     1 if all weights are equal, 1/n if one has all the weight; 0 if there is none.
     """
-    kept = weights.double()[as_bool(mask)]
-    squares = float(kept.square().sum())
-    return float(kept.sum()) ** 2 / (len(kept) * squares) if squares > 0 else 0.0
+    inside = weights.double()[as_bool(mask)]
+    squares = float(inside.square().sum())
+    return float(inside.sum()) ** 2 / (len(inside) * squares) if squares > 0 else 0.0
 
 
 def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = None) -> Metrics:
@@ -313,12 +313,12 @@ def _perplexities(names: tuple[str, str, str, str], train: Tensor, infer: Tensor
         (-zero_outside(of.detach(), inside).double().sum(1) / counts.clamp(min=1)).clamp(-bound, bound)
         for of in (train, infer)
     ]
-    apart, number = surprise[0] - surprise[1], rows.sum()
-    of_train, of_infer, ratio, difference = names
+    log_ratio, number = surprise[0] - surprise[1], rows.sum()
+    of_train, of_infer, ratio, of_difference = names
     metrics.add_mean(of_train, masked_sum(surprise[0].exp(), rows), number)
     metrics.add_mean(of_infer, masked_sum(surprise[1].exp(), rows), number)
-    metrics.add_mean(ratio, masked_sum(apart.exp(), rows), number)
-    metrics.add_mean(difference, masked_sum(apart.abs(), rows), number)
+    metrics.add_mean(ratio, masked_sum(log_ratio.exp(), rows), number)
+    metrics.add_mean(of_difference, masked_sum(log_ratio.abs(), rows), number)
     return metrics
 
 

@@ -16,10 +16,10 @@ def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """Return the covariance of each token, float64 [N], -inf outside `mask`; all [N]."""
     require_shape("logprobs", logprobs, tuple(mask.shape), "[N]")
     require_shape("advantages", advantages, tuple(mask.shape), "[N]")
-    found = torch.full(mask.shape, -torch.inf, dtype=torch.float64)
+    result = torch.full(mask.shape, -torch.inf, dtype=torch.float64)
     p, a = logprobs[mask].double(), advantages[mask].double()
-    found[mask] = (p - p.mean()) * (a - a.mean())
-    return found
+    result[mask] = (p - p.mean()) * (a - a.mean())
+    return result
 
 
 def clip_cov(

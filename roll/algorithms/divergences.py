@@ -79,7 +79,7 @@ def skewed_reverse_kl(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: 
 
 
 def _skewed(p: Tensor, q: Tensor, skew: float) -> Tensor:
-    """KL(p | skew p + (1 - skew) q) of log-probs."""
+    """Return KL(p | skew p + (1 - skew) q) of log-probs."""
     if not 0 < skew < 1:
         raise ValueError(f"skew of the skewed KL must be between 0 and 1, got {skew}")
     possible = (p > -torch.inf) | (q > -torch.inf)  # for others logaddexp has no gradient
@@ -89,7 +89,7 @@ def _skewed(p: Tensor, q: Tensor, skew: float) -> Tensor:
 
 
 def _outcomes(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of K + 1 outcomes each, [..., K + 1]; outside `mask` those of a certain first token."""
+    """Return log-probs of K + 1 outcomes each, [..., K + 1]; outside `mask` those of a certain first token."""
     require_shape("teacher_logprobs", teacher, tuple(student.shape), "the shape of student_logprobs")
     require_shape("mask", mask, tuple(student.shape[:-1]), "student_logprobs without its last dimension")
     inside = mask.unsqueeze(-1)
@@ -97,7 +97,7 @@ def _outcomes(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, T
 
 
 def _with_rest(logprobs: Tensor) -> Tensor:
-    """[..., K] -> [..., K + 1]: the log of what their probabilities leave of 1 comes last."""
+    """Return [..., K] -> [..., K + 1]: the log of what their probabilities leave of 1 comes last."""
     possible = (logprobs > -torch.inf).any(-1, keepdim=True)  # logsumexp of -inf alone has the gradient NaN
     mass = zero_outside(logprobs, possible).logsumexp(-1, keepdim=True).masked_fill(~possible, -torch.inf)
     most = -RESOLUTION * torch.finfo(mass.dtype).eps
@@ -117,7 +117,8 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _terms(p: Tensor, q: Tensor) -> Tensor:
-    """p (log p - log q) of log-probs. Where p is 0 both are made finite first: 0 * inf is NaN, and so its gradient."""
+    """Return p (log p - log q) of log-probs. Where p is 0 both are made finite first: 0 * inf is NaN, and so its
+    gradient."""
     possible = p > -torch.inf
     return zero_outside(p.exp(), possible) * (zero_outside(p, possible) - zero_outside(q, possible))
 

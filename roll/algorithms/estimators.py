@@ -37,15 +37,15 @@ def reinforce(inputs: AdvantageInputs, *, gamma: float | None = None) -> tuple[T
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs, *, gamma: float | None = None) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ (arXiv:2501.03262): returns, KL penalty included, whitened over the global batch."""
+    """Compute REINFORCE++ (arXiv:2501.03262): returns, KL penalty included, whitened over the global batch."""
     returns = _reward_to_go(inputs, "reinforce_plus_plus", gamma)
     return whiten(returns, inputs.action_mask), returns
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ with the group's mean as baseline."""
-    found = maths.reinforce_plus_plus_baseline(inputs.episode_rewards, inputs.action_mask, inputs.group_index)
-    return found, found
+    """Compute REINFORCE++ with the group's mean as baseline."""
+    advantages = maths.reinforce_plus_plus_baseline(inputs.episode_rewards, inputs.action_mask, inputs.group_index)
+    return advantages, advantages
 
 
 def grpo(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def grpo(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]
 
 
 def gdpo(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Each part of the reward over its own spread in the group, summed, over the batch's spread; without parts the
+    """Divide each part of the reward by its own spread in the group, and their sum by the batch's; without parts the
     episode's reward is the only one."""
     parts = inputs.episode_rewards.unsqueeze(1) if inputs.parts is None else inputs.parts
     weights = torch.ones_like(parts) if inputs.part_weights is None else inputs.part_weights
@@ -77,20 +77,21 @@ def rloo_std(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Ten
 
 
 def pass_at_k(inputs: AdvantageInputs, *, k: int = 4, threshold: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Pass@k training: the group's chance of at least one right answer among k, shared out (arXiv:2508.10751)."""
+    """Compute Pass@k training: the group's chance of at least one right answer among k, shared out
+    (arXiv:2508.10751)."""
     return _on_tokens(maths.pass_at_k(inputs.episode_rewards, inputs.group_index, k=k, threshold=threshold), inputs)
 
 
 def best_of_n(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """The best of a group alone: self-distillation with `rl_loss_coef: 0` and `sft_loss_coef: 1`."""
+    """Train on the best of a group alone: self-distillation with `rl_loss_coef: 0` and `sft_loss_coef: 1`."""
     return _on_tokens(maths.best_of_n(inputs.episode_rewards, inputs.group_index), inputs)
 
 
 def vapo(
     inputs: AdvantageInputs, *, gamma: float | None = None, alpha: float = 0.05, critic_lam: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """VAPO's decoupled, length-adaptive GAE (arXiv:2504.05118): lambda by length for the policy, `critic_lam` for the
-    critic's targets."""
+    """Compute VAPO's decoupled, length-adaptive GAE (arXiv:2504.05118): lambda by length for the policy, `critic_lam`
+    for the critic's targets."""
     if inputs.discount_over == "turn":
         raise ValueError("adv_estimator 'vapo' counts tokens: discount_over must be token")
     values, gamma = _needed(inputs, "values", "vapo"), inputs.gamma if gamma is None else gamma
@@ -122,7 +123,8 @@ def remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 def optimal_token_baseline(
     inputs: AdvantageInputs, *, gamma: float | None = None, handle_zero_tail: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Reward-to-go less the group's mean at that token, weighted by squared gradients so far (arXiv:2602.07078)."""
+    """Return reward-to-go less the group's mean at that token, weighted by squared gradients so far
+    (arXiv:2602.07078)."""
     gamma = inputs.gamma if gamma is None else gamma
     gradients = _needed(inputs, "logit_gradients", "optimal_token_baseline")
     index, branches = inputs.group_index, inputs.branches
@@ -131,25 +133,25 @@ def optimal_token_baseline(
     def compared(rewards: Tensor, gradients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         returns = reinforce_return(rewards, mask, gamma=gamma)
         weights = None if branches is None else 1 / torch.bincount(branches.row)[branches.row].double()
-        found = maths.optimal_token_baseline(
+        advantages = maths.optimal_token_baseline(
             returns, gradients, mask, index, handle_zero_tail=handle_zero_tail, row_weights=weights
         )
-        return found, returns
+        return advantages, returns
 
     return _along(inputs, compared, gradients)
 
 
 def gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """GiGPO: episodes against their group, turns against those that met the same state."""
+    """Compute GiGPO: episodes against their group, turns against those that met the same state."""
     steps = _steps(inputs, "gigpo")
-    found = turn_maths.gigpo(inputs.episode_rewards, inputs.group_index, steps, inputs.action_mask)
-    return found, found
+    advantages = turn_maths.gigpo(inputs.episode_rewards, inputs.group_index, steps, inputs.action_mask)
+    return advantages, advantages
 
 
 def step_reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """Every turn's own discounted reward-to-go."""
-    found = turn_maths.step_reinforce(_steps(inputs, "step_reinforce"), inputs.action_mask)
-    return found, found
+    """Give every turn its own discounted reward-to-go."""
+    advantages = turn_maths.step_reinforce(_steps(inputs, "step_reinforce"), inputs.action_mask)
+    return advantages, advantages
 
 
 def _reward_to_go(inputs: AdvantageInputs, estimator: str, gamma: float | None) -> Tensor:
@@ -172,9 +174,9 @@ def _along(
 
 
 def _on_tokens(per_row: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """One number per response on all of its action tokens; returns are the advantages."""
-    found = to_tokens(per_row, inputs.action_mask)
-    return found, found
+    """Put one number per response on all of its action tokens; the returns are the advantages."""
+    advantages = to_tokens(per_row, inputs.action_mask)
+    return advantages, advantages
 
 
 def _needed(inputs: AdvantageInputs, field: str, estimator: str) -> Tensor:

@@ -46,23 +46,23 @@ class StepInputs:
 
     @property
     def num_turns(self) -> int:
-        """N, turns of the longest trajectory."""
+        """Return N, the number of turns of the longest trajectory."""
         return int(self.turn_rewards.shape[1])
 
     @property
     def turn_mask(self) -> Tensor:
-        """bool [B, N], True where there was a turn."""
+        """Return bool [B, N], True where there was a turn."""
         return self.state_index >= 0
 
     def returns(self) -> Tensor:
-        """[B, N], the turns' `step_returns`; of a turn that branches share the mean of those along them."""
-        (found,) = over_branches(
+        """Return the turns' `step_returns`, [B, N]; of a turn that branches share, the mean of those along them."""
+        (result,) = over_branches(
             self.branches,
             self.turn_mask,
             lambda rewards, present: (step_returns(rewards, present, gamma=self.gamma),),
             self.turn_rewards,
         )
-        return found
+        return result
 
 
 def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Tensor:
@@ -79,7 +79,7 @@ def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Te
 
 
 def step_groups(group_index: Tensor, state_index: Tensor) -> Tensor:
-    """Number the turns, int64 [B, N]: two agree when they are in the same state *of the same task group*.
+    """Assign numbers to turns, int64 [B, N]: two are equal when they are in the same state *of the same task group*.
 
     The same picture in another task (another goal, another seed) is another state.
     """

@@ -28,12 +28,12 @@ class GroupMoments:
 
     @property
     def has_signal(self) -> Tensor:
-        """bool [B], False where all members have the same value: nothing to learn from comparing them."""
+        """Return bool [B], False where all members have the same value: nothing to learn from comparing them."""
         return self.std > 0
 
 
 def index_of(names: Sequence[str]) -> Tensor:
-    """Number names, int64 [B]: equal names get equal numbers, counted in order of appearance."""
+    """Assign numbers to names, int64 [B]: equal names get equal numbers, counted in order of appearance."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
 
@@ -44,7 +44,7 @@ def batch_index(values: Tensor) -> Tensor:
 
 
 def joint_index(*indices: Tensor) -> Tensor:
-    """Number rows, int64 [B]: two agree exactly when they agree in every one of `indices` (each [B])."""
+    """Assign numbers to rows, int64 [B]: two are equal exactly when they are in all `indices` (each [B])."""
     return torch.unique(torch.stack(indices, dim=1), dim=0, return_inverse=True)[1]
 
 

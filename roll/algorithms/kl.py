@@ -88,7 +88,8 @@ def clamped_tokens(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tens
 
 
 def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """logprobs - other, constant; 0 outside `mask` and where both give probability 0. What is no number stays NaN."""
+    """Return logprobs - other, constant; 0 outside `mask` and where both give probability 0. What is no number stays
+    NaN."""
     require_shape("ref_logprobs", other, tuple(logprobs.shape), "the shape of logprobs")
     require_shape("mask", mask, tuple(logprobs.shape), "[B, T]")
     mine, theirs = zero_outside(logprobs.detach(), mask), zero_outside(other.detach(), mask)
@@ -97,7 +98,7 @@ def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 
 
 def _estimate(diff: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """(value, d value / d diff) of a clamped log-ratio."""
+    """Return (value, d value / d diff) of a clamped log-ratio."""
     kind = kind.removesuffix("+")
     if kind == "kl":
         return diff, torch.ones_like(diff)
@@ -110,7 +111,7 @@ def _estimate(diff: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _with_gradient(value: Tensor, logprobs: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
-    """`value` with d value / d logprobs = `slope`: clamping would zero the gradient where it is needed most."""
+    """Return `value` with d value / d logprobs = `slope`: clamping would zero the gradient where it is needed most."""
     moving = zero_outside(logprobs, as_bool(mask) & logprobs.isfinite())
     return zero_outside(value + slope * (moving - moving.detach()), mask)
 
@@ -130,7 +131,7 @@ class FixedKL:
     """A KL coefficient that never moves."""
 
     def update(self, coef: float, kl: float, n: int) -> float:  # noqa: ARG002
-        """The same coefficient."""
+        """Return the same coefficient."""
         return coef
 
 
@@ -150,7 +151,7 @@ class AdaptiveKL:
             )
 
     def update(self, coef: float, kl: float, n: int) -> float:
-        """coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon), never below 0, after a step.
+        """Return coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon), never below 0, after a step.
 
         `kl` is the mean per token over the whole step, all domains together, `n` the samples in the step.
         """

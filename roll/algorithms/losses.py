@@ -61,7 +61,7 @@ class PolicyLossInputs:
 
     @property
     def log_ratio(self) -> Tensor:
-        """logp - old_logp, [B, T], zero outside the mask."""
+        """Return logp - old_logp, [B, T], zero outside the mask."""
         return self.logprobs - self.old_logprobs
 
 
@@ -97,13 +97,13 @@ def ppo(
     (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556); they still count in the denominators.
     """
     ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, ratio_type))
-    found = _clipped(inputs, ratio, clip_low, clip_high, dual_clip)
+    policy_loss = _clipped(inputs, ratio, clip_low, clip_high, dual_clip)
     if sequence_mask is None:
-        return found
+        return policy_loss
     gone = -at_level(inputs.log_ratio.detach(), inputs.mask, "geometric") > _positive("sequence_mask", sequence_mask)
     left_out = gone & (inputs.advantages < 0) & inputs.mask
-    _add_mean(found.metrics, "sequence_mask_share", left_out, inputs.mask)
-    return PolicyLoss(zero_outside(found.loss, ~left_out), found.metrics)
+    _add_mean(policy_loss.metrics, "sequence_mask_share", left_out, inputs.mask)
+    return PolicyLoss(zero_outside(policy_loss.loss, ~left_out), policy_loss.metrics)
 
 
 def clip_cov(
@@ -120,9 +120,9 @@ def clip_cov(
     Selected is, by chance, a share `cov_ratio` of tokens out of those whose covariance of log-prob and advantage lies
     between `cov_low` and `cov_high`.
     """
-    found, chosen = ppo(inputs, clip_low=clip_low, clip_high=clip_high), _selected(inputs)
-    _add_mean(found.metrics, "cov_share", chosen, inputs.mask)
-    return PolicyLoss(zero_outside(found.loss, ~chosen), found.metrics)
+    policy_loss, chosen = ppo(inputs, clip_low=clip_low, clip_high=clip_high), _selected(inputs)
+    _add_mean(policy_loss.metrics, "cov_share", chosen, inputs.mask)
+    return PolicyLoss(zero_outside(policy_loss.loss, ~chosen), policy_loss.metrics)
 
 
 def kl_cov(
@@ -154,11 +154,11 @@ def gmpo(inputs: PolicyLossInputs, *, clip_low: float = 0.4, clip_high: float = 
     """
     high, low = _positive("clip_high", clip_high), _positive("clip_low", clip_low)
     up = inputs.advantages >= 0
-    kept = torch.where(up, inputs.log_ratio.clamp(max=high), inputs.log_ratio.clamp(min=-low))
-    mean = at_level(zero_outside(kept.detach(), inputs.mask), inputs.mask, "geometric")
-    ratio = bounded_exp(mean + (kept - kept.detach()))
+    clipped = torch.where(up, inputs.log_ratio.clamp(max=high), inputs.log_ratio.clamp(min=-low))
+    mean = at_level(zero_outside(clipped.detach(), inputs.mask), inputs.mask, "geometric")
+    ratio = bounded_exp(mean + (clipped - clipped.detach()))
     metrics = _ratio_metrics(bounded_exp(inputs.log_ratio), inputs.mask)
-    _add_mean(metrics, "clip_share", kept.detach() != inputs.log_ratio.detach(), inputs.mask)
+    _add_mean(metrics, "clip_share", clipped.detach() != inputs.log_ratio.detach(), inputs.mask)
     return PolicyLoss(zero_outside(-inputs.advantages * ratio, inputs.mask), metrics)
 
 
@@ -176,8 +176,8 @@ def dppo(inputs: PolicyLossInputs, *, divergence: Literal["tv", "kl"] = "tv", th
     else:
         rest_p, rest_q = ((1 - each).clamp(min=torch.finfo(torch.float64).tiny) for each in (p, q))
         distance = q * (log_q - log_p) + rest_q * (rest_q.log() - rest_p.log())
-    further = torch.where(inputs.advantages > 0, log_p > log_q, (inputs.advantages < 0) & (log_p < log_q))
-    left_out = (distance > _positive("threshold", threshold)) & further & inputs.mask
+    away = torch.where(inputs.advantages > 0, log_p > log_q, (inputs.advantages < 0) & (log_p < log_q))
+    left_out = (distance > _positive("threshold", threshold)) & away & inputs.mask
     ratio = bounded_exp(inputs.log_ratio)
     metrics = _ratio_metrics(ratio, inputs.mask)
     _add_mean(metrics, "clip_share", left_out, inputs.mask)
@@ -315,7 +315,7 @@ def _clipped(
 
 
 def _weighted_reinforce(inputs: PolicyLossInputs, ratio: Tensor, weight: Tensor) -> PolicyLoss:
-    """-sg(weight) A logp."""
+    """Return -sg(weight) A logp."""
     metrics = _ratio_metrics(ratio, inputs.mask)
     _add_mean(metrics, "loss_weight_mean", weight.detach(), inputs.mask)
     loss = -weight.detach() * inputs.advantages * inputs.logprobs

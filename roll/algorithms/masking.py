@@ -32,18 +32,18 @@ def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Return the sum over `mask`; 0 where the mask is empty."""
-    kept = zero_outside(values, mask)
-    return kept.sum() if dim is None else kept.sum(dim)
+    inside = zero_outside(values, mask)
+    return inside.sum() if dim is None else inside.sum(dim)
 
 
 def masked_moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return (mean, unbiased variance) over `mask`, float64 scalars; fewer than two entries have variance 0."""
-    kept = values[as_bool(mask)].to(torch.float64)
-    if kept.numel() == 0:
+    inside = values[as_bool(mask)].to(torch.float64)
+    if inside.numel() == 0:
         zero = torch.zeros((), dtype=torch.float64, device=values.device)
         return zero, zero.clone()
-    mean = kept.mean()
-    return mean, (kept - mean).square().sum() / max(kept.numel() - 1, 1)
+    mean = inside.mean()
+    return mean, (inside - mean).square().sum() / max(inside.numel() - 1, 1)
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def normalize_rewards(
 def _moments(
     rewards: Tensor, group_index: Tensor, source: Source | None, running: RunningMoments | None
 ) -> tuple[Tensor, Tensor]:
-    """(mean, std) per row, float64 [B]; zeros for no source."""
+    """Return (mean, std) per row, float64 [B]; zeros for no source."""
     if source is None:
         zeros = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
         return zeros, zeros

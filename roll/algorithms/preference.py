@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def sigmoid(chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 0.0) -> Tensor:
-    """DPO (arXiv:2305.18290, eq. 7): -log sigmoid(beta d), d = chosen - rejected. [P].
+    """Compute DPO (arXiv:2305.18290, eq. 7): -log sigmoid(beta d), d = chosen - rejected. [P].
 
     `label_smoothing` (conservative DPO: labels are wrong with that probability):
     -(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d).
@@ -33,23 +33,25 @@ def robust(chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: fl
 
 
 def hinge(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """SLiC's hinge on DPO's margin (arXiv:2309.06657, eq. 11): max(0, 1 - beta d). [P]."""
+    """Compute SLiC's hinge on DPO's margin (arXiv:2309.06657, eq. 11): max(0, 1 - beta d). [P]."""
     return torch.relu(1 - beta * (chosen - rejected))
 
 
 def ipo(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """IPO (arXiv:2310.12036, eq. 17): (d - 1 / (2 beta))^2, with means per token as its authors use them. [P]."""
+    """Compute IPO (arXiv:2310.12036, eq. 17): (d - 1 / (2 beta))^2, with means per token as its authors use them.
+    [P]."""
     return (chosen - rejected - 1 / (2 * beta)) ** 2
 
 
 def simpo(chosen: Tensor, rejected: Tensor, *, beta: float, simpo_gamma: float, label_smoothing: float = 0.0) -> Tensor:
-    """SimPO (arXiv:2405.14734, eq. 6): -log sigmoid(beta d - gamma) on mean log-probs, without a reference. [P]."""
+    """Compute SimPO (arXiv:2405.14734, eq. 6): -log sigmoid(beta d - gamma) on mean log-probs, without a reference.
+    [P]."""
     margin = beta * (chosen - rejected) - simpo_gamma
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
 
 
 def orpo(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """ORPO (arXiv:2403.07691, eq. 6): -chosen - beta log sigmoid(log odds(chosen) - log odds(rejected)). [P].
+    """Compute ORPO (arXiv:2403.07691, eq. 6): -chosen - beta log sigmoid(log odds(chosen) - log odds(rejected)). [P].
 
     On mean log-probs, without a reference: the first term teaches the chosen response, odds(p) = p / (1 - p).
     """
@@ -75,7 +77,7 @@ def kto(
     desirable_weight: float,
     undesirable_weight: float,
 ) -> Tensor:
-    """KTO (arXiv:2402.01306, eq. 8): weight (1 - sigmoid(+-beta (log_ratios - baseline))). [B].
+    """Compute KTO (arXiv:2402.01306, eq. 8): weight (1 - sigmoid(+-beta (log_ratios - baseline))). [B].
 
     Args:
         log_ratios: [B], sums of log p - log p_ref.
@@ -91,10 +93,10 @@ def kto(
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
-    """-log sigmoid(chosen - rejected - margin) of a reward model's scores (arXiv:2307.09288, eq. 2); all [P]."""
+    """Return -log sigmoid(chosen - rejected - margin) of a reward model's scores (arXiv:2307.09288, eq. 2); all [P]."""
     return -F.logsigmoid(chosen - rejected - margin)
 
 
 def squared_error(scores: Tensor, targets: Tensor) -> Tensor:
-    """(score - target)^2 of a reward model that learns numbers; all [B]."""
+    """Return (score - target)^2 of a reward model that learns numbers; all [B]."""
     return (scores - targets) ** 2

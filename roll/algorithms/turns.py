@@ -44,17 +44,17 @@ def place_on_turns(turn_rewards: Tensor, turn_index: Tensor, action_mask: Tensor
 
 
 def _edges(turn_index: Tensor, action_mask: Tensor, num_turns: int, which: str) -> Tensor:
-    """bool [B, T], True on the first (`amin`) or the last (`amax`) action token of each turn."""
+    """Return bool [B, T], True on the first (`amin`) or the last (`amax`) action token of each turn."""
     mask, turns = _checked(turn_index, action_mask, num_turns)
     width = mask.shape[1]
     nowhere = width if which == "amin" else -1
-    place = torch.where(mask, torch.arange(width, device=mask.device).expand(mask.shape), nowhere)
-    found = place.new_full((mask.shape[0], num_turns), nowhere).scatter_reduce(1, turns, place, which)
-    return mask & (found.gather(1, turns) == place)
+    position = torch.where(mask, torch.arange(width, device=mask.device).expand(mask.shape), nowhere)
+    edge = position.new_full((mask.shape[0], num_turns), nowhere).scatter_reduce(1, turns, position, which)
+    return mask & (edge.gather(1, turns) == position)
 
 
 def _checked(turn_index: Tensor, action_mask: Tensor, num_turns: int) -> tuple[Tensor, Tensor]:
-    """(the mask as bool, the turn of each action token and 0 elsewhere)."""
+    """Return (the mask as bool, the turn of each action token and 0 elsewhere)."""
     mask = as_bool(action_mask)
     require_shape("turn_index", turn_index, tuple(mask.shape), "[B, T]")
     turns = torch.where(mask, turn_index, torch.zeros_like(turn_index))

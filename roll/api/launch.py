@@ -37,7 +37,7 @@ def load(file: Path, overrides: Sequence[str], *, last: Sequence[Check] = ()) ->
     from roll.tracking.replay_check import replay_violations
 
     checks = [env_violations, agent_violations, replay_violations]
-    config = load_checked(file, overrides, further=checks, last=last, tell=lambda note: say(f"note: {note}"))
+    config = load_checked(file, overrides, extra=checks, last=last, tell=lambda note: say(f"note: {note}"))
     for warning in (*warnings_of(config), *machine_warnings(config, this_machine())):
         say(f"warning: {warning}")
     return config

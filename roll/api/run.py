@@ -194,7 +194,7 @@ def _misfits(given: Given | None, plain: Mapping[str, Any], config: RunConfig | 
         style = call_style(list(signature.parameters))
         takes, columns = signature_of(function, skip=style.positional), None
         if style.columns and isinstance(config, RLVRConfig):
-            columns = RewardColumns(config).of(domain, takes.required - style.given - set(kwargs))
+            columns = RewardColumns(config).of(domain, takes.required - style.supplied - set(kwargs))
         wrong = [f"{name}: {problem}" for name, problem in reward_problems(takes, style, kwargs, columns)]
         if takes.too_few:
             wrong.append(TOO_FEW)

@@ -81,7 +81,7 @@ class BackgroundSave:
 
     @property
     def done(self) -> bool:
-        """Whether it ended, well or not."""
+        """Return whether it ended, well or not."""
         return not self._thread.is_alive()
 
     def wait(self, seconds: float, *, stalled: float | None = None) -> None:

@@ -166,7 +166,7 @@ def parse_manifest(path: Path) -> Checkpoint:
 
 
 def _check_step(checkpoint: Checkpoint) -> None:
-    """A manifest of another folder isn't trusted, and neither is one that vouches for nothing."""
+    """Refuse a manifest of another folder, and one that lists nothing."""
     manifest, named = checkpoint.path / MANIFEST, _NUMBERED.fullmatch(checkpoint.path.name)
     if not checkpoint.files:
         raise CheckpointError(f"{manifest} names no files; the checkpoint is damaged")
@@ -179,8 +179,8 @@ def _check_step(checkpoint: Checkpoint) -> None:
 def verify(path: Path) -> Checkpoint:
     """Read the manifest, and check every file's hash."""
     checkpoint = read_manifest(path)
-    found = hash_files(path, checkpoint.files)
-    wrong = sorted(name for name, record in checkpoint.files.items() if found[name] != record)
+    hashes = hash_files(path, checkpoint.files)
+    wrong = sorted(name for name, record in checkpoint.files.items() if hashes[name] != record)
     if wrong:
         raise CheckpointError(f"{path} is damaged: the content of {wrong} differs from what was written")
     return checkpoint

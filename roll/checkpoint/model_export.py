@@ -71,8 +71,8 @@ def write_model(target: Path, write: Write, record: dict[str, Any], *, writers: 
         raise
     except Exception as error:
         free = f"{free_space(target)} are free there" if target.is_dir() else "not created"
-        told = first_line(error)
-        raise CheckpointWriteError(f"the trained model couldn't be written to {target} ({free}): {told}") from error
+        reason = first_line(error)
+        raise CheckpointWriteError(f"the trained model couldn't be written to {target} ({free}): {reason}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -118,7 +118,7 @@ def _names(folder: Path) -> list[str]:
 
 def _recorded(target: Path) -> dict[str, Any]:
     try:
-        found = json.loads((target / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((target / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 1.0  # before the second attempt; four times as much before eac
 _NAME = re.compile(r"checkpoint-(\d+)")
 T = TypeVar("T")
 _here = threading.local()
-"""`given_up` of a thread of `_within`: set once nobody waits for it any more."""
+"""`abandoned` of a thread of `_within`: set once nobody waits for it any more."""
 
 
 class RemoteError(RuntimeError):
@@ -84,22 +84,22 @@ class RemoteCheckpoints:
         return verify(store.root / f"checkpoint-{checkpoint.step}")
 
     def _complete(self) -> list[Checkpoint]:
-        found = []
+        complete = []
         for name in self._named():
             if not self._has_manifest(name):
                 continue
             try:
-                found.append(self._manifest(name))
+                complete.append(self._manifest(name))
             except CheckpointError as error:
                 logger.warning("skipping %s/%s: %s", self.shown, name, error)
-        return sorted(found, key=lambda checkpoint: checkpoint.serial, reverse=True)
+        return sorted(complete, key=lambda checkpoint: checkpoint.serial, reverse=True)
 
     def _manifest(self, name: str) -> Checkpoint:
         with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder, name)
-            place.mkdir()
-            _tried(lambda: self._fs.get_file(self._place(name, MANIFEST), str(place / MANIFEST)))
-            return parse_manifest(place)
+            local = Path(folder, name)
+            local.mkdir()
+            _tried(lambda: self._fs.get_file(self._path(name, MANIFEST), str(local / MANIFEST)))
+            return parse_manifest(local)
 
     def _named(self) -> list[str]:
         """Return the names of folders that may be checkpoints."""
@@ -114,12 +114,12 @@ class RemoteCheckpoints:
         name = f"checkpoint-{checkpoint.step}"
         self._remove(name)
         for file, record in checkpoint.files.items():
-            source, target = checkpoint.path / file, self._place(name, file)
+            source, target = checkpoint.path / file, self._path(name, file)
             _tried(partial(self._put, source, target))
             size = _tried(partial(self._fs.size, target))
             if size != record.size:
                 raise RemoteError(f"{target} has {size} bytes after its upload, expected {record.size}")
-        _tried(lambda: self._put(checkpoint.path / MANIFEST, self._place(name, MANIFEST)))
+        _tried(lambda: self._put(checkpoint.path / MANIFEST, self._path(name, MANIFEST)))
         self._prune(name, best_of(checkpoint.meta))
 
     def _put(self, source: Path, target: str) -> None:
@@ -131,11 +131,11 @@ class RemoteCheckpoints:
         the best."""
         complete = self._complete()
         keep = complete if self._max_to_keep is None else complete[: self._max_to_keep]
-        kept = {written, *(f"checkpoint-{checkpoint.step}" for checkpoint in keep)}
-        kept |= set() if best is None else {f"checkpoint-{best.step}"}
+        retained = {written, *(f"checkpoint-{checkpoint.step}" for checkpoint in keep)}
+        retained |= set() if best is None else {f"checkpoint-{best.step}"}
         unreadable = {name for name in self._named() if self._has_manifest(name)}
         unreadable -= {f"checkpoint-{checkpoint.step}" for checkpoint in complete}  # another version's, perhaps
-        for name in set(self._named()) - kept - unreadable:
+        for name in set(self._named()) - retained - unreadable:
             try:
                 self._remove(name)
             except RemoteError as error:
@@ -143,9 +143,9 @@ class RemoteCheckpoints:
 
     def _remove(self, name: str) -> None:
         if self._has_manifest(name):
-            _tried(lambda: self._fs.rm_file(self._place(name, MANIFEST)))
-        if _tried(lambda: self._fs.exists(self._place(name))):
-            _tried(lambda: self._fs.rm(self._place(name), recursive=True))
+            _tried(lambda: self._fs.rm_file(self._path(name, MANIFEST)))
+        if _tried(lambda: self._fs.exists(self._path(name))):
+            _tried(lambda: self._fs.rm(self._path(name), recursive=True))
         self._fs.invalidate_cache()
 
     def _download(self, checkpoint: Checkpoint, folder: Path) -> None:
@@ -154,14 +154,14 @@ class RemoteCheckpoints:
             target = folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                _tried(partial(self._fs.get_file, self._place(name, file), str(target)))
+                _tried(partial(self._fs.get_file, self._path(name, file), str(target)))
             except _AbsentError as error:
                 raise CheckpointError(f"{self.shown}/{name} is damaged: {error}") from error
 
     def _has_manifest(self, name: str) -> bool:
-        return bool(_tried(lambda: self._fs.exists(self._place(name, MANIFEST))))
+        return bool(_tried(lambda: self._fs.exists(self._path(name, MANIFEST))))
 
-    def _place(self, *parts: str) -> str:
+    def _path(self, *parts: str) -> str:
         return "/".join((self._root, *parts))
 
 
@@ -201,9 +201,9 @@ def _connected(url: str) -> tuple[Any, str]:
 def _tried(operation: Callable[[], T]) -> T:
     """Return what an operation returns, tried again after a pause where it fails."""
     pause = _PAUSE_SECONDS
-    given_up: threading.Event | None = getattr(_here, "given_up", None)
+    abandoned: threading.Event | None = getattr(_here, "abandoned", None)
     for attempt in range(1, ATTEMPTS + 1):
-        if given_up is not None and given_up.is_set():
+        if abandoned is not None and abandoned.is_set():
             raise RemoteError("it was given up")
         try:
             return operation()
@@ -225,10 +225,10 @@ def _within(seconds: float, operation: Callable[[], T], what: str) -> T:
     result: list[T] = []
     failure: list[BaseException] = []
 
-    given_up = threading.Event()
+    abandoned = threading.Event()
 
     def run() -> None:
-        _here.given_up = given_up
+        _here.abandoned = abandoned
         try:
             result.append(operation())
         except BaseException as error:  # noqa: BLE001 - raised by the caller
@@ -238,7 +238,7 @@ def _within(seconds: float, operation: Callable[[], T], what: str) -> T:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        given_up.set()
+        abandoned.set()
         raise RemoteError(f"{what} isn't done after {seconds:g} s (rpc_timeout)")
     if failure:
         if isinstance(failure[0], RemoteError):

@@ -127,13 +127,13 @@ class CheckpointStore:
     def complete(self) -> list[Checkpoint]:
         """Return all complete checkpoints, newest (saved last) first; sizes are checked, hashes aren't."""
         self._recover()
-        found = []
+        checkpoints = []
         for path in self._named():
             try:
-                found.append(read_manifest(path))
+                checkpoints.append(read_manifest(path))
             except CheckpointError as error:
                 _logger.warning("skipping %s: %s", path, error)
-        return sorted(found, key=lambda checkpoint: checkpoint.serial, reverse=True)
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.serial, reverse=True)
 
     def latest(self) -> Checkpoint | None:
         """Return the complete checkpoint that was saved last."""
@@ -182,15 +182,15 @@ class CheckpointStore:
         return None
 
     def _at(self, path: Path) -> Checkpoint:
-        places = [path] if path.is_absolute() else [path, self.root / path]
-        for place in places:
-            if (place / MANIFEST).exists():
-                return verify(place)
-        for place in places:
-            if place.is_dir():
-                inside = sorted(p.name for p in place.iterdir() if _NAME.fullmatch(p.name))
+        candidates = [path] if path.is_absolute() else [path, self.root / path]
+        for candidate in candidates:
+            if (candidate / MANIFEST).exists():
+                return verify(candidate)
+        for candidate in candidates:
+            if candidate.is_dir():
+                inside = sorted(p.name for p in candidate.iterdir() if _NAME.fullmatch(p.name))
                 hint = f"; it holds {inside}: name one of them" if inside else f": it has no {MANIFEST}"
-                raise CheckpointError(f"resume_from_checkpoint: {place} isn't a complete checkpoint{hint}")
+                raise CheckpointError(f"resume_from_checkpoint: {candidate} isn't a complete checkpoint{hint}")
         raise CheckpointError(f"resume_from_checkpoint: {path} doesn't exist; {self.root} holds {self._listing()}")
 
     def _listing(self) -> str:
@@ -210,7 +210,7 @@ class CheckpointStore:
         serial = max((self.last_serial, *(checkpoint.serial for checkpoint in self.complete()))) + 1
         apply_umask(folder)
         names = files_below(folder)
-        _check_seen(folder, known)
+        _check_visible(folder, known)
         records = {**known, **hash_files(folder, [name for name in names if name not in known], flush=True)}
         write_manifest(Checkpoint(folder, step, serial, dict(meta), {name: records[name] for name in names}))
         self._publish(folder, step)
@@ -231,9 +231,11 @@ class CheckpointStore:
         try:
             read_manifest(final)
         except CheckpointError as error:
-            kept = final.with_name(f"{final.name}.kept-{secrets.token_hex(4)}")
-            _logger.warning("%s is in the way and isn't a complete checkpoint (%s); renamed to %s", final, error, kept)
-            os.rename(final, kept)
+            renamed = final.with_name(f"{final.name}.kept-{secrets.token_hex(4)}")
+            _logger.warning(
+                "%s is in the way and isn't a complete checkpoint (%s); renamed to %s", final, error, renamed
+            )
+            os.rename(final, renamed)
             return None
         old = self._hidden(step, "replaced")
         os.rename(final, old)
@@ -295,7 +297,7 @@ class Unfinished:
 
     @property
     def final(self) -> Path:
-        """Where it is once it is finished."""
+        """Return where it is once it is finished."""
         return self._store.root / f"checkpoint-{self.step}"
 
     def finish(self, known: Mapping[str, FileRecord] | None = None) -> None:
@@ -332,7 +334,7 @@ class Unfinished:
             raise
 
 
-def _check_seen(folder: Path, known: Mapping[str, FileRecord]) -> None:
+def _check_visible(folder: Path, known: Mapping[str, FileRecord]) -> None:
     """Raise `CheckpointError` for files of other processes that aren't in this machine's folder."""
     unseen = [name for name in known if not (folder / name).is_file()]
     if unseen:

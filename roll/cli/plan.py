@@ -93,7 +93,7 @@ def read(file: Path, overrides: Sequence[str]) -> RunConfig:
     if reading.config is not None and reading.sound and not violations:
         violations = shape_violations(reading.config)
     if violations or reading.config is None:
-        raise ConfigError(reading.places.added_to(violations), str(file))
+        raise ConfigError(reading.key_lines.added_to(violations), str(file))
     return reading.config
 
 

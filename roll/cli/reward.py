@@ -215,7 +215,7 @@ def configuration(file: Path, overrides: Sequence[str]) -> RunConfig:
     for note in reading.notes:
         say(f"note: {note}")
     if reading.violations or reading.config is None or not reading.sound:
-        raise ConfigError(reading.places.added_to(reading.violations), str(file))
+        raise ConfigError(reading.key_lines.added_to(reading.violations), str(file))
     return reading.config
 
 

@@ -74,15 +74,15 @@ class ConfigError(ValueError):
 
 def of_no_file(error: ConfigError, file: str, source: str) -> ConfigError:
     """Return the error without the name of a file that users haven't written and that is gone when they read of it."""
-    told = [
+    violations = [
         replace(violation, where="") if violation.where.startswith(file) else violation
         for violation in error.violations
     ]
-    return ConfigError(told, source if file in str(error.source) else error.source)
+    return ConfigError(violations, source if file in str(error.source) else error.source)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` with the nearest known words, or the whole list when it is short, or nothing."""
+    """Return `did you mean 'x'?` with the nearest known words, or the whole list when it is short, or nothing."""
     names = sorted(known)
     if near := nearest(word, names):
         return near

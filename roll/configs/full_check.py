@@ -20,7 +20,7 @@ def load_checked(
     file: Path,
     overrides: Sequence[str] = (),
     *,
-    further: Sequence[Check] = (),
+    extra: Sequence[Check] = (),
     last: Sequence[Check] = (),
     machine: Machine | None = None,
     tell: Callable[[str], None] | None = None,
@@ -35,14 +35,14 @@ def load_checked(
     for note in reading.notes if tell is not None else ():
         tell(note)  # type: ignore[misc]
     with beside(file.parent):
-        config = checked(reading, str(file), further=further, machine=machine)
+        config = checked(reading, str(file), extra=extra, machine=machine)
         if violations := collect(last, config):
-            raise ConfigError(reading.places.added_to(violations), str(file))
+            raise ConfigError(reading.key_lines.added_to(violations), str(file))
         return config
 
 
 def checked(
-    reading: Reading, source: str = "", *, further: Sequence[Check] = (), machine: Machine | None = None
+    reading: Reading, source: str = "", *, extra: Sequence[Check] = (), machine: Machine | None = None
 ) -> RunConfig:
     """Return the configuration of what has been read; raise as `load_checked` does."""
     violations = list(reading.violations)
@@ -50,11 +50,11 @@ def checked(
         sound = reading.sound and not violations
         stages = [
             lambda: prerequisite_violations(reading.config, machine, sound=sound),  # type: ignore[arg-type]
-            lambda: collect(further, reading.config, sound=sound),
+            lambda: collect(extra, reading.config, sound=sound),
         ]
         for stage in stages:
-            told = {violation.path for violation in violations}
-            violations += [violation for violation in stage() if violation.path not in told]
+            reported = {violation.path for violation in violations}
+            violations += [violation for violation in stage() if violation.path not in reported]
     if violations or reading.config is None:
-        raise ConfigError(reading.places.added_to(violations), source)
+        raise ConfigError(reading.key_lines.added_to(violations), source)
     return reading.config

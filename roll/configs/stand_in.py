@@ -38,12 +38,12 @@ def collect(rules: Iterable[Callable[[Any], Iterable[T]]], config: Any, *, sound
     Unless the configuration is `sound`, a rule that stumbles ends there with what it has found: it was about a value
     that is missing or refused already, which is the reason that users need.
     """
-    found: list[T] = []
+    results: list[T] = []
     for rule in rules:
         try:
             for one in rule(config):
-                found.append(one)
+                results.append(one)
         except Exception:
             if sound:
                 raise
-    return found
+    return results

@@ -120,12 +120,13 @@ class ConversationEncoder:
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that this template teaches as the end of a response."""
+        """Return the tokens that this template teaches as the end of a response."""
         return self._ends.all | self.appended_ends
 
     @property
     def appended_ends(self) -> frozenset[int]:
-        """Tokens that stand behind the text of a conversation, whose template doesn't end it; empty where it does."""
+        """Return the tokens that stand behind the text of a conversation, whose template doesn't end it; empty where it
+        does."""
         added = {missing_end(self._tokenizer, self._ends, role) for role in ("user", "tool")}
         return frozenset(token for token in added if token is not None)
 
@@ -206,13 +207,13 @@ class ConversationEncoder:
 
     def _turn(self, messages: Messages, index: int, text: str) -> _Turn:
         before, message = messages[:index], messages[index]
-        whole = text if index == len(messages) - 1 else self._render(messages[: index + 1])
+        full = text if index == len(messages) - 1 else self._render(messages[: index + 1])
         one, other = (self._render([*before, {**message, "content": probe}]) for probe in _PROBES)
         head = _shared_beginning(one, other)
-        tail = self._tail(before, message, whole, _shared_beginning(one[::-1], other[::-1]))
+        tail = self._tail(before, message, full, _shared_beginning(one[::-1], other[::-1]))
         prompt = self._render(before, opens_answer=True) if before else None
-        content_end, shows_head = len(whole) - tail, whole[:head] == one[:head]
-        goes_on = prompt is not None and whole.startswith(prompt)
+        content_end, shows_head = len(full) - tail, full[:head] == one[:head]
+        goes_on = prompt is not None and full.startswith(prompt)
         start = len(prompt) if goes_on and prompt is not None else head
         if prompt is not None and not goes_on and split_thought(message).thought and closes_thought(prompt):
             raise TemplateError(
@@ -220,19 +221,19 @@ class ConversationEncoder:
                 "thought at once; remove the thought from the row, or what turns thoughts off from "
                 "chat_template_kwargs"
             )
-        clear = whole[content_end:] == one[len(one) - tail :] and start <= content_end
+        clear = full[content_end:] == one[len(one) - tail :] and start <= content_end
         if not clear or not (shows_head or (goes_on and self._opens_answers)):
             raise TemplateError(_unclear(index))
-        turn = self._turn_of(index, whole, start, content_end)
+        turn = self._turn_of(index, full, start, content_end)
         parts = split_thought(message)
         pieces = [{"role": "assistant", "content": piece} for piece in (parts.thought, parts.answer.strip()) if piece]
-        if prompt is not None and (not goes_on or missing_from(whole[start:content_end], pieces) is not None):
+        if prompt is not None and (not goes_on or missing_from(full[start:content_end], pieces) is not None):
             turn = self._on_from_prompt(before, message, turn, prompt, (head if shows_head else None, content_end))
         if (lost := missing_from(turn.text[turn.start : turn.stop], pieces)) is not None:
             raise TemplateError(_left_out([*messages[:index], {**message, **pieces[lost]}], index))
         return turn
 
-    def _tail(self, before: Messages, message: Mapping[str, Any], whole: str, tail: int) -> int:
+    def _tail(self, before: Messages, message: Mapping[str, Any], full: str, tail: int) -> int:
         """Return how much of the end is the template's, of a message with calls too: they stand behind the content."""
         if not message.keys() - {"role", "content", *THOUGHT_KEYS}:
             return tail
@@ -240,7 +241,7 @@ class ConversationEncoder:
             bare = [self._render([*before, {"role": message["role"], "content": probe}]) for probe in _PROBES]
         except TemplateError:
             return 0
-        return min(tail, *(_shared_beginning(text[::-1], whole[::-1]) for text in bare))
+        return min(tail, *(_shared_beginning(text[::-1], full[::-1]) for text in bare))
 
     def _turn_of(self, index: int, text: str, start: int, content_end: int) -> _Turn:
         length, closed = self._closing(text[content_end:])

@@ -23,7 +23,7 @@ from roll.data.row_conversations import unused_columns
 from roll.data.sources import TaskReader, data_sources, prompt_key, prompt_texts
 from roll.data.templates import PromptEncoder, TemplateError
 from roll.types.trajectory import Task
-from roll.utils.pictures import has_place
+from roll.utils.pictures import has_placeholder
 from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, DataError, Row, Source
 from roll.utils.seeding import stable_hash
@@ -40,7 +40,7 @@ class Learnt(Protocol):
 
     @property
     def conversations(self) -> Sequence[Messages]:
-        """Its conversation, or both of its pair."""
+        """Return its conversation, or both of its pair."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -56,7 +56,7 @@ LearntOf: TypeAlias = Callable[[Source, Row], Learnt]
 Encode: TypeAlias = Callable[[Any], OfflineRow]
 """What is learnt from a row -> its tokens, as a run makes them; raises `DataError`."""
 
-PLACE_WITHOUT_PICTURE = "has a place for a picture in its text, such as <image>, and no picture: it is read as text"
+PLACEHOLDER_ONLY = "has a place for a picture in its text, such as <image>, and no picture: it is read as text"
 
 
 @dataclass(slots=True)
@@ -145,14 +145,14 @@ class Findings:
 class _BadRows(Quarantine):
     """Lets every row be bad and lists the first."""
 
-    def __init__(self, found: Findings) -> None:
+    def __init__(self, findings: Findings) -> None:
         super().__init__(math.inf)
-        self._found = found
+        self._findings = findings
 
     def add(self, where: str, reason: str) -> None:
-        self._found.bad += 1
-        if len(self._found.bad_listed) < LISTED:
-            self._found.bad_listed.append(f"{where}: {reason}")
+        self._findings.bad += 1
+        if len(self._findings.bad_listed) < LISTED:
+            self._findings.bad_listed.append(f"{where}: {reason}")
 
 
 class Progress:
@@ -168,7 +168,7 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """Return whether the time is up."""
         return time.monotonic() > self._end
 
     def at(self, rows: int, what: str) -> bool:
@@ -181,7 +181,7 @@ class Progress:
 
 
 def check_prompts(
-    found: Findings,
+    findings: Findings,
     data: DataArgs,
     encoder: PromptEncoder | None,
     *,
@@ -196,43 +196,43 @@ def check_prompts(
         encoder: measures prompts; None: lengths stay unknown.
         known: prompts of the other set, for the overlap.
     """
-    bad = _BadRows(found)
-    reader = TaskReader(data, seed=0, default_tag=default_tag, quarantine=bad, seen=found.add_row)
+    bad = _BadRows(findings)
+    reader = TaskReader(data, seed=0, default_tag=default_tag, quarantine=bad, on_row=findings.add_row)
     ids: set[int] = set()
     try:
         tasks = reader.read(data_sources(data.file_name, data))
         while items := list(itertools.islice(tasks, _CHUNK)):
             chunk = [task for _, task, _ in items]
             for _, task, row in items:
-                found.add_unused(unused_columns(row.values, reader.used_columns(task.source)))
-                found.tags[task.tag] += 1
-                found.odd[PLACE_WITHOUT_PICTURE] += any(has_place(text) for text in prompt_texts(task))
-                found.add_prompt(prompt_key(task), task.id, known)
+                findings.add_unused(unused_columns(row.values, reader.used_columns(task.source)))
+                findings.tags[task.tag] += 1
+                findings.odd[PLACEHOLDER_ONLY] += any(has_placeholder(text) for text in prompt_texts(task))
+                findings.add_prompt(prompt_key(task), task.id, known)
                 key = stable_hash(task.id)
-                if key in ids and len(found.repeated_ids) < LISTED:
-                    found.repeated_ids.append(task.id)
+                if key in ids and len(findings.repeated_ids) < LISTED:
+                    findings.repeated_ids.append(task.id)
                 ids.add(key)
             if encoder is not None:
-                _measure(found, chunk, encoder, prompt_length, bad)
+                _measure(findings, chunk, encoder, prompt_length, bad)
             yield from chunk
-            if progress.at(bad.rows, found.name):
-                found.unread = True
+            if progress.at(bad.rows, findings.name):
+                findings.unread = True
                 break
     except DataError as error:
-        found.failure = str(error)
-    found.rows, found.duplicates = bad.rows, found.duplicates + bad.duplicates
+        findings.failure = str(error)
+    findings.rows, findings.duplicates = bad.rows, findings.duplicates + bad.duplicates
 
 
-def _measure(found: Findings, tasks: list[Task], encoder: PromptEncoder, limit: int | None, bad: Quarantine) -> None:
+def _measure(findings: Findings, tasks: list[Task], encoder: PromptEncoder, limit: int | None, bad: Quarantine) -> None:
     for task, prompt in zip(tasks, encode_some(tasks, encoder, limit or 2**20, None, 1), strict=True):
         if isinstance(prompt, TemplateError):
             bad.add(task.id, str(prompt))
         else:
-            found.add_length(prompt.tokens, task.id, limit)
+            findings.add_length(prompt.tokens, task.id, limit)
 
 
 def check_conversations(
-    found: Findings,
+    findings: Findings,
     data: OfflineDataArgs,
     learnt_of: LearntOf,
     encode: Encode | None,
@@ -249,56 +249,60 @@ def check_conversations(
         unused_keys: which keys of messages the template leaves out.
         known: rows of the other set, for the overlap.
     """
-    bad = _BadRows(found)
+    bad = _BadRows(findings)
     try:
         for source in resolve_sources(data.file_name):
-            before = found.rows
+            before = findings.rows
             for row in scan_rows(source):
-                if progress.at(found.rows, found.name):
-                    found.unread = True
+                if progress.at(findings.rows, findings.name):
+                    findings.unread = True
                     return
-                found.rows += 1
+                findings.rows += 1
                 if isinstance(row, BadRow):
                     bad.add(row.where, row.reason)
                     continue
-                found.add_row(row)
+                findings.add_row(row)
                 try:
                     learnt = learnt_of(source, row)
                     encoded = encode(learnt) if encode is not None else None
                 except (DataError, TemplateError) as error:
                     bad.add(row.where, str(error).removeprefix(f"{row.where}: "))
                     continue
-                found.add_unused(unused_columns(row.values, learnt.used))
+                findings.add_unused(unused_columns(row.values, learnt.used))
                 if unused_keys is not None:
                     keys = {key for messages in learnt.conversations for key in unused_keys(messages)}
-                    found.add_unused(f"{key} of messages" for key in sorted(keys))
-                _conversation(found, learnt, row.where, known)
+                    findings.add_unused(f"{key} of messages" for key in sorted(keys))
+                _conversation(findings, learnt, row.where, known)
                 if encoded is not None:
-                    found.add_length(encoded.length, row.where, sequence_length)
+                    findings.add_length(encoded.length, row.where, sequence_length)
                     shown = encoded if sequence_length is None else encoded.cut(sequence_length)
-                    found.untaught += not shown.taught
-            if found.rows == before:
+                    findings.untaught += not shown.taught
+            if findings.rows == before:
                 raise DataError(f"{source.location}: no rows")
     except DataError as error:
-        found.failure = str(error)
+        findings.failure = str(error)
 
 
-def _conversation(found: Findings, learnt: Learnt, where: str, known: set[int]) -> None:
-    said = [message for messages in learnt.conversations for message in messages]
-    _roles(found, [message["role"] for message in learnt.conversations[0]])
-    found.odd["has an empty message"] += any(not message["content"].strip() and len(message) == 2 for message in said)
-    found.odd[PLACE_WITHOUT_PICTURE] += any(has_place(message["content"]) for message in said)
-    found.add_prompt(stable_hash("prompt", str([dict(message) for message in said]), str(learnt.tools)), where, known)
+def _conversation(findings: Findings, learnt: Learnt, where: str, known: set[int]) -> None:
+    messages_ = [message for messages in learnt.conversations for message in messages]
+    _roles(findings, [message["role"] for message in learnt.conversations[0]])
+    findings.odd["has an empty message"] += any(
+        not message["content"].strip() and len(message) == 2 for message in messages_
+    )
+    findings.odd[PLACEHOLDER_ONLY] += any(has_placeholder(message["content"]) for message in messages_)
+    findings.add_prompt(
+        stable_hash("prompt", str([dict(message) for message in messages_]), str(learnt.tools)), where, known
+    )
 
 
-def _roles(found: Findings, roles: list[str]) -> None:
+def _roles(findings: Findings, roles: list[str]) -> None:
     """Note an order of roles that few templates are made for."""
     rest = roles[1:] if roles[0] == "system" else roles
-    found.odd["has a system message that isn't the first"] += "system" in rest
-    found.odd["begins with the assistant"] += rest[0] == "assistant"
-    found.odd["has two messages of one role in a row"] += any(a == b for a, b in itertools.pairwise(rest))
+    findings.odd["has a system message that isn't the first"] += "system" in rest
+    findings.odd["begins with the assistant"] += rest[0] == "assistant"
+    findings.odd["has two messages of one role in a row"] += any(a == b for a, b in itertools.pairwise(rest))
     unknown = set(roles) - {"system", "user", "assistant", "tool"}
-    found.odd["has a role other than system, user, assistant, tool"] += bool(unknown)
+    findings.odd["has a role other than system, user, assistant, tool"] += bool(unknown)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,21 +24,21 @@ class OfflineRow(Protocol):
 
     @property
     def id(self) -> str:
-        """`<file>:<row number>`"""
+        """Return `<file>:<row number>`."""
 
     @property
     def length(self) -> int:
-        """Tokens of its longest sequence."""
+        """Return the number of tokens of its longest sequence."""
 
     @property
     def taught(self) -> int:
-        """Tokens that something is learnt from; 0: the row is of no use."""
+        """Return the number of tokens that something is learnt from; 0: the row is of no use."""
 
     def cut(self: R, length: int) -> R:
         """Return the row with the ends of its sequences cut off beyond `length` tokens."""
 
     def parts(self) -> Iterable[bytes]:
-        """All that it is, for a fingerprint."""
+        """Return all that it is, for a fingerprint."""
 
 
 class Located(Protocol):
@@ -46,7 +46,7 @@ class Located(Protocol):
 
     @property
     def where(self) -> str:
-        """`file:line`, for messages."""
+        """Return `file:line`, for messages."""
 
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class EncodedRows(Generic[R]):
     """Left out, because no token of the assistant was left after the cut."""
 
     def metrics(self) -> dict[str, float]:
-        """For the tracker."""
+        """Return the figures for the tracker."""
         lengths = [row.length for row in self.rows]
         return {
             "data/rows": float(len(self.rows)),
@@ -101,13 +101,13 @@ def held_out(ids: Sequence[str], share: float, seed: int) -> set[str]:
 
 def read_all(files: Sequence[str], make: Callable[[Source, Row], T]) -> list[T]:
     """Return what `make` gives for each row of all files, in order; raises `DataError` for a file without rows."""
-    found: list[T] = []
+    items: list[T] = []
     for source in resolve_sources(files):
-        before = len(found)
-        found.extend(make(source, row) for row in read_rows(source))
-        if len(found) == before:
+        before = len(items)
+        items.extend(make(source, row) for row in read_rows(source))
+        if len(items) == before:
             raise DataError(f"{source.location}: no rows")
-    return found
+    return items
 
 
 def encoded_rows(
@@ -176,8 +176,8 @@ class RowOrder(Generic[R]):
         """Return the next `count` rows. One that comes again in a later epoch has that in its id."""
         picked: list[tuple[str, R]] = []
         for position in range(self.taken, self.taken + count):
-            epoch, place = divmod(position, len(self._rows))
-            row = self._rows[self._order_of(epoch)[place]]
+            epoch, index = divmod(position, len(self._rows))
+            row = self._rows[self._order_of(epoch)[index]]
             picked.append((with_epoch(row.id, epoch), row))
         self.taken += count
         return self._batch_of(picked)
@@ -202,9 +202,9 @@ class RowOrder(Generic[R]):
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         if self._order[0] != epoch:
-            places = range(len(self._rows))
+            indices = range(len(self._rows))
             # The same key in every pipeline: it was the first one's.
-            order = keyed_shuffle(places, self._seed, "sft", epoch) if self._shuffle else places
+            order = keyed_shuffle(indices, self._seed, "sft", epoch) if self._shuffle else indices
             self._order = (epoch, order)
         return self._order[1]
 

@@ -62,23 +62,23 @@ def parse_conversation(value: Any, where: str, column: str = "messages") -> list
 def _parsed(message: Any, where: str, name: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise BadRowError(f"{where}: {name} is {message!r:.80}, {_EXPECTED}")
-    said = {
+    fields = {
         str(key): item
         for key, item in message.items()
         if item is not None and not (isinstance(item, list) and not item)
     }
-    if "role" not in said and "from" in said:
-        said = _of_sharegpt(said, where, name)
-    if len(said) > 2 and (media := next((key for key in _MEDIA_KEYS if said.get(key)), None)) is not None:
+    if "role" not in fields and "from" in fields:
+        fields = _of_sharegpt(fields, where, name)
+    if len(fields) > 2 and (media := next((key for key in _MEDIA_KEYS if fields.get(key)), None)) is not None:
         raise no_pictures(where, f"{name} has {media!r}, which")
-    role, content = said.pop("role", None), _content(said.pop("content", None), where, name)
-    if content is None and (said.get("tool_calls") or said.get("function_call")):
+    role, content = fields.pop("role", None), _content(fields.pop("content", None), where, name)
+    if content is None and (fields.get("tool_calls") or fields.get("function_call")):
         content = ""  # OpenAI's form of a message that only calls; templates write `None` for null
     if not isinstance(role, str) or content is None:
         raise BadRowError(f"{where}: {name} is {message!r:.80}, {_EXPECTED}")
-    if "tool_calls" in said:
-        said["tool_calls"] = _calls(said["tool_calls"], where, name)
-    return {"role": role, "content": encodable(content, where), **said}
+    if "tool_calls" in fields:
+        fields["tool_calls"] = _calls(fields["tool_calls"], where, name)
+    return {"role": role, "content": encodable(content, where), **fields}
 
 
 _EXPECTED = (
@@ -89,10 +89,10 @@ _EXPECTED = (
 
 def _of_sharegpt(message: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
     role, value = message["from"], message.get("value")
-    said = {key: item for key, item in message.items() if key not in ("from", "value")}
+    others = {key: item for key, item in message.items() if key not in ("from", "value")}
     if role in _SHAREGPT_CALLS:
-        return {"role": "assistant", "content": "", "tool_calls": _calls(value, where, name), **said}
-    return {"role": _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role, "content": value, **said}
+        return {"role": "assistant", "content": "", "tool_calls": _calls(value, where, name), **others}
+    return {"role": _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role, "content": value, **others}
 
 
 def _content(content: Any, where: str, name: str) -> str | None:

@@ -29,7 +29,7 @@ def own_rows(source: Source, arguments: Mapping[str, Any]) -> Iterator[Row | Bad
         data = make(**arguments)
     except Exception as error:
         raise DataError(
-            f"data_args.dataset: {source.location} can't be made with {dict(arguments)}: {_said(error)}"
+            f"data_args.dataset: {source.location} can't be made with {dict(arguments)}: {_with_type(error)}"
         ) from error
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         yield from _indexed(source, data)
@@ -45,13 +45,13 @@ def _indexed(source: Source, data: Any) -> Iterator[Row | BadRow]:
     try:
         count = len(data)
     except Exception as error:
-        raise DataError(f"data_args.dataset: {source.location}: __len__ raised {_said(error)}") from error
+        raise DataError(f"data_args.dataset: {source.location}: __len__ raised {_with_type(error)}") from error
     for number in range(1, count + 1):
         where = f"{source.location}[row {number}]"
         try:
             values = data[number - 1]
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-            yield BadRow(number, where, f"__getitem__({number - 1}) raised {_said(error)}")
+            yield BadRow(number, where, f"__getitem__({number - 1}) raised {_with_type(error)}")
             continue
         yield _row(number, where, values)
 
@@ -65,7 +65,7 @@ def _iterated(source: Source, data: Any) -> Iterator[Row | BadRow]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{source.location}: __iter__ raised {_said(error)} after row {number}") from error
+        raise DataError(f"{source.location}: __iter__ raised {_with_type(error)} after row {number}") from error
 
 
 def _row(number: int, where: str, values: object) -> Row | BadRow:
@@ -74,5 +74,5 @@ def _row(number: int, where: str, values: object) -> Row | BadRow:
     return BadRow(number, where, f"a row is {values!r:.60}, expected a mapping with columns")
 
 
-def _said(error: Exception) -> str:
+def _with_type(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

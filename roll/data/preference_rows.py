@@ -24,7 +24,7 @@ from roll.data.chat_masks import ConversationEncoder
 from roll.data.finished_rows import EncodedRows, Truncation, encoded_rows, read_all
 from roll.data.messages import learning_flags, without_flags
 from roll.data.row_conversations import (
-    WHOLE_COLUMNS,
+    CONVERSATION_COLUMNS,
     Messages,
     RowColumns,
     conversation_of_column,
@@ -73,18 +73,18 @@ class PreferenceRow:
 
     @property
     def length(self) -> int:
-        """Tokens of the longer sequence."""
+        """Return the number of tokens of the longer sequence."""
         return max(sequence.length for sequence in self.sequences)
 
     @property
     def taught(self) -> int:
-        """Tokens of all responses; 0 if one has none, or a pair has nothing to prefer."""
+        """Return the number of tokens of all responses; 0 if one has none, or a pair has nothing to prefer."""
         counts = [sequence.taught for sequence in self.sequences]
         return sum(counts) if all(counts) and not self.is_tie else 0
 
     @property
     def is_tie(self) -> bool:
-        """Whether both sequences of a pair are the same."""
+        """Return whether both sequences of a pair are the same."""
         first, *others = self.sequences
         return any(np.array_equal(first.token_ids, other.token_ids) for other in others)
 
@@ -111,12 +111,12 @@ def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: 
         {"chosen": data.chosen_key, "rejected": data.rejected_key} if pairs else {"response": _response(columns, data)}
     )
     # A column that is the response itself is a whole conversation, and has its own prompt.
-    prompt = None if keys.get("response") in WHOLE_COLUMNS else prompt_of(columns, data.prompt)
-    found = tuple(
+    prompt = None if keys.get("response") in CONVERSATION_COLUMNS else prompt_of(columns, data.prompt)
+    sequences = tuple(
         _bare(columns, conversation_of_column(columns, column, role, prompt)) for role, column in keys.items()
     )
-    if len(found) == 2:
-        chosen, rejected = found
+    if len(sequences) == 2:
+        chosen, rejected = sequences
         if chosen[:-1] != rejected[:-1]:
             raise DataError(
                 f"{row.where}: chosen and rejected differ before the last message: they aren't answers to one prompt"
@@ -130,9 +130,9 @@ def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: 
         key, number = ("margin", data.margin) if pairs else ("score", data.score)
         target = None if number is None else _number(columns, number, key)
     tools = tools_of(columns)
-    refuse_unheeded(columns, found)
+    refuse_unheeded(columns, sequences)
     return Preference(
-        f"{source.name}:{row.number}", row.where, found, desirable, target, tools, frozenset(columns.used)
+        f"{source.name}:{row.number}", row.where, sequences, desirable, target, tools, frozenset(columns.used)
     )
 
 
@@ -206,8 +206,8 @@ def preference_encoding(
             except TemplateError as error:
                 raise DataError(f"{preference.where}: {error}") from error
             ids, trained = np.array(marked.token_ids, dtype=np.int32), np.array(marked.trained, dtype=np.bool_)
-            said = int(np.nonzero(~np.isin(ids, list(without_end)))[0].max(initial=-1)) + 1
-            sequence = TaughtRow(preference.id, ids[:said], trained[:said])
+            end = int(np.nonzero(~np.isin(ids, list(without_end)))[0].max(initial=-1)) + 1
+            sequence = TaughtRow(preference.id, ids[:end], trained[:end])
             if not sequence.taught:
                 raise DataError(
                     f"{preference.where}: the template leaves no token of the response; mend row or template"
@@ -264,9 +264,9 @@ def mismatched(batch: TokenBatch, sequence_length: int) -> TokenBatch:
         before = (row - 1) % len(batch)
         prompt = batch.row("token_ids", row)[: _first_action(batch, row)]
         response = slice(_first_action(batch, before), None)
-        said = batch.row("token_ids", before)[response], batch.row("action_mask", before)[response]
-        ids.append(torch.cat([prompt, said[0]])[:sequence_length])
-        masks.append(torch.cat([torch.zeros(len(prompt), dtype=torch.bool), said[1]])[:sequence_length])
+        answer = batch.row("token_ids", before)[response], batch.row("action_mask", before)[response]
+        ids.append(torch.cat([prompt, answer[0]])[:sequence_length])
+        masks.append(torch.cat([torch.zeros(len(prompt), dtype=torch.bool), answer[1]])[:sequence_length])
     names = tuple(f"{name}~" for name in batch.row_ids)
     mask = torch.cat(masks)
     return TokenBatch(

@@ -78,25 +78,25 @@ def _fill(template: str, entry: Mapping[str, Any], dataset: str) -> str:
     values = {**entry["metadata"], "question": entry["question"], "answer": entry["answer"]}
 
     def value(match: re.Match[str]) -> str:
-        found = values.get(match[1])
-        if not isinstance(found, (str, int, float)):
+        filling = values.get(match[1])
+        if not isinstance(filling, (str, int, float)):
             usable = sorted(name for name, item in values.items() if isinstance(item, (str, int, float)))
             raise DataError(f"procedural {dataset!r}: template {template!r} asks for {match[0]}; there are {usable}")
-        return str(found)
+        return str(filling)
 
     return _SLOT.sub(value, template)
 
 
 def _examples(spec: ProceduralTask, seed: int) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    examples: dict[str, dict[str, Any]] = {}
     if not spec.few_shot:
         return []
     for entry in _entries(spec, seed, "few_shot", max(spec.few_shot * _DRAWS_PER_TASK, _MIN_DRAWS)):
         if entry["answer"] is not None:
-            found.setdefault(entry["question"], entry)
-        if len(found) == spec.few_shot:
-            return list(found.values())
-    raise DataError(f"procedural {spec.dataset!r}: found only {len(found)} of {spec.few_shot} few-shot examples")
+            examples.setdefault(entry["question"], entry)
+        if len(examples) == spec.few_shot:
+            return list(examples.values())
+    raise DataError(f"procedural {spec.dataset!r}: found only {len(examples)} of {spec.few_shot} few-shot examples")
 
 
 def _entries(spec: ProceduralTask, seed: int, split: str, count: int) -> Iterator[dict[str, Any]]:

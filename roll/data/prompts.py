@@ -56,14 +56,14 @@ class LengthRule:
 
     def __init__(self, prompt_length: int, truncation: Truncation) -> None:
         self._limit, self._truncation = prompt_length, truncation
-        self._count = self._long = self._kept = 0
+        self._count = self._long = self._accepted = 0
         self._sum = self._max = 0
         self._min: int | None = None
         self._first = ""
 
     @property
     def cut(self) -> str | None:
-        """The end at which long prompts are cut; None if they aren't."""
+        """Return the end at which long prompts are cut; None if they aren't."""
         return None if self._truncation in ("error", "filter") else self._truncation
 
     def accept(self, task: Task, prompt: EncodedPrompt) -> tuple[int, ...] | None:
@@ -77,7 +77,7 @@ class LengthRule:
             self._long += 1
             self._first = self._first or f"{task.id!r} with {prompt.describe_length()}"
             ids = None if self.cut is None else CUT[self.cut](prompt.ids, self._limit)
-        self._kept += ids is not None
+        self._accepted += ids is not None
         return ids
 
     def finish(self) -> dict[str, float]:
@@ -89,7 +89,7 @@ class LengthRule:
                 f"{self._first}, the longest has {self._max}; raise prompt_length, or set "
                 "truncation to filter, left, right or middle"
             )
-        if not self._kept:
+        if not self._accepted:
             raise DataError(
                 f"all {self._count} prompts have more than prompt_length = {limit} tokens "
                 f"(the shortest has {self._min}); raise prompt_length"
@@ -121,19 +121,19 @@ def encode_prompts(
     if not tasks:
         raise DataError("there are no tasks to tokenise")
     rule = LengthRule(prompt_length, truncation)
-    kept: list[Task] = []
-    kept_ids: list[tuple[int, ...]] = []
+    accepted: list[Task] = []
+    accepted_ids: list[tuple[int, ...]] = []
     for task, prompt in zip(tasks, encode_some(tasks, encoder, prompt_length, rule.cut, num_workers), strict=True):
         if isinstance(prompt, TemplateError):
             refuse(task, prompt, quarantine)
             continue
         ids = rule.accept(task, prompt)
         if ids is not None:
-            kept.append(task)
-            kept_ids.append(ids)
+            accepted.append(task)
+            accepted_ids.append(ids)
     if quarantine is not None:
         quarantine.finish()
-    return PromptSet(kept, kept_ids, rule.finish())
+    return PromptSet(accepted, accepted_ids, rule.finish())
 
 
 def encode_some(

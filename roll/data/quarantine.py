@@ -37,7 +37,7 @@ class Quarantine:
 
     @property
     def lenient(self) -> bool:
-        """Whether any row may be bad."""
+        """Return whether any row may be bad."""
         return self._limit > 0
 
     def add(self, where: str, reason: str) -> None:
@@ -63,7 +63,7 @@ class Quarantine:
             logger.info("%d of %d rows repeat a prompt and are left out", self.duplicates, self.rows)
 
     def metrics(self) -> dict[str, float]:
-        """For the tracker."""
+        """Return the figures for the tracker."""
         return {"data/rows_bad": float(self.bad), "data/rows_duplicate": float(self.duplicates)}
 
     def _listed(self) -> str:

@@ -37,15 +37,15 @@ class RenderedKeys:
         is enough.
         """
         for position, message in enumerate(messages):
-            said = [key for key in message if key in SAYING_KEYS and message[key] not in ("", (), {}, False)]
-            for key in said:
+            filled = [key for key in message if key in SAYING_KEYS and message[key] not in ("", (), {}, False)]
+            for key in filled:
                 if self.writes(messages, position, key, render):
                     continue
                 if key == "name" and message[key] == message["role"]:
                     continue
                 if key == "name" and message["role"] in ("tool", "function") and str(message[key]) in text:
                     continue
-                twins = [k for k in said if k != key and k in _THOUGHTS and message[k] == message[key]]
+                twins = [k for k in filled if k != key and k in _THOUGHTS and message[k] == message[key]]
                 if key in _THOUGHTS and any(self.writes(messages, position, twin, render) for twin in twins):
                     continue
                 return position, key
@@ -93,15 +93,15 @@ def unwritten(
         names = [str(tool["function"]["name"]) for tool in tools]
         lost = next((name for name in names if name not in text), None)
         if lost is not None or keys.loses_tools(messages, lambda some: render(some, ()), text):
-            return f"the chat template leaves out the row's tools ({lost or ', '.join(names):.60}); {_NEVER_SEEN}"
-    found = keys.lost(messages, lambda some: render(some, tools), text)
-    if found is None:
+            return f"the chat template leaves out the row's tools ({lost or ', '.join(names):.60}); {_NOT_LEARNT}"
+    lost_key = keys.lost(messages, lambda some: render(some, tools), text)
+    if lost_key is None:
         return None
-    position, key = found
+    position, key = lost_key
     message = messages[position]
     return (
         f"the chat template leaves out {key!r} of message {position + 1} (role {message['role']}): "
-        f"{message[key]!r:.80}; {_NEVER_SEEN}"
+        f"{message[key]!r:.80}; {_NOT_LEARNT}"
     )
 
 
@@ -112,7 +112,7 @@ def beside_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
     return f"a template with {{prompt}} has no place for {what!r}; use native or a Jinja template" if what else None
 
 
-_NEVER_SEEN = (
+_NOT_LEARNT = (
     "a model would never see it. Write it in content as the model shall write it, remove it, or choose a template "
     "that has it"
 )
@@ -121,13 +121,13 @@ _NEVER_SEEN = (
 def _differs(messages: Sequence[Mapping[str, Any]], position: int, key: str, render: Render) -> bool:
     bare = {name: value for name, value in messages[position].items() if name != key}
     for end in (position + 1, len(messages)):  # some templates refuse to end there
-        whole = messages[:end]
+        full = messages[:end]
         try:
-            text = render(whole)
+            text = render(full)
         except ValueError:
             continue
         try:
-            return text != render([*whole[:position], bare, *whole[position + 1 :]])
+            return text != render([*full[:position], bare, *full[position + 1 :]])
         except ValueError:
             return True  # the template asks for it
     return True  # whoever renders the conversation meets the error

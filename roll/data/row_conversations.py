@@ -21,7 +21,7 @@ from roll.utils.rows import BadRowError, Row, column_value, has_column
 Messages = tuple[RowMessage, ...]
 
 _PROMPT_COLUMNS = ("prompt", "conversations", "messages", "instruction")
-WHOLE_COLUMNS = ("messages", "conversations")
+CONVERSATION_COLUMNS = ("messages", "conversations")
 """Where there is no column with the response, these end with it."""
 _NEITHER_ONE_NOR_NONE = (None, True, 1, 1.0, "", "1", "true")
 _TEMPLATE_COLUMNS = ("chat_template_kwargs", "enable_thinking")
@@ -104,7 +104,7 @@ def _history(columns: RowColumns) -> list[RowMessage]:
 
 
 def _system(columns: RowColumns) -> Messages:
-    """The system message that stands in a column of its own, as LLaMA-Factory writes it."""
+    """Return the system message that stands in a column of its own, as LLaMA-Factory writes it."""
     value = columns.optional("system") if columns.has("system") else None
     if value is not None and not isinstance(value, str):
         raise BadRowError(
@@ -133,7 +133,7 @@ def conversation_of_column(columns: RowColumns, column: str, role: str, prompt: 
     `prompt` is what comes before, unless the column has it itself. Raises `BadRowError`.
     """
     value, where = columns.get(column, role), columns.where
-    if isinstance(value, str) and prompt is None and (column in WHOLE_COLUMNS or role == "messages"):
+    if isinstance(value, str) and prompt is None and (column in CONVERSATION_COLUMNS or role == "messages"):
         value = parse_conversation(value, where, column)
     if isinstance(value, str):
         if prompt is None:
@@ -141,27 +141,27 @@ def conversation_of_column(columns: RowColumns, column: str, role: str, prompt: 
                 f"{where}: {column!r} is a text, and no column has its prompt; name one in prompt, or give lists "
                 "of messages"
             )
-        said: Messages = ({"role": "assistant", "content": encodable(value, where)},)
+        messages: Messages = ({"role": "assistant", "content": encodable(value, where)},)
     elif isinstance(value, Mapping | list | tuple):
-        said = tuple(parse_conversation([value] if isinstance(value, Mapping) else value, where, column))
+        messages = tuple(parse_conversation([value] if isinstance(value, Mapping) else value, where, column))
     else:
         raise BadRowError(f"{where}: {column!r} is {value!r:.80}, expected a text or a list of messages")
-    if said[-1]["role"] != "assistant":
+    if messages[-1]["role"] != "assistant":
         raise BadRowError(
-            f"{where}: {column!r} ends with a message of the {said[-1]['role']}, expected the assistant's; drop "
+            f"{where}: {column!r} ends with a message of the {messages[-1]['role']}, expected the assistant's; drop "
             "what nobody answers"
         )
-    if says_nothing(said[-1]):
+    if says_nothing(messages[-1]):
         raise BadRowError(f"{where}: the response in {column!r} is empty; mend the row or drop it")
-    if said[0]["role"] != "assistant":
-        said = with_system(columns, said)
-    if prompt is None or said[: len(prompt)] == prompt:
-        if len(said) == 1:
+    if messages[0]["role"] != "assistant":
+        messages = with_system(columns, messages)
+    if prompt is None or messages[: len(prompt)] == prompt:
+        if len(messages) == 1:
             raise BadRowError(f"{where}: {column!r} has an answer and nothing that it answers; name a prompt column")
-        return said
-    if said[0]["role"] != "assistant":
+        return messages
+    if messages[0]["role"] != "assistant":
         raise BadRowError(f"{where}: {column!r} begins with another prompt than the one in the prompt column")
-    return (*prompt, *said)
+    return (*prompt, *messages)
 
 
 def says_nothing(message: RowMessage) -> bool:

@@ -19,7 +19,7 @@ from roll.data.chat_masks import ConversationEncoder
 from roll.data.finished_rows import EncodedRows, Truncation, encoded_rows, read_all
 from roll.data.messages import learning_flags, without_flags
 from roll.data.row_conversations import (
-    WHOLE_COLUMNS,
+    CONVERSATION_COLUMNS,
     Messages,
     RowColumns,
     conversation_of_column,
@@ -71,7 +71,7 @@ class TaughtRow:
 
     @property
     def taught(self) -> int:
-        """Tokens that are taught."""
+        """Return the number of tokens that are taught."""
         return int(self.trained.sum())
 
     def cut(self, length: int) -> TaughtRow:
@@ -123,8 +123,10 @@ def _messages(columns: RowColumns, data: SFTDataArgs) -> Messages:
             f"{sorted(columns.row.values)}; name it in response, or a column of conversations in messages"
         )
     # A column that is the response itself is a whole conversation, and has its own prompt.
-    whole = response in WHOLE_COLUMNS and data.prompt is None
-    return conversation_of_column(columns, response, "response", None if whole else prompt_of(columns, data.prompt))
+    is_conversation = response in CONVERSATION_COLUMNS and data.prompt is None
+    return conversation_of_column(
+        columns, response, "response", None if is_conversation else prompt_of(columns, data.prompt)
+    )
 
 
 def encode_rows(

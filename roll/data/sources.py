@@ -58,12 +58,12 @@ def load_tasks(
     sources = data_sources(files, columns)
     reader = TaskReader(columns, seed=seed, default_tag=default_tag, quarantine=quarantine or Quarantine())
     tasks: list[Task] = []
-    seen: dict[str, str] = {}
+    first_use: dict[str, str] = {}
     for _, task, row in reader.read(sources):
-        if task.id in seen:
-            first = f"was used before at {seen[task.id]}; ids must be unique within a tag"
+        if task.id in first_use:
+            first = f"was used before at {first_use[task.id]}; ids must be unique within a tag"
             raise DataError(f"{row.where}: id {task.id!r} {first}{ID_HINT}")
-        seen[task.id] = row.where
+        first_use[task.id] = row.where
         tasks.append(task)
     return tasks
 
@@ -111,10 +111,10 @@ class TaskReader:
         seed: int,
         default_tag: str | None,
         quarantine: Quarantine,
-        seen: Callable[[Row], None] | None = None,
+        on_row: Callable[[Row], None] | None = None,
     ) -> None:
-        """Start without any row; `seen` is told of each that can be read, good or bad."""
-        self._seen = seen
+        """Start without any row; `on_row` is called with each that can be read, good or bad."""
+        self._on_row = on_row
         self._columns, self._seed, self._default_tag = columns, seed, default_tag
         self._quarantine = quarantine
         self._roles: dict[str, RowRoles] = {}
@@ -130,8 +130,8 @@ class TaskReader:
                 if isinstance(item, BadRow):
                     self._quarantine.add(item.where, item.reason)
                     continue
-                if self._seen is not None:
-                    self._seen(item)
+                if self._on_row is not None:
+                    self._on_row(item)
                 try:
                     task = self.make(source, item)
                 except BadRowError as error:
@@ -149,14 +149,14 @@ class TaskReader:
         return {"tools", *self._beside, *(name for name in named if name is not None)}
 
     def _read(self, source: Source) -> Iterator[Row | BadRow]:
-        found = own_rows(source, self._columns.dataset_args) if source.format == "own" else scan_rows(source)
+        items = own_rows(source, self._columns.dataset_args) if source.format == "own" else scan_rows(source)
         # The columns are those of the first rows together: one row that lacks one is a bad row, wherever it is.
-        first = list(itertools.islice(found, _ROWS_FOR_COLUMNS))
+        first = list(itertools.islice(items, _ROWS_FOR_COLUMNS))
         if not first:
             raise DataError(f"{source.name}: no rows")
         self._roles[source.name] = _roles_of(self._columns, first, self._default_tag)
         yield from first
-        yield from found
+        yield from items
 
     def _count(self, source: Source) -> None:
         self._quarantine.rows += 1
@@ -197,11 +197,11 @@ class TaskReader:
         )
 
 
-def _roles_of(columns: DataArgs, found: Sequence[Row | BadRow], default_tag: str | None) -> RowRoles:
+def _roles_of(columns: DataArgs, items: Sequence[Row | BadRow], default_tag: str | None) -> RowRoles:
     """Return the column of each role in these rows of one file; raises when a named one isn't there."""
-    rows = [row for row in found if isinstance(row, Row)]
+    rows = [row for row in items if isinstance(row, Row)]
     if not rows:
-        bad = next(row for row in found if isinstance(row, BadRow))
+        bad = next(row for row in items if isinstance(row, BadRow))
         raise BadRowError(f"{bad.where}: {bad.reason}")
     where, there = rows[0].where, {name for row in rows for name in row.values}
     defaults = {**{role: (role,) for role in _ROLES}, "ground_truth": GROUND_TRUTH_COLUMNS}
@@ -290,14 +290,14 @@ class PromptFilter:
     """Leaves out tasks whose prompt an earlier one has, the exact text or messages. 100 bytes of memory per task."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._keys: set[int] = set()
 
     def repeats(self, task: Task) -> bool:
         """Return whether the prompt was seen before."""
         key = prompt_key(task)
-        if key in self._seen:
+        if key in self._keys:
             return True
-        self._seen.add(key)
+        self._keys.add(key)
         return False
 
 

@@ -28,7 +28,7 @@ from roll.types.trajectory import Task
 from roll.utils.rows import DataError, Row
 
 _CHUNK = 256
-_KEPT_PROMPTS = 4096
+_MAX_CACHED_PROMPTS = 4096
 
 
 class StreamedPrompts:
@@ -39,20 +39,20 @@ class StreamedPrompts:
         self.metrics = metrics
         self.tasks: Sequence[Task] = ()
         """Those in memory: generated ones."""
-        self._kept: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def prompt_ids(self, task: Task) -> tuple[int, ...]:
         """Return the prompt's token ids; a repeat in a later epoch has those of the first."""
         key = base_id(task.id)
         with self._lock:
-            if key not in self._kept:
+            if key not in self._cache:
                 prompt = self._encoder.encode_within(task, self._limit, self._cut)
                 long = self._cut is not None and prompt.tokens > self._limit
-                self._kept[key] = CUT[self._cut or ""](prompt.ids, self._limit) if long else prompt.ids
-                if len(self._kept) > _KEPT_PROMPTS:
-                    self._kept.popitem(last=False)
-            return self._kept[key]
+                self._cache[key] = CUT[self._cut or ""](prompt.ids, self._limit) if long else prompt.ids
+                if len(self._cache) > _MAX_CACHED_PROMPTS:
+                    self._cache.popitem(last=False)
+            return self._cache[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class Streamer:
         Raises `DataError` as `load_tasks`, `route_by_tag` and `encode_prompts` do.
         """
         first = [task for tasks in generated.values() for task in tasks]
-        kept = [task for at, task in self._fitting(first)]
+        fitting = [task for at, task in self._fitting(first)]
         tables = {
-            domain: StreamedTable([task for task in kept if task.domain == domain], self._store, self._task)
+            domain: StreamedTable([task for task in fitting if task.domain == domain], self._store, self._task)
             for domain in generated
         }
         difficulty = {domain: array("d") for domain in generated}
@@ -125,7 +125,7 @@ class Streamer:
         if lost:
             raise no_domain(lost, self._tags)
         prompts = StreamedPrompts(self._encoder, self._limit, self._rule.cut, self._rule.finish())
-        prompts.tasks = kept
+        prompts.tasks = fitting
         for table in tables.values():
             for task in table.repeated():
                 raise DataError(f"id {task.id!r} is used twice; ids must be unique within a tag{ID_HINT}")

@@ -168,16 +168,16 @@ class StreamedTable(TaskTable):
     def __init__(self, first: Sequence[Task], store: RowStore, make: TaskMaker) -> None:
         self._first = tuple(first)
         self._store, self._make = store, make
-        self._places, self._ids = array("Q"), array("Q")
+        self._offsets, self._ids = array("Q"), array("Q")
         self._first_ids = {task.id: index for index, task in enumerate(self._first)}
         self._fingerprint = Fingerprint()
         for task in self._first:
             self._fingerprint.add(task)
         self._by_hash: tuple[NDArray[np.int64], NDArray[np.uint64]] | None = None
 
-    def add(self, task: Task, place: int) -> None:
-        """Take in the next task, whose row the store has at `place`."""
-        self._places.append(place)
+    def add(self, task: Task, offset: int) -> None:
+        """Take in the next task, whose row the store has at `offset`."""
+        self._offsets.append(offset)
         self._ids.append(stable_hash("id", task.id))
         self._fingerprint.add(task)
         self._by_hash = None
@@ -187,7 +187,7 @@ class StreamedTable(TaskTable):
         return str(self._fingerprint)
 
     def __len__(self) -> int:
-        return len(self._first) + len(self._places)
+        return len(self._first) + len(self._offsets)
 
     def item(self, index: int) -> Task:
         index = index + len(self) if index < 0 else index
@@ -195,16 +195,16 @@ class StreamedTable(TaskTable):
             raise IndexError(index)
         if index < len(self._first):
             return self._first[index]
-        return self._make(*self._store.read(self._places[index - len(self._first)]))
+        return self._make(*self._store.read(self._offsets[index - len(self._first)]))
 
     def index_of(self, task_id: str) -> int | None:
         if task_id in self._first_ids:
             return self._first_ids[task_id]
         order, hashes = self._sorted()
         wanted = np.uint64(stable_hash("id", task_id))
-        found = order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, side="right")]
-        places = (int(place) + len(self._first) for place in found)
-        return next((place for place in places if self.item(place).id == task_id), None)
+        matches = order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, side="right")]
+        indices = (int(index) + len(self._first) for index in matches)
+        return next((index for index in indices if self.item(index).id == task_id), None)
 
     def repeated(self) -> Iterator[Task]:
         """Yield tasks whose id an earlier one has."""

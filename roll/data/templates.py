@@ -136,13 +136,13 @@ class PromptEncoder:
         Raises `TemplateError` for a prompt of which the template would leave something out.
         """
         tools = parse_tools(task.payload.get("tools"), f"task {task.id!r}")
-        told = self._with_tools(task) if self._with_tools is not None and response is None else None
-        if told is not None:
+        with_tools = self._with_tools(task) if self._with_tools is not None and response is None else None
+        if with_tools is not None:
             try:
                 refuse_beyond_chat(task.payload.get("messages") or (), tools, f"task {task.id!r}")
             except ValueError as error:
                 raise TemplateError(f"{error} (its domain has tools of its own: rewards.<domain>.tools)") from error
-            return told
+            return with_tools
         template = self._by_tag.get(task.tag, self._template)
         messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
         if is_plain(template):
@@ -223,13 +223,13 @@ def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None
         system = message["role"] == "system"
         start = 0 if system else at
         content = "".join(message["content"].split())
-        found = squeezed.find(content, start)
-        if found < 0:
+        position = squeezed.find(content, start)
+        if position < 0:
             content = "".join(json.dumps(message["content"], ensure_ascii=False)[1:-1].split())
-            found = squeezed.find(content, start)
-        if found < 0:
+            position = squeezed.find(content, start)
+        if position < 0:
             return number
-        at = at if system else found + len(content)
+        at = at if system else position + len(content)
     return None
 
 
@@ -238,11 +238,11 @@ def _in_order(text: str, messages: Sequence[Mapping[str, str]]) -> bool:
     at = 0
     for message in messages:
         content = message["content"].strip()
-        found = text.find(content, 0 if message["role"] == "system" else at)
-        if found < 0:
+        position = text.find(content, 0 if message["role"] == "system" else at)
+        if position < 0:
             return False
         if message["role"] != "system":
-            at = found + len(content)
+            at = position + len(content)
     return True
 
 

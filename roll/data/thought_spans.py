@@ -105,7 +105,7 @@ class Thoughts:
 
     @cached_property
     def _key(self) -> str | None:
-        """The key that the template reads."""
+        """Return the key that the template reads."""
         for key in THOUGHT_KEYS:
             answer = {"role": "assistant", "content": "Bb", key: _PROBE}
             try:

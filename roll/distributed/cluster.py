@@ -63,7 +63,8 @@ class Cluster(ABC):
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel ranks: the parts that a split call cuts its batch into. Asks the workers the first time."""
+        """Return the number of data-parallel ranks: the parts that a split call cuts its batch into. Asks the workers
+        the first time."""
         return self._known_layouts(None)[0].dp_size
 
     def call(self, method: Method, *args: Any, timeout: float | None = None) -> Any:

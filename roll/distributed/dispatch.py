@@ -111,8 +111,8 @@ def merge_results(results: Sequence[Any], layouts: Sequence[RankLayout], batch: 
     from roll.types.metrics import Metrics
     from roll.types.ragged import Ragged
 
-    kept = sorted((layout.dp_rank, i) for i, layout in enumerate(layouts) if layout.collects)
-    parts = [results[i] for _, i in kept]
+    collecting = sorted((layout.dp_rank, i) for i, layout in enumerate(layouts) if layout.collects)
+    parts = [results[i] for _, i in collecting]
     if all(part is None for part in parts):
         return None
     if all(isinstance(part, Metrics) for part in parts):
@@ -152,19 +152,19 @@ def deal_groups(batch: TokenBatch, parts: Sequence[Sequence[int]], *, attention_
     each = list(groups.values())
     dealt = partition_balanced([cost(rows) for rows in each], len(parts), equal_size=len(each) % len(parts) == 0)
     together = [sorted(row for group in part for row in each[group]) for part in dealt]
-    fullest, before = (max(sum(lengths[row] for row in part) for part in found) for found in (together, parts))
+    fullest, before = (max(sum(lengths[row] for row in part) for part in parts_of) for parts_of in (together, parts))
     if fullest > _MORE_TOKENS * before or max(map(cost, together)) >= max(map(cost, parts)):
         return None
     return together
 
 
 def _common(batch: TokenBatch, rows: Sequence[int]) -> int:
-    """Tokens at the beginning that all these rows have."""
+    """Return the number of tokens at the beginning that all these rows share."""
     first = batch.row("token_ids", rows[0])
-    found = len(first)
+    length = len(first)
     for row in rows[1:]:
         other = batch.row("token_ids", row)
-        found = min(found, len(other))
-        different = (first[:found] != other[:found]).nonzero()
-        found = int(different[0]) if len(different) else found
-    return found
+        length = min(length, len(other))
+        different = (first[:length] != other[:length]).nonzero()
+        length = int(different[0]) if len(different) else length
+    return length

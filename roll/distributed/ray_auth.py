@@ -96,25 +96,25 @@ def find_cluster(address: str) -> str:
     from ray._private import services
 
     try:
-        found = services.canonicalize_bootstrap_address(address)
+        resolved = services.canonicalize_bootstrap_address(address)
     except (ValueError, OSError) as error:
         raise ClusterError(f"RAY_ADDRESS={named} is no address of a Ray cluster, such as HOST:6379: {error}") from error
-    if found is None:
+    if resolved is None:
         raise ClusterError(
             "num_nodes is more than 1, and there is no Ray cluster to join: this machine belongs to none, and "
             "RAY_ADDRESS names none. Start it with `ray start --head` here and `ray start --address=HOST:6379` on the "
             f"others; {_GUIDE}"
         )
-    host, _, port = found.rpartition(":")
+    host, _, port = resolved.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         source = "RAY_ADDRESS" if named else "the last `ray start` here"
         raise ClusterError(
-            f"no Ray answers at {found}, which {source} names: {error}. Start it there with `ray start --head`, or "
+            f"no Ray answers at {resolved}, which {source} names: {error}. Start it there with `ray start --head`, or "
             f"name another by RAY_ADDRESS; {_GUIDE}"
         ) from error
-    return found
+    return resolved
 
 
 def explain_cancelled(reason: str) -> str:

@@ -136,8 +136,8 @@ class RayCluster(Cluster):
         if not self._running:
             raise RuntimeError(f"{self.role} was shut down")
         context = outgoing(self.role, rank)
-        further = () if context is None else (context,)
-        return self._peers[rank].shell.invoke.remote(name, args, *further)
+        extra = () if context is None else (context,)
+        return self._peers[rank].shell.invoke.remote(name, args, *extra)
 
     def _collect(self, refs: Mapping[Any, int], call: str, timeout: float | None) -> list[Any]:
         """Return results by the order of `refs` (reference -> rank)."""
@@ -200,8 +200,8 @@ class RayCluster(Cluster):
             # Raised around the worker's code: arguments or results that can't be pickled or imported.
             cause = error.cause
             text = str(cause).strip().splitlines()[-1:] or [""]
-            told = _COLOURS.sub("", str(error))
-            failure = Failure(type(cause).__name__, text[0], told, isinstance(cause, ValueError))
+            text_of_error = _COLOURS.sub("", str(error))
+            failure = Failure(type(cause).__name__, text[0], text_of_error, isinstance(cause, ValueError))
             return failure.error(self.role, rank, call)
         dead = (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.NodeDiedError)
         if isinstance(error, dead):
@@ -268,7 +268,8 @@ def _tail(path: Path, start: int = 0) -> str:
 
 
 def _running_calls(stacks: str) -> str:
-    """Of all threads' stacks (innermost frame first), those inside a worker's method, without Ray's own frames."""
+    """Return, of all threads' stacks (innermost frame first), those inside a worker's method, without Ray's own
+    frames."""
     calls = []
     for stack in stacks.split("\n\n"):
         frames, shell, _ = stack.partition("ray_worker.py")

@@ -75,13 +75,13 @@ def _has_open(pid: str, folder: str) -> bool:
 
 def of_session(folder: str) -> set[int]:
     """Return the processes with the session's mark, and all below them; never this one."""
-    parents, found = _parents_and_marked(folder)
+    parents, marked = _parents_and_marked(folder)
     growing = True
     while growing:
-        below = {pid for pid, parent in parents.items() if parent in found} - found
-        found |= below
+        below = {pid for pid, parent in parents.items() if parent in marked} - marked
+        marked |= below
         growing = bool(below)
-    return found - {os.getpid()}
+    return marked - {os.getpid()}
 
 
 def reap(folder: str) -> None:

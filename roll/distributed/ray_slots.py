@@ -93,20 +93,20 @@ def run_on_each(
     import ray
 
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    places = {slot.bundle: slot.node for i, slot in enumerate(reservation.slots) if slots is None or i in slots}
+    nodes = {slot.bundle: slot.node for i, slot in enumerate(reservation.slots) if slots is None or i in slots}
     remote = ray.remote(num_cpus=0, max_retries=0)(function)
     refs = {
         bundle: remote.options(scheduling_strategy=in_bundle(reservation.group, bundle)).remote(*args)
-        for bundle in places
+        for bundle in nodes
     }
     _, late = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout) if refs else ([], [])
     if late:
-        silent = sorted(address.get(places[bundle], "?") for bundle, ref in refs.items() if ref in late)
+        silent = sorted(address.get(nodes[bundle], "?") for bundle, ref in refs.items() if ref in late)
         raise TimeoutError(f"no answer from {', '.join(silent)} to {function.__name__} in {timeout:g} s")
     # Nodes of one address are told apart by their ids: several on one machine, in tests.
-    names = {bundle: address.get(node, node) for bundle, node in places.items()}
+    names = {bundle: address.get(node, node) for bundle, node in nodes.items()}
     if len(set(names.values())) < len(names):
-        names = {bundle: f"{name} ({places[bundle][:8]})" for bundle, name in names.items()}
+        names = {bundle: f"{name} ({nodes[bundle][:8]})" for bundle, name in names.items()}
     return {names[bundle]: _answer(ref, names[bundle]) for bundle, ref in refs.items()}
 
 
@@ -143,8 +143,8 @@ def _refuse_too_few(sizes: Sequence[int], nodes: Sequence[Any], kind: str) -> No
         present = sorted((int(node["Resources"].get("GPU", 0)) for node in nodes), reverse=True)
         if len(present) >= len(sizes) and all(a >= b for a, b in zip(present, sizes, strict=False)):
             return
-        found = ", ".join(f"{n['NodeManagerAddress']}: {int(n['Resources'].get('GPU', 0))}" for n in nodes)
-        have = f"{sum(present)} GPU(s)" + (f" ({found})" if len(nodes) > 1 or len(sizes) > 1 else "")
+        listed = ", ".join(f"{n['NodeManagerAddress']}: {int(n['Resources'].get('GPU', 0))}" for n in nodes)
+        have = f"{sum(present)} GPU(s)" + (f" ({listed})" if len(nodes) > 1 or len(sizes) > 1 else "")
     machines = "" if len(sizes) == 1 else f" on {len(sizes)} machines of {sizes[0]} (num_gpus_per_node)"
     hide = ", or hide the GPUs (CUDA_VISIBLE_DEVICES='') for CPU slots" if kind == "GPU" else ""
     raise ValueError(
@@ -166,11 +166,11 @@ def _devices(group: Any, sizes: Sequence[int], timeout: float) -> list[list[str]
         .remote()
         for i, size in enumerate(sizes)
     ]
-    found = ray.get(refs, timeout=timeout)
-    for names, size in zip(found, sizes, strict=True):
+    devices = ray.get(refs, timeout=timeout)
+    for names, size in zip(devices, sizes, strict=True):
         if len(names) != size:
             raise RuntimeError(f"Ray gave a bundle of {size} GPU(s) the devices {names}")
-    return [sorted(names, key=_by_number) for names in found]
+    return [sorted(names, key=_by_number) for names in devices]
 
 
 def _by_address(text: str) -> tuple[int, int, str]:

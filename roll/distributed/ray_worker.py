@@ -108,7 +108,9 @@ def interface_to(address: str) -> str | None:
     import psutil
 
     names = psutil.net_if_addrs().items()
-    return next((name for name, found in names if any(each.address.partition("%")[0] == mine for each in found)), None)
+    return next(
+        (name for name, addresses in names if any(each.address.partition("%")[0] == mine for each in addresses)), None
+    )
 
 
 def _redirect(log_file: Path) -> None:

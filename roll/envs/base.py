@@ -32,12 +32,12 @@ class Observation:
 
     @classmethod
     def of(cls, text: str, state: str = "", role: str = "") -> Observation:
-        """One user message."""
+        """Return an observation of one user message."""
         return cls((Message("user", text),), state, role)
 
     @property
     def text(self) -> str:
-        """The messages' contents, one below the other."""
+        """Return the messages' contents, one below the other."""
         return "\n".join(message.content for message in self.messages)
 
 
@@ -92,7 +92,7 @@ class Env(ABC):
         """Apply one action: a name in `actions`, or any text. Raises `InvalidAction` for one that it doesn't know."""
 
     def render(self) -> Any:
-        """A picture of the state, uint8 [height, width, 3] as a numpy array, or text. None: there is none."""
+        """Return a picture of the state, uint8 [height, width, 3] as a numpy array, or text. None: there is none."""
         return None
 
     def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - for those who know one
@@ -106,7 +106,7 @@ class Env(ABC):
         return None
 
     def sample_action(self, rng: random.Random) -> str | None:  # noqa: ARG002 - for those whose actions are a space
-        """An action that may be valid now, drawn with `rng` alone: what an agent that plays at random does.
+        """Return an action that may be valid now, drawn with `rng` alone: what an agent that plays at random does.
 
         None: one of `actions`, or where there are none some text that needn't mean anything here.
         """

@@ -32,13 +32,13 @@ class Score:
         return self.successes / self.episodes
 
 
-def told_success(result: StepResult) -> dict[str, float]:
-    """What a step says of success, by name: `success`, or `success/<role>` of each role."""
+def success_metrics(result: StepResult) -> dict[str, float]:
+    """Return a step's metrics of success, by name: `success`, or `success/<role>` of each role."""
     return {name: value for name, value in result.metrics.items() if name == "success" or name.startswith("success/")}
 
 
 def random_action(env: Env, rng: random.Random) -> str:
-    """What the environment draws itself, else one of its actions, or of `TEXTS`."""
+    """Return what the environment draws itself, else one of its actions, or of `TEXTS`."""
     drawn = env.sample_action(rng)
     return rng.choice(env.actions or TEXTS) if drawn is None else drawn
 
@@ -88,7 +88,7 @@ def _score(
         steps += len(results)
         returns.append(sum(result.reward for result in results if result is not None))
         last = next((result for result in reversed(results) if result is not None), None)
-        successes += int(last is not None and 1 in told_success(last).values())
+        successes += int(last is not None and 1 in success_metrics(last).values())
     env.close()
     played = max(1, len(returns))
     return Score(
@@ -103,7 +103,7 @@ def _score(
 
 
 def _played(env: Env, actions: Iterator[str], max_steps: int) -> Iterator[StepResult | None]:
-    """The results up to the end; None for an invalid action."""
+    """Yield the results up to the end; None for an invalid action."""
     for _, action in zip(range(max_steps), actions, strict=False):
         try:
             result = env.step(action)

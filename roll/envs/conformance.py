@@ -12,14 +12,14 @@ from dataclasses import replace
 from roll.envs import conformance_checks as checks
 from roll.envs import conformance_seeds as seed_checks
 from roll.envs.base import Env
-from roll.envs.shared_generators import kept_generators
-from roll.envs.trial import SEED_BITS, Finding, Found, Trial, blame, described, run_seeds
+from roll.envs.shared_generators import restored_generators
+from roll.envs.trial import SEED_BITS, Finding, Findings, Trial, blame, described, run_seeds
 from roll.envs.watched import Clock, OutOfTime
 
 STOPPED = "stopped after"
 SEEDS_TAKEN, PLAYED, ELSEWHERE = "63-bit seeds", "is played", "same in another process"
 
-CHECKS: dict[str, Callable[[Trial], Found]] = {
+CHECKS: dict[str, Callable[[Trial], Findings]] = {
     SEEDS_TAKEN: seed_checks.takes_seeds,
     PLAYED: checks.is_played,
     "speed": checks.is_fast,
@@ -45,7 +45,7 @@ def check_env(
     timeout_s: float = 30.0,
     budget_s: float = 120.0,
 ) -> list[Finding]:
-    """One finding or more per check, `ok` included.
+    """Return one finding or more per check, `ok` included.
 
     Args:
         make: makes an instance; if it can be pickled, episodes are compared with those of a second process.
@@ -58,10 +58,10 @@ def check_env(
     trial = Trial(make, run_seeds(seeds) if isinstance(seeds, int) else seeds, max_steps, clock)
     findings: list[Finding] = []
     for name in CHECKS:
-        findings += (found := run_check(name, trial))
+        findings += (latest := run_check(name, trial))
         if name == SEEDS_TAKEN:
             trial = with_taken_seeds(trial)
-        if makes_others_useless(found):
+        if makes_others_useless(latest):
             break
     return findings
 
@@ -71,7 +71,7 @@ def run_check(name: str, trial: Trial) -> list[Finding]:
     findings: list[Finding] = []
     trial.clock.begin()
     try:
-        with kept_generators():
+        with restored_generators():
             for level, message, *where in CHECKS[name](trial):
                 findings.append(Finding(level, name, message, *where))
     except OutOfTime:
@@ -83,16 +83,16 @@ def run_check(name: str, trial: Trial) -> list[Finding]:
     return findings or [Finding("ok", name)]
 
 
-def makes_others_useless(found: Sequence[Finding]) -> bool:
-    """Whether the other checks would say the same."""
-    return any(finding.check == PLAYED and finding.level == "error" for finding in found)
+def makes_others_useless(findings: Sequence[Finding]) -> bool:
+    """Return whether the other checks would say the same."""
+    return any(finding.check == PLAYED and finding.level == "error" for finding in findings)
 
 
 def with_taken_seeds(trial: Trial) -> Trial:
     """Return the trial with seeds that the environment takes, so that the further checks find what else there is."""
     trial.clock.begin()
     try:
-        with kept_generators():
+        with restored_generators():
             bits, _ = seed_checks.bits_taken(trial)
     except KeyboardInterrupt:
         raise

@@ -11,9 +11,9 @@ import threading
 import time
 
 from roll.envs.base import Env, InvalidAction, StepResult
-from roll.envs.baselines import random_action, scripted_score, told_success
+from roll.envs.baselines import random_action, scripted_score, success_metrics
 from roll.envs.traces import ends, trace
-from roll.envs.trial import Found, Trial
+from roll.envs.trial import Findings, Trial
 
 UNKNOWN_ACTION = "an action that there is not"
 ODD_TEXTS = ("", " ", "\x00", "🙂" * 500, "(" * 3000, "9" * 5000, "<answer></answer>", "{0} %s \\")
@@ -27,8 +27,8 @@ LONG_OBSERVATION = 20_000
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}")
 
 
-def is_played(trial: Trial) -> Found:
-    """Types of everything that comes back; numbers are finite; names make sense."""
+def is_played(trial: Trial) -> Findings:
+    """Check the types of everything that comes back, that numbers are finite, and that names make sense."""
     env = trial.make()
     yield from _names(env)
     ended, longest = 0, len(env.reset(trial.seeds[0], {}).text)
@@ -43,8 +43,8 @@ def is_played(trial: Trial) -> Found:
         yield "info", f"no episode ended within {trial.max_steps} actions"
 
 
-def _names(env: Env, *, again: bool = False) -> Found:
-    """Of the actions, and what is told before the episode."""
+def _names(env: Env, *, again: bool = False) -> Findings:
+    """Check the names of actions, and the instructions."""
     names = env.actions
     if not isinstance(env.instructions, str):
         yield "error", f"instructions is {env.instructions!r:.80}, expected a string"
@@ -59,8 +59,8 @@ def _names(env: Env, *, again: bool = False) -> Found:
         yield "error", f"roles is {roles!r:.80}, expected a tuple of two different names or more, or () for one agent"
 
 
-def refuses_unknown_actions(trial: Trial) -> Found:
-    """They are invalid, whatever they are; for an environment that takes any text, odd ones are no errors."""
+def refuses_unknown_actions(trial: Trial) -> Findings:
+    """Check that unknown actions are refused; for an environment that takes any text, odd ones are no errors."""
     env = trial.make()
     if not env.actions:
         for text in ODD_TEXTS:
@@ -81,15 +81,15 @@ def refuses_unknown_actions(trial: Trial) -> Found:
         yield "warning", "an unknown action is taken as if it were one; raise roll.envs.base.InvalidAction"
 
 
-def ends_well(trial: Trial) -> Found:
-    """What happens after the end of an episode, and what its last step says. Time limits of its own are ends too."""
+def ends_well(trial: Trial) -> Findings:
+    """Check what happens after the end of an episode, and its last step. Time limits of its own are ends too."""
     env = trial.make()
     for seed in trial.seeds:
         last = _last_step(env, seed, trial.max_steps)
         if last is None:
             continue
         wanted = [f"success/{role}" for role in env.roles] or ["success"]
-        if any(name not in told_success(last) for name in wanted):
+        if any(name not in success_metrics(last) for name in wanted):
             names = ", ".join(f"metrics[{name!r}]" for name in wanted)
             yield "info", f"the last step has no {names} (1 or 0): validation has no success rate"
         if last.truncated:
@@ -103,8 +103,8 @@ def ends_well(trial: Trial) -> Found:
         return
 
 
-def closes_twice(trial: Trial) -> Found:
-    """Closing does no harm, and ends what was begun."""
+def closes_twice(trial: Trial) -> Findings:
+    """Check that closing twice does no harm, and ends what was begun."""
     env = trial.make()
     env.close()
     threads = threading.active_count()
@@ -116,8 +116,8 @@ def closes_twice(trial: Trial) -> Found:
         yield "warning", "a thread goes on after close"
 
 
-def renders(trial: Trial) -> Found:
-    """Pictures are pictures."""
+def renders(trial: Trial) -> Findings:
+    """Check that a picture is one."""
     env = trial.make()
     env.reset(trial.seeds[0], {})
     picture = env.render()
@@ -129,16 +129,16 @@ def renders(trial: Trial) -> Found:
         yield "error", f"render returned {shape}, expected a uint8 array [height, width, 3], text, or None"
 
 
-def names_states(trial: Trial) -> Found:
-    """States are for comparison: an address in one makes it unlike all others."""
+def names_states(trial: Trial) -> Findings:
+    """Check that states can be compared: an address in one makes it unlike all others."""
     for line in trace(trial.make(), trial.seeds[0], trial.max_steps):
         if address := _ADDRESS.search(line):
             yield "warning", f"a text has {address.group()}, an address in memory: it is another one each time"
             return
 
 
-def solves_itself(trial: Trial) -> Found:
-    """Solutions lead to success."""
+def solves_itself(trial: Trial) -> Findings:
+    """Check that solutions lead to success."""
     score = scripted_score(trial.make, trial.seeds, 1000)
     if score is None:
         yield "info", "solution() gives none"
@@ -161,8 +161,8 @@ class _Counted(io.TextIOBase):
         return len(text)
 
 
-def prints_little(trial: Trial) -> Found:
-    """What is printed in a run isn't shown, but takes time."""
+def prints_little(trial: Trial) -> Findings:
+    """Check that little is printed: a run doesn't show it, and it takes time."""
     counted = _Counted()
     before = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = counted
@@ -175,8 +175,8 @@ def prints_little(trial: Trial) -> Found:
         yield "warning", f"prints {counted.characters:,} characters in {trial.max_steps} steps; a run shows none"
 
 
-def is_fast(trial: Trial) -> Found:
-    """How long calls take."""
+def is_fast(trial: Trial) -> Findings:
+    """Check how long calls take."""
     env = trial.make()
     resets: list[float] = []
     steps: list[float] = []
@@ -201,7 +201,7 @@ def is_fast(trial: Trial) -> Found:
 
 
 def _last_step(env: Env, seed: int, max_steps: int) -> StepResult | None:
-    """The last step of an episode of the solution's, else of random actions; None when it doesn't end."""
+    """Return the last step of an episode of the solution's, else of random actions; None when it doesn't end."""
     env.reset(seed, {})
     rng = random.Random(seed)
     solution = env.solution(max_steps)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from roll.envs.base import Env
 from roll.envs.shared_generators import SharedGenerator, first_draw, shared_generators, system_calls
 from roll.envs.traces import NotMade, difference, trace
-from roll.envs.trial import SEED_BITS, Found, Trial, described, run_seeds
+from roll.envs.trial import SEED_BITS, Findings, Trial, described, run_seeds
 from roll.envs.watched import Hung, OutOfTime
 from roll.utils.seeding import stable_hash
 
@@ -21,8 +21,8 @@ _COMPARED = 4
 _FEW_STEPS = 20
 
 
-def takes_seeds(trial: Trial) -> Found:
-    """Seeds as large as runs have them."""
+def takes_seeds(trial: Trial) -> Findings:
+    """Check seeds as large as runs have them."""
     bits, error = bits_taken(trial)
     if error is not None:
         yield (
@@ -56,8 +56,8 @@ def _refusal(trial: Trial, seed: int) -> BaseException | None:
     return None
 
 
-def repeats_itself(trial: Trial) -> Found:
-    """The same seed is the same episode, alone or beside another one."""
+def repeats_itself(trial: Trial) -> Findings:
+    """Check that the same seed is the same episode, alone or beside another one."""
     for seed in trial.seeds:
         lines = list(trace(trial.make(), seed, trial.max_steps))
         beside = trace(trial.make(), seed ^ 2, trial.max_steps)
@@ -74,8 +74,8 @@ def repeats_itself(trial: Trial) -> Found:
             return
 
 
-def repeats_itself_elsewhere(trial: Trial) -> Found:
-    """The same seed is the same episode in a new process, where strings have other hashes."""
+def repeats_itself_elsewhere(trial: Trial) -> Findings:
+    """Check that the same seed is the same episode in a new process, where strings have other hashes."""
     seed = trial.seeds[0]
     try:
         elsewhere = trial.traced_elsewhere(seed, OTHER_HASH_SEED)
@@ -93,8 +93,8 @@ def repeats_itself_elsewhere(trial: Trial) -> Found:
     yield "error", f"seed {seed} plays differently in a new process, {parting}. {why}"
 
 
-def draws_from_its_seed(trial: Trial) -> Found:
-    """No random number comes from elsewhere: each is named with the line that draws it.
+def draws_from_its_seed(trial: Trial) -> Findings:
+    """Check that no random number comes from elsewhere: each is named with the line that draws it.
 
     Two instances are asked the same. Before each call the generators that all code shares are set otherwise for one
     than for the other: if the call changes one, and leaves it in two states, no seed decided what was drawn.
@@ -156,7 +156,7 @@ class _Disturbed:
         self.changed = {name for name, digest in self._before.items() if self.after.get(name) != digest}
 
     def drawn_from(self, other: _Disturbed) -> list[SharedGenerator]:
-        """Those that the last call of both changed, and left otherwise."""
+        """Return those that the last call of both changed, and left different."""
         changed = self.changed & other.changed
         return [g for g in shared_generators() if g.name in changed and self.after[g.name] != other.after[g.name]]
 
@@ -175,8 +175,8 @@ def _plays(trial: Trial, seed: int) -> Callable[[], None]:
     return play
 
 
-def seeds_differ(trial: Trial) -> Found:
-    """With the same actions, different seeds can be different episodes."""
+def seeds_differ(trial: Trial) -> Findings:
+    """Check that with the same actions, different seeds can be different episodes."""
     if len(trial.seeds) < 2:
         return
     env: Env = trial.make()

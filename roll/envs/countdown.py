@@ -105,14 +105,14 @@ class Countdown(Env):
         return f"Numbers: {', '.join(map(str, self._numbers))}. Target: {self._target}."
 
     def _broken_rule(self, used: Sequence[int]) -> str | None:
-        given, count = Counter(self._numbers), Counter(used)
-        foreign = sorted(count.keys() - given.keys())
+        available, count = Counter(self._numbers), Counter(used)
+        foreign = sorted(count.keys() - available.keys())
         if foreign:
             return f"{foreign[0]} is not one of the numbers."
-        often = sorted(number for number in count if count[number] > given[number])
+        often = sorted(number for number in count if count[number] > available[number])
         if often:
-            return f"{often[0]} is used {count[often[0]]} times, but it is there {given[often[0]]} time(s)."
-        left = sorted((given - count).elements())
+            return f"{often[0]} is used {count[often[0]]} times, but it is there {available[often[0]]} time(s)."
+        left = sorted((available - count).elements())
         if self._use_all and left:
             return f"{left[0]} is not used, but every number must be."
         return None
@@ -133,7 +133,7 @@ class Countdown(Env):
 
 
 def _combined(rng: random.Random, numbers: Sequence[int]) -> tuple[int, str]:
-    """A random expression of all these numbers whose every part is a positive whole number, and its value."""
+    """Return a random expression of all these numbers whose every part is a positive whole number, and its value."""
     pool = [(number, str(number)) for number in numbers]
     while len(pool) > 1:
         (a, left), (b, right) = (pool.pop(rng.randrange(len(pool))) for _ in range(2))
@@ -184,6 +184,6 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
 
 
 def _plain(value: Fraction) -> str:
-    """A short text of a value, however large it is."""
-    whole = str(value)
-    return whole if len(whole) <= 20 else "a number of many digits"
+    """Return a short text of a value, however large it is."""
+    text = str(value)
+    return text if len(text) <= 20 else "a number of many digits"

@@ -45,7 +45,7 @@ def _check_texts(texts: Sequence[str]) -> None:
 
 
 def unpack_observation(packed: Packed) -> Observation:
-    """The inverse."""
+    """Undo `pack_observation`."""
     messages, state, role = cast(PackedObservation, packed)
     shown = tuple([Message(speaker, content) for speaker, content in messages])  # type: ignore[arg-type]
     return Observation(shown, state, role)
@@ -59,7 +59,7 @@ def pack_step(result: StepResult) -> PackedStep:
 
 
 def unpack_step(packed: Packed) -> StepResult:
-    """The inverse."""
+    """Undo `pack_step`."""
     reward, terminated, truncated, observation, parts, metrics, role_rewards = cast(PackedStep, packed)
     return StepResult(
         reward=reward,
@@ -73,7 +73,8 @@ def unpack_step(packed: Packed) -> StepResult:
 
 
 def is_packed(value: object, *, step: bool) -> bool:
-    """Whether this is a packed observation, or a packed step: what runs in a process can write to its pipe too."""
+    """Return whether this is a packed observation, or a packed step: what runs in a process can write to its pipe
+    too."""
     match value:
         case (tuple(messages), str(), str()) if not step:
             texts = [
@@ -96,7 +97,7 @@ def is_packed(value: object, *, step: bool) -> bool:
 
 
 def is_over(packed: Packed) -> bool:
-    """Whether this ended the episode."""
+    """Return whether this ended the episode."""
     return _is_step(packed) and bool(packed[1] or packed[2])
 
 
@@ -105,7 +106,7 @@ def _is_step(packed: Packed) -> bool:
 
 
 def difference(before: Packed, again: Packed) -> str:
-    """What a replay showed otherwise than the first time; empty: nothing."""
+    """Return what a replay showed otherwise than the first time; empty: nothing."""
     if len(before) != len(again):
         return "a step that is a reset"  # pragma: no cover - our own bug
     if not _is_step(before):
@@ -116,7 +117,7 @@ def difference(before: Packed, again: Packed) -> str:
         ("observation", before[3], again[3]),
         ("role_rewards", before[6], again[6]),
     )
-    return next((found for name, old, new in pairs if (found := _unlike(name, old, new))), "")
+    return next((first for name, old, new in pairs if (first := _unlike(name, old, new))), "")
 
 
 def _unlike(name: str, before: Any, again: Any) -> str:

@@ -67,7 +67,7 @@ class PooledEpisode:
 
     @property
     def doing(self) -> str:
-        """What its process is asked for."""
+        """Return what its process is asked for."""
         if self.replaying:
             return f"the replay of {len(self.responses)} responses"
         return "reset" if self.last is None else f"step {len(self.responses) + 1}"
@@ -337,7 +337,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
             process.send(Call(episode.instance, ("close", episode.instance), doing, f"during {doing}"))
             del process.assigned[episode.instance]
         if self._queue:
-            self._loop.call_soon(self.place)
+            self._loop.call_soon(self.assign_queued)
 
     # --- whoever waits ----------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from roll.envs.env_messages import is_over
 from roll.envs.probe_worker import NOTE_BYTES, Order
 from roll.envs.recorded_env import Recorded
 from roll.envs.trial import Finding, run_seeds
-from roll.isolation.processes.interpreter import found_interpreter
+from roll.isolation.processes.interpreter import resolve_interpreter
 from roll.isolation.processes.process_pool import ProcessPool
 from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
 
@@ -46,8 +46,8 @@ class ProbeEnded(RuntimeError):
 class Refused(ValueError):
     """The environment can't be made or played; `where` is the line, if that is known."""
 
-    def __init__(self, said: str, where: str) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, where: str) -> None:
+        super().__init__(message)
         self.where = where
 
 
@@ -98,8 +98,8 @@ class Probe(ProcessPool[_Asked]):
         asked = _Asked(next(self._keys), (kind, pickle.dumps(order), *arguments), kind, concurrent.futures.Future())
         self.post(lambda: self.enqueue(asked))
         match asked.future.result():
-            case ("refused", str(said), str(where)):
-                raise Refused(said, where)
+            case ("refused", str(message), str(where)):
+                raise Refused(message, where)
             case (_, answer):
                 return answer
         return None
@@ -119,17 +119,17 @@ class Probe(ProcessPool[_Asked]):
         item = process.assigned.pop(call.key, None)
         if item is not None:
             item.future.set_result(answer)
-        self.place()
+        self.assign_queued()
 
     def _lost(self, items: Sequence[_Asked], ended: Ended, successor: WorkerProcess[_Asked] | None) -> None:  # noqa: ARG002
         self._note.seek(0)
         doing = self._note.read(NOTE_BYTES).partition(b"\0")[0].decode(errors="replace")
         if ended.status == "timeout" and ended.was_ready:
-            said = f"took over {self._limit_s:g} s and can't be interrupted"
+            reason = f"took over {self._limit_s:g} s and can't be interrupted"
         else:
-            said = ended.reason
+            reason = ended.reason
         for item in items:
-            item.future.set_exception(ProbeEnded(f"{doing or item.doing}: {said}"))
+            item.future.set_exception(ProbeEnded(f"{doing or item.doing}: {reason}"))
 
     def _abandon(self, item: _Asked, reason: str) -> None:
         item.future.set_exception(ProbeEnded(reason))
@@ -149,7 +149,7 @@ class Probes:
         self._stack = ExitStack()
 
     def get(self, hash_seed: int = 0, number: int = 0) -> Probe:
-        """The process of this hash seed; further ones by number."""
+        """Return the process of this hash seed; others of it by number."""
         key = (hash_seed, number)
         if key not in self._probes:
             self._probes[key] = self._stack.enter_context(self._start(hash_seed))
@@ -163,30 +163,31 @@ class Probes:
 
 
 def other_interpreter(python: Any) -> str | None:
-    """The path of an interpreter, None for that of this process. Raises `ValueError` if there is none."""
-    found = found_interpreter(python) if isinstance(python, str) else None
-    if found is None:
+    """Return the path of an interpreter, None for that of this process. Raises `ValueError` if there is none."""
+    path = resolve_interpreter(python) if isinstance(python, str) else None
+    if path is None:
         raise ValueError(f"there is no program {python!r}; give the path of an interpreter")
-    return None if found == str(Path(sys.executable).absolute()) else found
+    return None if path == str(Path(sys.executable).absolute()) else path
 
 
 def findings_of(probes: Probes, order: Order, total_s: float = math.inf) -> Iterator[Finding]:
-    """What the checks find, one or more per check, as they are done. After `total_s` seconds no further one begins."""
+    """Return what the checks find, one or more per check, as they are done. After `total_s` seconds no further one
+    begins."""
     until = time.monotonic() + total_s
     for name in CHECKS:
         if time.monotonic() > until:
             yield Finding("info", name, f"{NOT_PLAYED}: those before took over {total_s:g} s")
             continue
-        found = _checked(probes, order, name)
-        yield from found
+        findings = _checked(probes, order, name)
+        yield from findings
         if name == SEEDS_TAKEN:
             order = taken(probes, order)
-        if makes_others_useless(found):
+        if makes_others_useless(findings):
             return
 
 
 def taken(probes: Probes, order: Order) -> Order:
-    """The order with seeds that the environment takes."""
+    """Return the order with seeds that the environment takes."""
     try:
         return replace(order, seeds=tuple(probes.get().ask("seeds", order)))
     except (ProbeEnded, Refused):
@@ -204,8 +205,8 @@ def _checked(probes: Probes, order: Order, name: str) -> list[Finding]:
 
 
 def _traces(probes: Probes, order: Order) -> dict[int, list[Any]]:
-    """The traces that `repeats_itself_elsewhere` compares: those of a hash seed of runs only if another one plays
-    otherwise."""
+    """Return the traces that `repeats_itself_elsewhere` compares: those of a hash seed of runs only if another one
+    plays otherwise."""
     assert order.seeds is not None, "seeds are settled before"
     seed = order.seeds[0]
 
@@ -222,7 +223,8 @@ def _traces(probes: Probes, order: Order) -> dict[int, list[Any]]:
 
 
 def findings_of_responses(probes: Probes, order: Order, episodes: Sequence[Recorded]) -> list[Finding]:
-    """What comes of recorded responses; each episode is played twice. Those without a seed get those of the order."""
+    """Return what comes of recorded responses; each episode is played twice. Those without a seed get those of the
+    order."""
     check = "recorded responses"
     seeds = order.seeds or run_seeds(order.num_seeds)
     counts: Counter[str] = Counter()
@@ -240,15 +242,15 @@ def findings_of_responses(probes: Probes, order: Order, episodes: Sequence[Recor
         counts["ended"] += bool(one["turns"]) and is_over(one["turns"][-1][1])
         for _, step in one["turns"]:
             counts.update({name: int(step[5][name]) for name in ("format_errors", "invalid_actions")})
-    said = (
+    summary = (
         f"{counts['played']} responses in {len(episodes)} episodes, of which {counts['ended']} ended; "
         f"{counts['format_errors']} responses without an action, {counts['invalid_actions']} invalid actions, "
         f"{counts['left over']} responses after an end"
     )
     useless = counts["format_errors"] + counts["invalid_actions"] >= counts["played"]
-    return [Finding("warning" if useless else "ok", check, said)]
+    return [Finding("warning" if useless else "ok", check, summary)]
 
 
 def scores_of(probes: Probes, order: Order, episodes: int) -> list[Score]:
-    """What the random agent and the solution achieve; raises `ProbeEnded` or `Refused`."""
+    """Return what the random agent and the solution achieve; raises `ProbeEnded` or `Refused`."""
     return [Score(**fields) for fields in probes.get().ask("scores", order, episodes)]

@@ -20,7 +20,7 @@ from roll.envs.base import Env
 from roll.envs.players import ScriptedRoles, role_problems
 from roll.envs.remote_env import RemoteEnv, RemoteEnvError
 from roll.envs.wrappers import EnvSpec, ResponseEnv
-from roll.isolation.processes.interpreter import found_interpreter
+from roll.isolation.processes.interpreter import resolve_interpreter
 from roll.utils.importing import load_object, suggested_path
 
 
@@ -29,7 +29,7 @@ class EnvLoadError(ValueError):
 
 
 def env_spec(tag: str, env: CustomEnv, manager: EnvManager, python: str | None = None) -> EnvSpec:
-    """The spec of one section of `custom_envs`; raises `ValueError` naming the key that is wrong.
+    """Return the spec of one section of `custom_envs`; raises `ValueError` naming the key that is wrong.
 
     Imports the environment's class to compare its arguments with `env_config`, but makes none.
 
@@ -48,15 +48,15 @@ def env_spec(tag: str, env: CustomEnv, manager: EnvManager, python: str | None =
 
 
 def _interpreter(python: str | None) -> str | None:
-    """Its absolute path; raises `EnvLoadError` if there is no such program."""
-    found = None if python is None else found_interpreter(python)
-    if python is not None and found is None:
+    """Return its absolute path; raises `EnvLoadError` if there is no such program."""
+    path = None if python is None else resolve_interpreter(python)
+    if python is not None and path is None:
         raise EnvLoadError(f"env_workers.python: there is no program {python!r}; give the path of an interpreter")
-    return found
+    return path
 
 
 def env_violations(config: RunConfig) -> Iterator[Violation]:
-    """Every environment of a run can be made, with its arguments; nothing of other pipelines.
+    """Check that every environment of a run can be made, with its arguments; nothing of other pipelines.
 
     With `prepare`, which may make what they read, they aren't made; their arguments are still compared.
     """
@@ -76,22 +76,22 @@ def env_violations(config: RunConfig) -> Iterator[Violation]:
             continue
         except EnvLoadError as error:
             for line in str(error).split("\n    "):
-                key, _, said = line.partition(": ")
-                yield problem(key, said) if key.startswith((at, "env_workers.")) else problem(at, line)
+                key, _, reason = line.partition(": ")
+                yield problem(key, reason) if key.startswith((at, "env_workers.")) else problem(at, line)
         except Exception as error:  # noqa: BLE001 - of the environment's own code, perhaps; it is reported
             yield problem(at, f"{type(error).__name__}: {error}")
 
 
 def check_envs(config: RunConfig) -> None:
     """Raise one `EnvLoadError` with all `env_violations`."""
-    found = list(dict.fromkeys(map(str, env_violations(config))))
-    if found:
-        count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-        raise EnvLoadError("\n".join([f"{count} with environments", *(f"  * {problem}" for problem in found)]))
+    problems = list(dict.fromkeys(map(str, env_violations(config))))
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise EnvLoadError("\n".join([f"{count} with environments", *(f"  * {problem}" for problem in problems)]))
 
 
 def check_spec(spec: EnvSpec) -> None:
-    """Raises `EnvLoadError` unless there is such a class and it takes these arguments.
+    """Raise `EnvLoadError` unless there is such a class and it takes these arguments.
 
     A class of the user's own under another interpreter isn't looked at: what it imports may be there only.
     """
@@ -111,7 +111,7 @@ def load_package(spec: EnvSpec) -> None:
 
 
 def build_env(spec: EnvSpec) -> Env:
-    """The environment as an episode plays it: `step` gets a response, scripts play their roles, the time is limited."""
+    """Build the environment of an episode: `step` gets a response, scripts play their roles, the time is limited."""
     try:
         env = bare_env(spec)
         check_roles(spec, env)
@@ -123,15 +123,17 @@ def build_env(spec: EnvSpec) -> Env:
 
 
 def check_roles(spec: EnvSpec, env: Env) -> None:
-    """Raises `EnvLoadError` for roles that the environment doesn't have, or players that can't be made."""
-    problems = [f"custom_envs.{spec.tag}.{key}: {said}" for key, said in role_problems(spec, spec.env_type, env.roles)]
+    """Raise `EnvLoadError` for roles that the environment doesn't have, or players that can't be made."""
+    problems = [
+        f"custom_envs.{spec.tag}.{key}: {reason}" for key, reason in role_problems(spec, spec.env_type, env.roles)
+    ]
     if problems:
         env.close()
         raise EnvLoadError("\n    ".join(problems))
 
 
 def bare_env(spec: EnvSpec) -> Env:
-    """The environment itself: `step` gets one of its own actions. Under `spec.python`, if that is set."""
+    """Build the environment itself: `step` gets one of its own actions. Under `spec.python`, if that is set."""
     if spec.python is not None:
         try:
             return RemoteEnv(spec)
@@ -144,8 +146,8 @@ def bare_env(spec: EnvSpec) -> Env:
         raise EnvLoadError(f"custom_envs.{spec.tag}.env_type: {spec.env_type}: {error}") from error
     except (TypeError, ValueError) as error:
         _check_arguments(env_class, spec)  # only now: it takes longer than many an environment's __init__
-        given = ", ".join(f"{name}={value!r}" for name, value in spec.env_config.items())
-        refuses = f"refuses ({given})" if given else "can't be made without arguments"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in spec.env_config.items())
+        refuses = f"refuses ({arguments})" if arguments else "can't be made without arguments"
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "  # whose message is for users
         raise EnvLoadError(
             f"custom_envs.{spec.tag}.env_config: {spec.env_type} {refuses}: {kind}{error or type(error).__name__}"
@@ -153,7 +155,7 @@ def bare_env(spec: EnvSpec) -> Env:
 
 
 def load_env(env_type: str) -> type[Env]:
-    """The class of an environment; raises `EnvLoadError`. For one of a hub its package needn't be there."""
+    """Return the class of an environment; raises `EnvLoadError`. For one of a hub its package needn't be there."""
     if hub_of(env_type):
         return _hub_class(env_type)
     if env_type == AGENT_ENV:
@@ -168,21 +170,21 @@ def load_env(env_type: str) -> type[Env]:
             f"{', '.join(ENV_HUBS)})"
         )
     try:
-        found = load_object(ENVS[env_type].path if env_type in ENVS else env_type, kind="class")
+        env_class = load_object(ENVS[env_type].path if env_type in ENVS else env_type, kind="class")
     except ValueError as error:
         raise EnvLoadError(str(error)) from error.__cause__
     name = env_type.rpartition(":")[2]
-    if not isinstance(found, type) or not issubclass(found, Env):
+    if not isinstance(env_class, type) or not issubclass(env_class, Env):
         raise EnvLoadError(f"{env_type}: {name} is not an environment; derive its class from roll.envs.base.Env")
-    if found.__abstractmethods__:
-        missing = ", ".join(sorted(found.__abstractmethods__))
+    if env_class.__abstractmethods__:
+        missing = ", ".join(sorted(env_class.__abstractmethods__))
         raise EnvLoadError(f"{env_type}: {name} lacks {missing}, which every environment has (roll/envs/base.py)")
-    return found
+    return env_class
 
 
 @cache
 def _hub_class(env_type: str) -> type[Env]:
-    """The adapter of a hub, for one of its ids."""
+    """Return the adapter of a hub, for one of its ids."""
     scheme, _, hub_id = env_type.partition(":")
     hub = ENV_HUBS[scheme]
     if not hub_id:
@@ -211,12 +213,12 @@ def _check_arguments(env_class: type[Env], spec: EnvSpec) -> None:
     if spec.env_type in ENVS or hub_of(spec.env_type):  # whose annotations are true
         hints = get_type_hints(env_class.__init__)
         for key in spec.env_config.keys() & known.keys():
-            if said := type_problem(hints.get(key), spec.env_config[key]):
-                problems.append(f"{path}.{key}: {said}")
+            if reason := type_problem(hints.get(key), spec.env_config[key]):
+                problems.append(f"{path}.{key}: {reason}")
     for key in spec.env_config:
         if key not in known and not takes_any:
             near = did_you_mean(key, known)
-            hint = _place_of(key, spec.tag) or (near if near.startswith("did") else "")
+            hint = _home_of(key, spec.tag) or (near if near.startswith("did") else "")
             refused = f"{path}.{key}: {spec.env_type} has no such argument; it has {', '.join(known) or 'none'}"
             problems.append(f"{refused}. {hint}" if hint else refused)
     for name, parameter in known.items():
@@ -226,8 +228,8 @@ def _check_arguments(env_class: type[Env], spec: EnvSpec) -> None:
         raise EnvLoadError("\n    ".join(problems))
 
 
-def _place_of(key: str, tag: str) -> str:
-    """Where this key of the framework's own belongs; empty for none of them."""
+def _home_of(key: str, tag: str) -> str:
+    """Return where this key of the framework's own belongs; empty for none of them."""
     if key in CustomEnv.__dataclass_fields__:
         return f"It belongs at custom_envs.{tag}.{key}"
     return f"It belongs at train_env_manager.{key}" if key in EnvManager.__dataclass_fields__ else ""

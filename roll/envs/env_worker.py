@@ -77,7 +77,7 @@ class EnvHandler:
 
 
 def _described(error: BaseException, spec: EnvSpec, doing: str) -> str:
-    """`IndexError: list index out of range (file.py:31, in reset)`: the last frame in the file of the class."""
+    """Return `IndexError: list index out of range (file.py:31, in reset)`: the last frame in the file of the class."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
         file = sys.modules[load_env(spec.env_type).__module__].__file__

@@ -37,8 +37,8 @@ def save_replay(
         RuntimeError: the environment failed, or took longer than `timeout_s`.
     """
     with tempfile.TemporaryFile() as request:
-        said = {role: list(of_role) for role, of_role in responses.items()}
-        request.write(pickle.dumps((spec, seed, dict(options), said, str(folder))))
+        by_role = {role: list(of_role) for role, of_role in responses.items()}
+        request.write(pickle.dumps((spec, seed, dict(options), by_role, str(folder))))
         request.seek(0)
         start = f"from {__name__} import main; main({request.fileno()})"
         child = ChildProcess(start, (request.fileno(),))
@@ -53,17 +53,17 @@ def save_replay(
 
 
 def main(fd: int) -> None:
-    """In the process: read the request, play, draw."""
+    """Read the request, play, and draw, in the process."""
     with open(fd, "rb") as request:
         spec, seed, options, responses, folder = pickle.load(request)
     env = build_env(spec)
     observation: Observation | None = env.reset(seed, options)
     assert observation is not None
     text, frames = [observation.text], [env.render()]
-    said = {role: iter(of_role) for role, of_role in responses.items()}
+    remaining = {role: iter(of_role) for role, of_role in responses.items()}
     for turn in itertools.count(1):
         role = observation.role
-        response = next(said.get(role, iter(())), None)
+        response = next(remaining.get(role, iter(())), None)
         if response is None:
             break
         result = env.step(response)

@@ -11,10 +11,10 @@ from typing import Any
 from roll.envs.base import Env, Observation
 from roll.envs.baselines import random_action
 from roll.envs.env_messages import pack_observation, pack_step
-from roll.envs.wrappers import EnvSpec, ResponseEnv, found_actions
+from roll.envs.wrappers import EnvSpec, ResponseEnv, parse_actions
 from roll.utils.seeding import stable_hash
 
-_MOST_CHARS = 200_000  # Of all observations that are shown
+_MAX_CHARS = 200_000  # Of all observations that are shown
 
 
 def play_shown(env: Env, spec: EnvSpec, seed: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _turns(played: ResponseEnv, first: Observation, responses: Iterator[str]) ->
         if result.observation is None:
             break
         size += len(result.observation.text)
-        if size > _MOST_CHARS:
+        if size > _MAX_CHARS:
             break
     return {"instructions": played.instructions, "observation": pack_observation(first), "turns": turns}
 
@@ -63,5 +63,5 @@ def response_for(spec: EnvSpec, action: str) -> str:
     name = names.get(action, action)
     text, slots = re.subn(r"\(\.[*+]\??\)", "{action}", "(.*)" if spec.action_pattern is None else spec.action_pattern)
     text = re.sub(r"\\(.)", r"\1", text)
-    said = text.replace("{action}", name) if slots == 1 else name
-    return said if found_actions(said, spec) == [name.strip()] else name
+    response = text.replace("{action}", name) if slots == 1 else name
+    return response if parse_actions(response, spec) == [name.strip()] else name

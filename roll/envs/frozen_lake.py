@@ -113,15 +113,15 @@ class FrozenLake(Env):
 
     @property
     def lake(self) -> Lake:
-        """The map of this episode; `frozen_lake_solver.best_actions` takes it."""
+        """Return the map of this episode; `frozen_lake_solver.best_actions` takes it."""
         assert self._lake is not None, "reset comes first"
         return self._lake
 
     @property
     def text(self) -> str:
-        """The lake as the policy sees it."""
-        place = 2 * self._cell  # every cell is a symbol, and a blank or the end of the line
-        return f"{self._empty[:place]}{PLAYER}{self._empty[place + 1 :]}"
+        """Return the lake as the policy sees it."""
+        offset = 2 * self._cell  # every cell is a symbol, and a blank or the end of the line
+        return f"{self._empty[:offset]}{PLAYER}{self._empty[offset + 1 :]}"
 
     def _observe(self) -> Observation:
         text = self.text
@@ -145,7 +145,8 @@ class FrozenLake(Env):
         return picture
 
     def solution(self, max_actions: int) -> Sequence[str] | None:
-        """What the best policy for so many actions does from here, slips included; None where it doesn't get there.
+        """Return what the best policy for so many actions does from here, slips included; None where it doesn't get
+        there.
 
         The policy knows the probabilities and the time, not how it will slip in this episode.
         """
@@ -157,7 +158,7 @@ class FrozenLake(Env):
         return walk if self.lake.sign(cell) == "G" else None
 
     def _draw(self, step: int) -> float:
-        """A number in [0, 1) for a step of this episode."""
+        """Draw a number in [0, 1) for a step of this episode."""
         if self.lake.success_rate == 1.0:
             return 0.0
         return stable_hash("frozen-lake-slip", self._seed, step, bits=32) / 2**32

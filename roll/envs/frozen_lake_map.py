@@ -39,21 +39,21 @@ class Lake:
 
     @property
     def start(self) -> int:
-        """The cell S."""
+        """Return the cell S."""
         return "".join(self.rows).index("S")
 
     def sign(self, cell: int) -> str:
-        """What is there: S, F, H or G."""
+        """Return what is there: S, F, H or G."""
         return self.rows[cell // self.width][cell % self.width]
 
     def move(self, cell: int, direction: int) -> int:
-        """Where one gets by going this way; at the edge one stays."""
+        """Return the cell that one gets to by going this way; at the edge one stays."""
         row, column = cell // self.width + OFFSETS[direction][0], cell % self.width + OFFSETS[direction][1]
         inside = 0 <= row < len(self.rows) and 0 <= column < self.width
         return row * self.width + column if inside else cell
 
     def outcomes(self, cell: int, action: int) -> tuple[tuple[float, int], ...]:
-        """(probability, cell) of everything that an action may lead to; goal and holes aren't left."""
+        """Return (probability, cell) of everything that an action may lead to; goal and holes aren't left."""
         if self.sign(cell) in "GH":
             return ((1.0, cell),)
         if self.success_rate == 1.0:
@@ -64,7 +64,7 @@ class Lake:
         )
 
     def after(self, cell: int, action: int, draw: float) -> int:
-        """The one outcome that a number in [0, 1) stands for."""
+        """Return the one outcome that a number in [0, 1) stands for."""
         for probability, reached in self.outcomes(cell, action):
             if draw < probability:
                 return reached
@@ -85,7 +85,8 @@ def parse_rows(rows: Sequence[str]) -> tuple[str, ...]:
 
 
 def random_rows(size: int, p: float, seed: int) -> tuple[str, ...]:
-    """A square map with a way from S, top left, to G, bottom right; other cells are frozen with probability `p`."""
+    """Return a square map with a way from S, top left, to G, bottom right; other cells are frozen with probability
+    `p`."""
     for attempt in range(_ATTEMPTS):
         rng = random.Random(stable_hash("frozen-lake", seed, attempt))
         signs = ["F" if rng.random() < p else "H" for _ in range(size * size)]
@@ -129,7 +130,7 @@ NO_ACTION = -1
 
 @lru_cache(maxsize=256)
 def best_actions(lake: Lake, steps: int) -> np.ndarray:
-    """The action that most likely leads to the goal in time, by backward induction over the steps left.
+    """Return the action that most likely leads to the goal in time, by backward induction over the steps left.
 
     Returns int8 [steps + 1, cells], read-only: row t holds numbers of `ACTIONS` for a player who has t steps left,
     `NO_ACTION` in holes, at the goal, and where the goal can't be reached in time. Ties go to the first action.

@@ -24,12 +24,12 @@ def check_part(part: str) -> None:
 
 
 def is_held_out(layout: str) -> bool:
-    """Whether a layout is for validation; the same in every run."""
+    """Return whether a layout is for validation; the same in every run."""
     return stable_hash("held-out", layout) % ONE_IN == 0
 
 
 def room_of_part(part: Part, seed: int, make: Callable[[int], T], layout_of: Callable[[T], str]) -> T:
-    """What `make` gives for the seed, or for the first one derived from it whose layout lies in the part.
+    """Return what `make` gives for the seed, or for the first one derived from it whose layout lies in the part.
 
     Args:
         part: `all` takes what the seed gives.

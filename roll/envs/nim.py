@@ -136,12 +136,13 @@ class Nim(Env):
         return tuple(stones - taken * (i == heap) for i, stones in enumerate(heaps))
 
     def _winning(self, heaps: Sequence[int]) -> bool:
-        """Whether the role whose turn it is can win."""
+        """Return whether the role whose turn it is can win."""
         return _won(heaps, self._max_take, self._last_wins)
 
 
 def _won(heaps: Sequence[int], max_take: int, last_wins: bool) -> bool:
-    """Whether whoever moves can win, by the theory of nim (Bouton 1901; with `max_take` heaps count modulo k + 1).
+    """Return whether whoever moves can win, by the theory of nim (Bouton 1901; with `max_take` heaps count modulo k +
+    1).
 
     Normal play is won where the exclusive or of the heaps' remainders isn't 0. Where the last stone loses it is the
     same as long as some heap has a remainder above 1, and the other way round where none has.

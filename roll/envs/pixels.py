@@ -15,13 +15,13 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def png_bytes(pixels: Pixels) -> bytes:
-    """A PNG of uint8 [height, width, 3]."""
+    """Return a PNG of uint8 [height, width, 3]."""
     _check(pixels)
     return SIGNATURE + _header(pixels) + _chunk(b"IDAT", _compressed(pixels)) + _chunk(b"IEND", b"")
 
 
 def apng_bytes(frames: Sequence[Pixels], seconds_per_frame: float = 0.5) -> bytes:
-    """An animated PNG that loops for ever; programs that know only PNG show the first frame."""
+    """Return an animated PNG that loops for ever; programs that know only PNG show the first frame."""
     if not frames:
         raise ValueError("no frames; expected at least one picture")
     for frame in frames:

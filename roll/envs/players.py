@@ -92,34 +92,39 @@ def role_problems(section: CustomEnv, env_type: str, roles: Sequence[str]) -> li
     """Return (key below the section, what is wrong with it): roles that the environment doesn't have, and players that
     there aren't, or that don't take their options. Imports players of the user's own."""
     problems = []
-    for role, given in section.roles.items():
+    for role, role_config in section.roles.items():
         if role not in roles:
             has = f"{env_type} has no such role; it has {', '.join(roles) or 'none: a single agent plays it'}"
             near = did_you_mean(role, roles)
             problems.append((f"roles.{role}", f"{has}. {near}" if near.startswith("did") else has))
-        if given.scripted:
-            problems += [(f"roles.{role}.{key}", said) for key, said in _player_problems(given)]
+        if role_config.scripted:
+            problems += [(f"roles.{role}.{key}", reason) for key, reason in _player_problems(role_config)]
     if section.swap_roles and len(roles) < 2:
         problems.append(("swap_roles", f"{env_type} has no roles to swap: a single agent plays it"))
     return problems
 
 
-def _player_problems(given: RoleConfig) -> list[tuple[str, str]]:
+def _player_problems(role_config: RoleConfig) -> list[tuple[str, str]]:
     try:
-        found = implementation(PLAYERS, given.player, key="player", kind="class")
+        player_class = implementation(PLAYERS, role_config.player, key="player", kind="class")
     except ValueError as error:
         known = f"{POLICY}, {ENDPOINT}, {', '.join(PLAYERS)}"
         text = str(error).removeprefix("player: ").replace(f"known: {', '.join(PLAYERS)}", f"known: {known}")
         return [("player", text)]
-    if not inspect.isclass(found) or not issubclass(found, Player) or inspect.isabstract(found):
-        return [("player", f"{given.player} is not a player; derive a class with act() from roll.envs.players.Player")]
-    wrong = [(f"player_config.{arg}", said) for arg, said in signature_of(found, skip=0).problems(given.player_config)]
+    if not inspect.isclass(player_class) or not issubclass(player_class, Player) or inspect.isabstract(player_class):
+        return [
+            ("player", f"{role_config.player} is not a player; derive a class with act() from roll.envs.players.Player")
+        ]
+    wrong = [
+        (f"player_config.{arg}", reason)
+        for arg, reason in signature_of(player_class, skip=0).problems(role_config.player_config)
+    ]
     if wrong:
         return wrong
     try:
-        found(**given.player_config)
+        player_class(**role_config.player_config)
     except (TypeError, ValueError) as error:
-        return [("player_config", f"{given.player} refuses it: {error}")]
+        return [("player_config", f"{role_config.player} refuses it: {error}")]
     return []
 
 
@@ -139,9 +144,9 @@ class ScriptedRoles(Env):
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self._scripts = {
-            role: (_made(given), random.Random(stable_hash("player", role, seed)))
-            for role, given in players_of(self._section, self.roles, seed).items()
-            if given.scripted
+            role: (_made(role_config), random.Random(stable_hash("player", role, seed)))
+            for role, role_config in players_of(self._section, self.roles, seed).items()
+            if role_config.scripted
         }
         observation: Observation | None = checked_observation(self._env, "reset", self._env.reset(seed, options))
         self.instructions = self._env.instructions
@@ -179,10 +184,10 @@ class ScriptedRoles(Env):
             try:
                 return checked_result(self._env, self._env.step(action))
             except InvalidAction as error:
-                said = str(error)
+                reason = str(error)
         raise ValueError(
             f"{type(player).__name__}, which plays {observation.role}, chose {_TRIES} invalid actions in a row, the "
-            f"last {action!r}: {said}"
+            f"last {action!r}: {reason}"
         )
 
     def _together(self, done: Sequence[StepResult]) -> StepResult:
@@ -205,7 +210,7 @@ class ScriptedRoles(Env):
         return name.startswith(prefix) and name.removeprefix(prefix) in self._scripts
 
 
-def _made(given: RoleConfig) -> Player:
-    found = implementation(PLAYERS, given.player, key="player", kind="class")(**given.player_config)
-    assert isinstance(found, Player), "refused when the environment was loaded"
-    return found
+def _made(role_config: RoleConfig) -> Player:
+    player = implementation(PLAYERS, role_config.player, key="player", kind="class")(**role_config.player_config)
+    assert isinstance(player, Player), "refused when the environment was loaded"
+    return player

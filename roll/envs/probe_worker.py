@@ -72,15 +72,15 @@ class ProbeHandler:
             trial = Trial(partial(bare_env, order.spec), seeds, order.max_steps, clock)
             return getattr(self, f"_{kind}")(trial, order, *arguments)  # type: ignore[no-any-return]
         except BaseException as error:  # noqa: BLE001 - the boundary: it is told
-            said = str(error) if isinstance(error, EnvLoadError) else described(error)
+            message = str(error) if isinstance(error, EnvLoadError) else described(error)
             cause = error.__cause__ if isinstance(error, EnvLoadError) else error
-            return "refused", said, "" if cause is None or isinstance(cause, HubError) else blame(cause)
+            return "refused", message, "" if cause is None or isinstance(cause, HubError) else blame(cause)
 
     def forked(self, request: tuple[Any, ...], answer: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what becomes of a request in which the process was doubled by `os.fork`."""
         if request[0] == "check" and answer[0] == "found":
-            said = ("error", request[2], "calls os.fork; start other programs with subprocess", "")
-            return "found", [*answer[1], said]
+            finding = ("error", request[2], "calls os.fork; start other programs with subprocess", "")
+            return "found", [*answer[1], finding]
         return answer
 
     def _write(self, doing: str) -> None:
@@ -106,7 +106,9 @@ class ProbeHandler:
                 return list(lines)
 
             trial = dataclasses.replace(trial, elsewhere=elsewhere)
-        return "found", [(found.level, found.check, found.message, found.where) for found in run_check(name, trial)]
+        return "found", [
+            (finding.level, finding.check, finding.message, finding.where) for finding in run_check(name, trial)
+        ]
 
     def _trace(self, trial: Trial, _: Order, seed: int) -> tuple[Any, ...]:
         return "lines", list(trace(trial.make(), seed, trial.max_steps))

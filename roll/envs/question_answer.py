@@ -113,7 +113,7 @@ class QuestionAnswer(Env):
         )
 
     def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is the same with any time
-        """The ground truth, in a form that the reward function takes as right; None if there is none."""
+        """Return the ground truth, in a form that the reward function takes as right; None if there is none."""
         truth = None if self._task is None else self._task.payload.get("ground_truth")
         if self._task is None or truth is None:
             return None
@@ -132,7 +132,7 @@ def _question(task: Task) -> tuple[Message, ...]:
 
 @lru_cache(maxsize=16)
 def _tasks(files: tuple[str, ...], prompt: str | None, messages: str | None, truth: str | None) -> tuple[Task, ...]:
-    """The rows; read once per process, however many instances there are."""
+    """Return the rows; read once per process, however many instances there are."""
     columns = DataArgs(prompt=prompt, messages=messages, ground_truth=truth)
     tasks = tuple(load_tasks(files, columns=columns, seed=0))
     for task in tasks:

@@ -51,13 +51,13 @@ def _episode(line: str, where: str, number: int) -> Recorded:
         raise ValueError(f"--responses: {where} is no JSON: {error}") from None
     seed = row.get("seed") if isinstance(row, Mapping) else None
     if isinstance(row, Mapping):
-        found = row.get("responses")
-        if found is None and isinstance(messages := row.get("messages"), list):
-            found = [m.get("content") for m in messages if isinstance(m, Mapping) and m.get("role") == "assistant"]
+        texts = row.get("responses")
+        if texts is None and isinstance(messages := row.get("messages"), list):
+            texts = [m.get("content") for m in messages if isinstance(m, Mapping) and m.get("role") == "assistant"]
     else:
-        found = row
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        texts = row
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"--responses: {where}: {_EXPECTED}")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
         raise ValueError(f"--responses: {where}: seed is {seed!r}, expected a whole number from 0 to 2**63 - 1")
-    return Recorded(number, tuple(found), seed)
+    return Recorded(number, tuple(texts), seed)

@@ -72,8 +72,8 @@ class RemoteEnv(Env):
         return np.frombuffer(pixels, dtype=np.uint8).reshape(shape)
 
     def solution(self, max_actions: int) -> Sequence[str] | None:
-        found = self._host.ask("solution", self._number, max_actions)[0]
-        return None if found is None else list(found)
+        actions = self._host.ask("solution", self._number, max_actions)[0]
+        return None if actions is None else list(actions)
 
     def close(self) -> None:
         self._host.ask("close", self._number)
@@ -84,7 +84,7 @@ _NUMBERS = itertools.count(1)
 
 @functools.cache
 def _host(python: str, _: int) -> _Host:
-    """The process of an interpreter; a forked child doesn't use its parent's."""
+    """Return the process of an interpreter; a forked child doesn't use its parent's."""
     return _Host(python)
 
 

@@ -51,8 +51,8 @@ class BareHandler:
             case "step":
                 return (pack_step(checked_result(env, env.step(arguments[0]))),)
             case "solution":
-                found = env.solution(arguments[0])
-                return (None if found is None else [str(action) for action in found],)
+                actions = env.solution(arguments[0])
+                return (None if actions is None else [str(action) for action in actions],)
             case "render":
                 return _drawn(env.render())
         raise AssertionError(kind)

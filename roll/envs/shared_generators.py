@@ -48,17 +48,17 @@ class SharedGenerator:
     seed: Callable[[int], Any]
 
     def digest(self) -> bytes:
-        """The state, in few bytes."""
+        """Return the state, in few bytes."""
         return hashlib.blake2b(repr(self.state()).encode(), digest_size=16).digest()
 
 
 def shared_generators() -> list[SharedGenerator]:
-    """Those of the libraries that are loaded."""
-    found = [SharedGenerator("random", "random.Random(seed)", random.getstate, random.setstate, random.seed)]
+    """Return those of the libraries that are loaded."""
+    generators = [SharedGenerator("random", "random.Random(seed)", random.getstate, random.setstate, random.seed)]
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if hasattr(numpy, "random"):
         assert numpy is not None
-        found.append(
+        generators.append(
             SharedGenerator(
                 "numpy.random",
                 "numpy.random.default_rng(seed)",
@@ -69,7 +69,7 @@ def shared_generators() -> list[SharedGenerator]:
         )
     if hasattr(torch, "get_rng_state"):  # else it is being imported
         assert torch is not None
-        found.append(
+        generators.append(
             SharedGenerator(
                 "torch",
                 "torch.Generator().manual_seed(seed)",
@@ -78,11 +78,11 @@ def shared_generators() -> list[SharedGenerator]:
                 torch.manual_seed,
             )
         )
-    return found
+    return generators
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     """Put their states back at the end."""
     before = [(generator, generator.state()) for generator in shared_generators()]
     try:
@@ -93,16 +93,17 @@ def kept_generators() -> Iterator[None]:
 
 
 def first_draw(generator: SharedGenerator, call: Callable[[], Any]) -> str:
-    """`file:line in function` of the environment's line that changes the generator's state first; empty: none does.
+    """Return `file:line in function` of the environment's line that changes the generator's state first; empty: none
+    does.
 
     Follows every line of the environment's code, so it is slow.
     """
-    found: list[str] = []
+    drawn_at: list[str] = []
     lines: dict[FrameType, int] = {}
     digest = [generator.digest()]
 
     def follow(frame: FrameType, event: str, _: Any) -> Any:
-        if found or not is_theirs(frame.f_code):
+        if drawn_at or not is_theirs(frame.f_code):
             return None if event == "call" else follow
         now = generator.digest()
         if now != digest[0]:
@@ -110,7 +111,7 @@ def first_draw(generator: SharedGenerator, call: Callable[[], Any]) -> str:
             if event == "call":
                 digest[0] = now
             else:
-                found.append(place(frame.f_code, lines.get(frame, frame.f_lineno)))
+                drawn_at.append(source_location(frame.f_code, lines.get(frame, frame.f_lineno)))
         lines[frame] = frame.f_lineno
         return follow
 
@@ -120,13 +121,13 @@ def first_draw(generator: SharedGenerator, call: Callable[[], Any]) -> str:
         call()
     finally:
         sys.settrace(before)
-    return found[0] if found else ""
+    return drawn_at[0] if drawn_at else ""
 
 
 def system_calls(call: Callable[[], Any], *, libraries: bool) -> dict[str, str]:
-    """Which of `SYSTEM_CALLS` the environment's code makes, itself or through Python's own library, each with its first
-    place; with `libraries`, also those of packages that it uses."""
-    found: dict[str, str] = {}
+    """Return which of `SYSTEM_CALLS` the environment's code makes, itself or through Python's own library, each with
+    its first place; with `libraries`, also those of packages that it uses."""
+    calls: dict[str, str] = {}
 
     def note(frame: FrameType, event: str, function: Any) -> None:
         if event == "call" and frame.f_code.co_name == "seed" and frame.f_code.co_filename == random.__file__:
@@ -135,11 +136,11 @@ def system_calls(call: Callable[[], Any], *, libraries: bool) -> dict[str, str]:
             name = SYSTEM_CALLS.get(getattr(function, "__qualname__", ""), "")
         else:
             return
-        if name and name not in found:
+        if name and name not in calls:
             callers = _callers(frame)
             if callers and (libraries or is_own(callers[0].f_code)):
                 shown = next((caller for caller in callers if is_own(caller.f_code)), callers[0])
-                found[name] = place(shown.f_code, shown.f_lineno)
+                calls[name] = source_location(shown.f_code, shown.f_lineno)
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -147,29 +148,30 @@ def system_calls(call: Callable[[], Any], *, libraries: bool) -> dict[str, str]:
         call()
     finally:
         sys.setprofile(before)
-    return found
+    return calls
 
 
 def _callers(frame: FrameType | None) -> list[FrameType]:
-    """The frames of environments that lead to a frame, the nearest first; none if the machinery itself is nearer."""
-    found: list[FrameType] = []
+    """Return the frames of environments that lead to a frame, the nearest first; none if the machinery itself is
+    nearer."""
+    callers: list[FrameType] = []
     while frame is not None:
         if is_theirs(frame.f_code):
-            found.append(frame)
+            callers.append(frame)
         elif frame.f_code.co_filename.startswith(_OURS):
             break
         frame = frame.f_back
-    return found
+    return callers
 
 
 def is_own(code: CodeType) -> bool:
-    """Whether this is the code of an environment itself: no package's, and no adapter's to one."""
+    """Return whether this is the code of an environment itself: no package's, and no adapter's to one."""
     return is_theirs(code) and _SITE not in code.co_filename and not code.co_filename.startswith(_ADAPTERS)
 
 
 def is_theirs(code: CodeType) -> bool:
-    """Whether this is the code of an environment, or of a library of games: not of this package's machinery, Python's
-    own library, numpy or torch."""
+    """Return whether this is the code of an environment, or of a library of games: not of this package's machinery,
+    Python's own library, numpy or torch."""
     file = code.co_filename
     if file.startswith("<"):
         return False
@@ -180,8 +182,8 @@ def is_theirs(code: CodeType) -> bool:
     return not file.startswith(_STANDARD_LIBRARY)
 
 
-def place(code: CodeType, line: int | None) -> str:
-    """`file:line in function`; the file from the working directory on, or from its package on."""
+def source_location(code: CodeType, line: int | None) -> str:
+    """Return `file:line in function`; the file from the working directory on, or from its package on."""
     file = Path(code.co_filename)
     if _SITE in code.co_filename or not file.is_relative_to(Path.cwd()):
         return f"{code.co_filename.rpartition(_SITE)[2]}:{line} in {code.co_name}"

@@ -160,7 +160,7 @@ class Sokoban(Env):
         return draw(self.grid)
 
     def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is the same with any time
-        """The shortest one, by search; None where there is none, or finding it would take seconds."""
+        """Return the shortest one, by search; None where there is none, or finding it would take seconds."""
         if not self._offsets:
             return None
         try:
@@ -170,7 +170,7 @@ class Sokoban(Env):
 
     @property
     def grid(self) -> str:
-        """The room in the signs of level files; `sokoban_solver.solve` takes it."""
+        """Return the room in the signs of level files; `sokoban_solver.solve` takes it."""
         return self._cells.decode("ascii")
 
     def _observe(self) -> Observation:
@@ -204,18 +204,18 @@ def _instructions(observation: str) -> str:
 
 def _coordinates(grid: str) -> str:
     rows = grid.split("\n")
-    places: dict[str, list[str]] = {"@+": [], "$*": [], ".*+": [], "#": []}
+    cells: dict[str, list[str]] = {"@+": [], "$*": [], ".*+": [], "#": []}
     for row, signs in enumerate(rows[1:-1], start=1):
         for column, sign in enumerate(signs[1:-1], start=1):
-            for kind, found in places.items():
+            for kind, of_kind in cells.items():
                 if sign in kind:
-                    found.append(f"({row}, {column})")
-    player, boxes, targets, walls = (" ".join(found) or "none" for found in places.values())
+                    of_kind.append(f"({row}, {column})")
+    player, boxes, targets, walls = (" ".join(of_kind) or "none" for of_kind in cells.values())
     size = f"{len(rows) - 2} rows, {len(rows[0]) - 2} columns, walls around them"
     return f"Room: {size}\nInner walls: {walls}\nTargets: {targets}\nBoxes: {boxes}\nYou: {player}"
 
 
-def _whole(name: str, value: object, at_least: int) -> int:
+def _checked_integer(name: str, value: object, at_least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {at_least}")
     return value
@@ -232,22 +232,22 @@ def _room_settings(
     if isinstance(dim_room, str) or (isinstance(dim_room, Sequence) and len(dim_room) != 2):
         raise ValueError(f"dim_room: got {dim_room!r}, expected one number, or two: [height, width]")
     sides = tuple(dim_room) if isinstance(dim_room, Sequence) else (dim_room, dim_room)
-    height, width = (_whole("dim_room", side, 3) for side in sides)
-    _whole("num_boxes", num_boxes, 1)
+    height, width = (_checked_integer("dim_room", side, 3) for side in sides)
+    _checked_integer("num_boxes", num_boxes, 1)
     inner, needed = (height - 2) * (width - 2), num_boxes + 2
     if inner < needed or max(height, width) < 5:
         raise ValueError(
             f"dim_room: got ({height}, {width}), which has {inner} cells inside the wall; {num_boxes} box(es) need "
             f"{needed} or more, and one side at least 5: use a larger dim_room or fewer boxes"
         )
-    _whole("min_solution", min_solution, 1)
-    if max_solution is not None and _whole("max_solution", max_solution, 1) < min_solution:
+    _checked_integer("min_solution", min_solution, 1)
+    if max_solution is not None and _checked_integer("max_solution", max_solution, 1) < min_solution:
         raise ValueError(f"max_solution: got {max_solution}, expected at least min_solution={min_solution}")
     return RoomSettings(height, width, num_boxes, min_solution, max_solution)
 
 
 def _levels(file: str | None, indices: Sequence[int] | None, room: RoomSettings) -> tuple[str, ...]:
-    """The levels to pick from; none without a file."""
+    """Return the levels to pick from; none without a file."""
     if file is None:
         if indices is not None:
             raise ValueError("level_indices: got some without a level_file; set level_file or leave level_indices out")

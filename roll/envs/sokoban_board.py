@@ -33,12 +33,12 @@ class Board:
 
     @property
     def offsets(self) -> tuple[int, int, int, int]:
-        """What the four actions add to a cell."""
+        """Return what the four actions add to a cell."""
         return (-self.stride, self.stride, -1, 1)
 
     @cached_property
     def shifts(self) -> tuple[tuple[int, int], ...]:
-        """For each action (left, right): `(cells << left) >> right` are the cells one step further."""
+        """Return (left, right) for each action: `(cells << left) >> right` are the cells one step further."""
         return ((0, self.stride), (self.stride, 0), (0, 1), (1, 0))
 
     def text(self) -> str:
@@ -84,13 +84,13 @@ def parse_board(text: str) -> Board:
 
 
 def members(cells: int) -> list[int]:
-    """The cells of a set, ascending."""
-    found = []
+    """Return the cells of a set, ascending."""
+    result = []
     while cells:
         lowest = cells & -cells
-        found.append(lowest.bit_length() - 1)
+        result.append(lowest.bit_length() - 1)
         cells ^= lowest
-    return found
+    return result
 
 
 def _cells(text: str, symbols: str) -> int:

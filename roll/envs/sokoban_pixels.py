@@ -17,7 +17,7 @@ SHIRT, SKIN = (48, 96, 184), (244, 202, 164)
 
 
 def draw(grid: str) -> Pixels:
-    """uint8 [24 * rows, 24 * columns, 3] of a position in the signs of `sokoban_board`."""
+    """Return uint8 [24 * rows, 24 * columns, 3] of a position in the signs of `sokoban_board`."""
     tiles = _tiles()
     rows = [np.concatenate([tiles[sign] for sign in row], axis=1) for row in grid.split("\n")]
     return np.concatenate(rows, axis=0)

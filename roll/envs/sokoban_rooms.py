@@ -44,12 +44,12 @@ class RoomSettings:
 
 
 def generate_room(settings: RoomSettings, seed: int) -> str:
-    """The room of this seed, as text. A ValueError says so when none was found within `ATTEMPTS`."""
+    """Return the room of this seed, as text. A ValueError says so when none was found within `ATTEMPTS`."""
     rng = random.Random(stable_hash("sokoban", settings.height, settings.width, settings.num_boxes, seed))
     for attempt in range(ATTEMPTS):
         # Crowded rooms may only work out without inner walls, so the later attempts have ever fewer of these.
         board = _carve(settings, rng, at_least=attempt / ATTEMPTS)
-        start = _pull_apart(board, settings, rng, all_apart=attempt < ATTEMPTS // 4)
+        start = _scramble(board, settings, rng, all_off_target=attempt < ATTEMPTS // 4)
         if start is not None:
             return start.text()
     longest = "any" if settings.max_solution is None else settings.max_solution
@@ -61,12 +61,12 @@ def generate_room(settings: RoomSettings, seed: int) -> str:
 
 
 def _below(rng: random.Random, bound: int) -> int:
-    """Of `random.Random` only `random()` is promised to stay the same in every version of Python."""
+    """Draw by `random()`: of `random.Random` only this is promised to stay the same in every version of Python."""
     return int(rng.random() * bound)
 
 
 def _carve(settings: RoomSettings, rng: random.Random, *, at_least: float) -> Board:
-    """A connected room with targets, and the boxes on them."""
+    """Carve a connected room with targets, and the boxes on them."""
     height, width, stride = settings.height, settings.width, settings.width + 1
     inner = (height - 2) * (width - 2)
     share = max(0.5 + 0.4 * rng.random(), at_least)
@@ -91,10 +91,11 @@ def _carve(settings: RoomSettings, rng: random.Random, *, at_least: float) -> Bo
     return Board(height, width, floor, targets, boxes=targets, player=cells[_below(rng, len(cells))])
 
 
-def _pull_apart(board: Board, settings: RoomSettings, rng: random.Random, *, all_apart: bool) -> Board | None:
-    """A position of this room that keeps to the settings; None if there is none, or none was found.
+def _scramble(board: Board, settings: RoomSettings, rng: random.Random, *, all_off_target: bool) -> Board | None:
+    """Pull boxes off targets into a position of this room that keeps to the settings; None if there is none, or none
+    was found.
 
-    `all_apart`: with no box on a target. In crowded rooms there may be no such position.
+    `all_off_target`: with no box on a target. In crowded rooms there may be no such position.
     """
     bounded = settings.min_solution > 1 or settings.max_solution is not None
     if bounded or comb(board.floor.bit_count(), settings.num_boxes) <= EXPLORED_NODES // 20:
@@ -103,14 +104,14 @@ def _pull_apart(board: Board, settings: RoomSettings, rng: random.Random, *, all
             (boxes, players)
             for layer in layers[settings.min_solution :]
             for boxes, players in layer.items()
-            if not (all_apart and boxes & board.targets)
+            if not (all_off_target and boxes & board.targets)
         ]
         if complete or (bounded and fitting):
             return _draw(board, fitting, rng)
     best, farthest = None, 0.0
     for position, distance in _random_pulls(board, rng, count=25 * settings.num_boxes):
-        apart = not position.boxes & board.targets if all_apart else position.boxes != board.targets
-        if distance > farthest and apart:
+        is_valid = not position.boxes & board.targets if all_off_target else position.boxes != board.targets
+        if distance > farthest and is_valid:
             best, farthest = position, distance
     if best is None or not bounded:
         return best
@@ -124,7 +125,7 @@ def _pull_apart(board: Board, settings: RoomSettings, rng: random.Random, *, all
 
 
 def _draw(board: Board, positions: list[tuple[int, int]], rng: random.Random) -> Board | None:
-    """One of all these positions, each as likely as the others."""
+    """Draw one of all these positions, each as likely as the others."""
     number = _below(rng, sum(players.bit_count() for _, players in positions))
     for boxes, players in positions:
         if number < players.bit_count():
@@ -166,7 +167,8 @@ def _distance(board: Board, first: int, second: int) -> int:
 
 
 def load_levels(path: str | Path) -> Mapping[int, str]:
-    """The levels of a file by their numbers, as text (`sokoban_board`). Read once per process and version of the file.
+    """Return the levels of a file by their numbers, as text (`sokoban_board`). Read once per process and version of the
+    file.
 
     A ValueError names the file and the line of what is wrong.
     """

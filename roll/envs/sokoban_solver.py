@@ -16,7 +16,7 @@ class SearchLimitError(RuntimeError):
 
 
 def solve(grid: str, max_nodes: int = 1_000_000) -> list[str] | None:
-    """The shortest solution in moves; None if there is none.
+    """Return the shortest solution in moves; None if there is none.
 
     Of several shortest ones always the same is returned. `max_nodes` bounds the work (a node is one set of boxes in one
     layer, some 3 microseconds); beyond it `SearchLimitError` is raised.
@@ -28,31 +28,31 @@ def solve(grid: str, max_nodes: int = 1_000_000) -> list[str] | None:
     if board.boxes & ~alive:
         return None
     layers: list[Layer] = [{board.boxes: 1 << board.player}]
-    seen: Layer = dict(layers[0])
+    visited: Layer = dict(layers[0])
     nodes = 0
     while layers[-1]:
         nodes += len(layers[-1])
         if nodes > max_nodes:
             raise SearchLimitError(f"no solution in {len(layers) - 1} moves, nor found within max_nodes={max_nodes}")
-        layers.append(_next_layer(board, layers[-1], seen, alive))
+        layers.append(_next_layer(board, layers[-1], visited, alive))
         if board.targets in layers[-1]:
             return _trace(board, layers)
     return None
 
 
 def layers_before_solved(board: Board, depth: int | None, max_nodes: int) -> tuple[list[Layer], bool]:
-    """Positions by the length of their shortest solution, from 0 to `depth`; and whether that is all there are.
+    """Return positions by the length of their shortest solution, from 0 to `depth`; and whether that is all there are.
 
     Only walls and targets of `board` count. A layer that would take more than `max_nodes` in sum is left out, then the
     second value is False.
     """
     solved: Layer = {board.targets: board.floor & ~board.targets}
-    layers, seen, nodes = [solved], dict(solved), 0
+    layers, visited, nodes = [solved], dict(solved), 0
     while layers[-1] and (depth is None or len(layers) <= depth):
         nodes += len(layers[-1])
         if nodes > max_nodes:
             return layers, False
-        layers.append(_previous_layer(board, layers[-1], seen))
+        layers.append(_previous_layer(board, layers[-1], visited))
     return layers, True
 
 
@@ -70,7 +70,7 @@ def alive_cells(board: Board) -> int:
 
 
 def reachable(board: Board, boxes: int, player: int) -> int:
-    """The cells that the player gets to without a push."""
+    """Return the cells that the player gets to without a push."""
     free = board.floor & ~boxes
     stride = board.stride
     reached, grown = 0, 1 << player
@@ -80,7 +80,7 @@ def reachable(board: Board, boxes: int, player: int) -> int:
     return reached
 
 
-def _next_layer(board: Board, layer: Layer, seen: Layer, alive: int) -> Layer:
+def _next_layer(board: Board, layer: Layer, visited: Layer, alive: int) -> Layer:
     following: Layer = {}
     for boxes, players in layer.items():
         free = board.floor & ~boxes
@@ -93,12 +93,12 @@ def _next_layer(board: Board, layer: Layer, seen: Layer, alive: int) -> Layer:
             while pushed:
                 box = pushed & -pushed
                 pushed ^= box
-                _add(following, seen, boxes ^ box ^ ((box << left) >> right), box)
-        _add(following, seen, boxes, walked & free)
+                _add(following, visited, boxes ^ box ^ ((box << left) >> right), box)
+        _add(following, visited, boxes, walked & free)
     return following
 
 
-def _previous_layer(board: Board, layer: Layer, seen: Layer) -> Layer:
+def _previous_layer(board: Board, layer: Layer, visited: Layer) -> Layer:
     earlier: Layer = {}
     for boxes, players in layer.items():
         free = board.floor & ~boxes
@@ -110,16 +110,16 @@ def _previous_layer(board: Board, layer: Layer, seen: Layer) -> Layer:
             while pulled:
                 cell = pulled & -pulled
                 pulled ^= cell
-                _add(earlier, seen, boxes ^ ((cell << left) >> right) ^ cell, (cell << right) >> left)
-        _add(earlier, seen, boxes, walked & free)
+                _add(earlier, visited, boxes ^ ((cell << left) >> right) ^ cell, (cell << right) >> left)
+        _add(earlier, visited, boxes, walked & free)
     return earlier
 
 
-def _add(layer: Layer, seen: Layer, boxes: int, players: int) -> None:
-    known = seen.get(boxes, 0)
+def _add(layer: Layer, visited: Layer, boxes: int, players: int) -> None:
+    known = visited.get(boxes, 0)
     new = players & ~known
     if new:
-        seen[boxes] = known | new
+        visited[boxes] = known | new
         layer[boxes] = layer.get(boxes, 0) | new
 
 
@@ -134,7 +134,7 @@ def _trace(board: Board, layers: list[Layer]) -> list[str]:
 
 
 def _move_from(layer: Layer, board: Board, boxes: int, player: int) -> tuple[str, int, int]:
-    """A move from a position of `layer` to this one, and the boxes and the player before it."""
+    """Return a move from a position of `layer` to this one, and the boxes and the player before it."""
     for action, (left, right) in zip(ACTIONS, board.shifts, strict=True):
         before = (player << right) >> left
         pushed = (player << left) >> right

@@ -21,7 +21,7 @@ from roll.utils.seeding import stable_hash
 
 _LONGEST = 4000
 """Characters of a line; of a longer one the rest is a digest."""
-_MOST_EPISODES = 4
+_MAX_EPISODES = 4
 """Of a trace, which is shorter then: some episodes have one step, and some take seconds to begin."""
 _ELSEWHERE_S = 600.0
 """What a whole trace in another process may take, importing included."""
@@ -44,7 +44,7 @@ def trace(
     actions_of: int | None = None,
     before_call: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
-    """A line for everything that comes back; an episode that ends, or is cut off, begins again a few times.
+    """Yield a line for everything that comes back; an episode that ends, or is cut off, begins again a few times.
 
     Every second episode follows the solution for a while, if there is one, so that what comes late is seen too; all
     else is random actions. They are drawn for the seed, or for `actions_of`, which leaves solutions out because those
@@ -68,7 +68,7 @@ def trace(
         yield _cut(f"{action!r} leads to {pack_step(result)!r}")
         if result.terminated or result.truncated:
             episodes += 1
-            if episodes == _MOST_EPISODES:
+            if episodes == _MAX_EPISODES:
                 return
             before_call()
             yield _reset(env, seed)
@@ -88,12 +88,12 @@ def _cut(line: str) -> str:
 
 
 def ends(lines: Sequence[str]) -> int:
-    """How many episodes came to an end in a trace."""
+    """Return how many episodes came to an end in a trace."""
     return max(0, sum(line.startswith("begins with ") for line in lines) - 1)
 
 
 def difference(lines: Sequence[str], others: Sequence[str]) -> str:
-    """Where two traces part; empty when they don't."""
+    """Return where two traces differ first; empty when they don't."""
     for number, (line, other) in enumerate(zip(lines, others, strict=False)):
         if line != other:
             start = max(0, next((i for i, (a, b) in enumerate(zip(line, other, strict=False)) if a != b), 0) - 30)
@@ -103,7 +103,7 @@ def difference(lines: Sequence[str], others: Sequence[str]) -> str:
 
 
 def trace_elsewhere(make: Callable[[], Env], seed: int, num_steps: int, hash_seed: int) -> list[str]:
-    """The same in a process of its own with this PYTHONHASHSEED; raises `NotMade` or `ProcessEnded`."""
+    """Trace in a process of its own with this PYTHONHASHSEED; raises `NotMade` or `ProcessEnded`."""
     try:
         order = pickle.dumps((make, seed, num_steps))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -135,7 +135,7 @@ def trace_elsewhere(make: Callable[[], Env], seed: int, num_steps: int, hash_see
 
 
 def answer(asked: str, answered: str) -> None:
-    """The other process: reads what to play, writes its trace."""
+    """Read what to play and write its trace: what the other process does."""
     played: list[str] | NotMade
     try:
         make, seed, num_steps = pickle.loads(Path(asked).read_bytes())

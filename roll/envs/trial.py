@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.envs.shared_generators import is_own, is_theirs, place
+from roll.envs.shared_generators import is_own, is_theirs, source_location
 from roll.envs.traces import trace_elsewhere
 from roll.envs.watched import Clock, Hung, OutOfTime, Watched
 from roll.utils.seeding import stable_hash
 
 Level = Literal["ok", "info", "warning", "error"]
-Found = Iterator[tuple[Level, str] | tuple[Level, str, str]]
+Findings = Iterator[tuple[Level, str] | tuple[Level, str, str]]
 """Level, message, and where if that is known."""
 
 SEED_BITS = 63
@@ -60,7 +60,7 @@ def run_seeds(count: int) -> list[int]:
 
 
 def described(error: BaseException) -> str:
-    """What an error says, with its kind."""
+    """Return what an error says, with its kind."""
     try:
         text = str(error)[:_MAX_MESSAGE]
     except Exception:  # noqa: BLE001 - of the environment's own class
@@ -71,16 +71,16 @@ def described(error: BaseException) -> str:
 
 
 def blame(error: BaseException) -> str:
-    """`file:line in function: code` of the last code on the way to an error that isn't the machinery's or a library's;
-    of a library of games if no other is."""
-    seen = {id(error)}
-    while error.__cause__ is not None and id(error.__cause__) not in seen:
+    """Return `file:line in function: code` of the last code on the way to an error that isn't the machinery's or a
+    library's; of a library of games if no other is."""
+    visited = {id(error)}
+    while error.__cause__ is not None and id(error.__cause__) not in visited:
         error = error.__cause__
-        seen.add(id(error))
+        visited.add(id(error))
     theirs = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_theirs(frame.f_code)]
     own = [pair for pair in theirs if is_own(pair[0].f_code)]
     if not theirs:
         return ""
     frame, line = (own or theirs)[-1]
     code = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name).line
-    return f"{place(frame.f_code, line)}{f': {code}' if code else ''}"
+    return f"{source_location(frame.f_code, line)}{f': {code}' if code else ''}"

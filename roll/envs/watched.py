@@ -38,7 +38,7 @@ class Clock:
 
     @contextmanager
     def call(self, doing: str) -> Iterator[None]:
-        """One call."""
+        """Time one call."""
         if time.monotonic() > self._until:
             raise OutOfTime(f"not done after {self.budget_s:g} s")
         self._tell(doing)
@@ -96,7 +96,7 @@ class Watched(Env):
 
 @contextmanager
 def limit(seconds: float, doing: str) -> Iterator[None]:
-    """Raises `Hung` where the code is after so long. Only the main thread can be interrupted."""
+    """Raise `Hung` where the code is after so long. Only the main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return

@@ -40,32 +40,32 @@ class EnvSpec(CustomEnv):
 
 
 def without_thoughts(text: str, tags: tuple[str, str]) -> str:
-    """`text` without what stands between the tags.
+    """Return `text` without what stands between the tags.
 
     After an opening tag that is never closed everything is thought, and before a closing tag that was never opened too:
     some chat templates put the opening tag into the prompt.
     """
     opening, closing = tags
-    kept: list[str] = []
+    pieces: list[str] = []
     while text:
         before, opened, rest = text.partition(opening)
         _, stray, after = before.rpartition(closing)
         if stray:
-            kept.clear()
+            pieces.clear()
             before = after
-        kept.append(before)
+        pieces.append(before)
         text = rest.partition(closing)[2] if opened else ""
-    return "".join(kept)
+    return "".join(pieces)
 
 
-def said(response: str, spec: CustomEnv) -> str:
-    """A response without what was thought."""
+def visible_text(response: str, spec: CustomEnv) -> str:
+    """Return a response without what was thought."""
     return response if spec.thinking_tags is None else without_thoughts(response, spec.thinking_tags)
 
 
-def found_actions(response: str, spec: CustomEnv) -> list[str]:
-    """The actions that a response names, as it writes them; empty: there are none."""
-    text = said(response, spec)
+def parse_actions(response: str, spec: CustomEnv) -> list[str]:
+    """Return the actions that a response names, as it writes them; empty: there are none."""
+    text = visible_text(response, spec)
     if spec.action_pattern is not None:
         last = _last_match(spec.action_pattern, text[-SEARCHED:])
         text = (last.group(1) or "") if last else ""
@@ -74,16 +74,16 @@ def found_actions(response: str, spec: CustomEnv) -> list[str]:
 
 
 def _last_match(pattern: str, text: str) -> re.Match[str] | None:
-    """The last match. Of a pattern with a plain beginning the one that begins last, within another one perhaps: a
-    response may speak of `<answer>` before it gives one."""
+    """Return the last match. Of a pattern with a plain beginning the one that begins last, within another one perhaps:
+    a response may speak of `<answer>` before it gives one."""
     compiled = re.compile(pattern, re.DOTALL)
     beginning = _PLAIN.match(pattern)
     if beginning is None or "|" in pattern:
         return max(compiled.finditer(text), key=re.Match.start, default=None)
     end = len(text)
     while (start := text.rfind(beginning.group(), 0, end)) >= 0:
-        if found := compiled.match(text, start):
-            return found
+        if match := compiled.match(text, start):
+            return match
         end = start + len(beginning.group()) - 1
     return None
 
@@ -123,15 +123,15 @@ class ResponseEnv(Env):
     def step(self, action: str) -> StepResult:
         if self._last is None:
             raise ResetNeeded(f"{_name(self._env)}.step without an episode: call reset first")
-        found, role = found_actions(action, self._spec), self._last.role
-        if not found and self._env.reads_responses and (whole := said(action, self._spec).strip()):
-            found = [whole]
+        named, role = parse_actions(action, self._spec), self._last.role
+        if not named and self._env.reads_responses and (visible := visible_text(action, self._spec).strip()):
+            named = [visible]
         done: list[StepResult] = []
         problems: list[str] = (
-            [] if found else [f"No action was found in your response{_example(self._spec.action_pattern)}."]
+            [] if named else [f"No action was found in your response{_example(self._spec.action_pattern)}."]
         )
-        surplus = max(0, len(found) - self._spec.max_actions_per_step)
-        for tried, text in enumerate(found[: self._spec.max_actions_per_step], start=1):
+        surplus = max(0, len(named) - self._spec.max_actions_per_step)
+        for tried, text in enumerate(named[: self._spec.max_actions_per_step], start=1):
             try:
                 done.append(checked_result(self._env, self._env.step(self._known(text))))
             except InvalidAction as error:
@@ -141,9 +141,9 @@ class ResponseEnv(Env):
             if shown is None:
                 break
             if shown.role != role:  # the turn has passed
-                surplus = len(found) - tried
+                surplus = len(named) - tried
                 break
-        result = self._together(done, found, problems, role, surplus)
+        result = self._together(done, named, problems, role, surplus)
         self._steps[role] += 1
         if result.terminated or (self._last is not None and self._steps[role] < self._spec.max_steps):
             return result
@@ -158,7 +158,7 @@ class ResponseEnv(Env):
         self._env.close()
 
     def _known(self, text: str) -> str:
-        """The environment's name of an action."""
+        """Return the environment's name of an action."""
         if not self._names:
             return text
         name = self._names.get(text.casefold())
@@ -169,23 +169,23 @@ class ResponseEnv(Env):
         return name
 
     def _together(
-        self, done: Sequence[StepResult], found: Sequence[str], problems: Sequence[str], role: str, surplus: int
+        self, done: Sequence[StepResult], named: Sequence[str], problems: Sequence[str], role: str, surplus: int
     ) -> StepResult:
-        """One result for all actions of a response, which is the role's."""
+        """Return one result for all actions of a response, which is the role's."""
         spec = self._spec
-        invalid = len(problems) if found else 0
+        invalid = len(problems) if named else 0
         own: dict[str, float] = {}
         for result in done:
             for name, value in result.reward_parts.items():
                 own[f"env/{name}"] = own.get(f"env/{name}", 0.0) + value
         parts = {
             "env": math.fsum(result.reward for result in done),
-            "format_penalty": 0.0 if found else spec.format_penalty,
+            "format_penalty": 0.0 if named else spec.format_penalty,
             "invalid_action_penalty": invalid * spec.invalid_action_penalty,
         }
         counts = {
             "actions": len(done),
-            "format_errors": int(not found),
+            "format_errors": int(not named),
             "invalid_actions": invalid,
             "surplus_actions": surplus,
         }
@@ -210,7 +210,7 @@ class ResponseEnv(Env):
 
 
 def _added(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sums of values of the same name."""
+    """Return the sums of values of the same name."""
     sums: dict[str, float] = {}
     for mapping in mappings:
         for name, value in mapping.items():
@@ -219,7 +219,7 @@ def _added(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _summed(results: Sequence[StepResult]) -> dict[str, float]:
-    """Their metrics, summed; `success` as the last of them says."""
+    """Return their metrics, summed; `success` as the last of them says."""
     sums: dict[str, float] = {}
     for result in results:
         for name in [name for name in sums if name == "success" or name.startswith("success/")]:
@@ -230,7 +230,7 @@ def _summed(results: Sequence[StepResult]) -> dict[str, float]:
 
 
 def _names(actions: Sequence[str], lookup: Mapping[str, str]) -> dict[str, str]:
-    """What the policy may write -> the environment's name. Empty: anything."""
+    """Return what the policy may write -> the environment's name. Empty: anything."""
     unknown = [name for name in lookup.values() if actions and name not in actions]
     if unknown:
         raise ValueError(f"action_lookup: the environment has no action {unknown[0]!r}; it has {', '.join(actions)}")
@@ -239,13 +239,13 @@ def _names(actions: Sequence[str], lookup: Mapping[str, str]) -> dict[str, str]:
 
 
 def _example(pattern: str | None) -> str:
-    """How to write an action, where the pattern is plain enough to say so."""
+    """Return how to write an action, where the pattern is plain enough to say so."""
     shape = re.sub(r"\(\.[*+]\??\)", "...", pattern or "")
     return f"; write it as {shape}" if "..." in shape and re.escape(shape.replace("...", "")).count("\\") == 0 else ""
 
 
 def _with_note(observation: Observation, problems: Sequence[str], *, again: bool) -> Observation:
-    """The observation below what was wrong with the response; the state is the same as without it."""
+    """Return the observation below what was wrong with the response; the state is the same as without it."""
     if not problems:
         return observation
     *before, last = observation.messages
@@ -273,7 +273,7 @@ def _shape(value: object) -> str:
 
 
 def checked_observation(env: Env, method: str, observation: object) -> Observation:
-    """`observation`, if it is one; else `TypeError` naming the class and what came."""
+    """Return `observation`, if it is one; else `TypeError` naming the class and what came."""
     if not isinstance(observation, Observation):
         raise _wrong(env, method, _shape(observation), "an Observation, e.g. Observation.of(text)")
     messages = observation.messages
@@ -289,7 +289,7 @@ def checked_observation(env: Env, method: str, observation: object) -> Observati
 
 
 def checked_result(env: Env, result: object) -> StepResult:
-    """`result` with plain floats and bools, if it is a `StepResult` of finite numbers; else `TypeError`."""
+    """Return `result` with plain floats and bools, if it is a `StepResult` of finite numbers; else `TypeError`."""
     if not isinstance(result, StepResult):
         raise _wrong(env, "step", _shape(result), "a StepResult(reward=..., terminated=..., observation=...)")
     flags: dict[str, bool] = {}

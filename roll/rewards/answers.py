@@ -65,7 +65,7 @@ class Answer:
 
 
 def after_thinking(response: str, think: ThinkMode = "auto") -> str | None:
-    """What follows the last `</think>`, or None when the thinking never ended.
+    """Return what follows the last `</think>`, or None when the thinking never ended.
 
     `auto`: a response without either tag is all answer, one that opens `<think>` must close it. `required`: there must
     be a `</think>` (for chat templates that open the thinking in the prompt). `ignore`: the tags are plain text.
@@ -121,13 +121,13 @@ def all_boxed(text: str) -> str | None:
 
 
 def box_is_too_long(text: str) -> bool:
-    """Whether the last box goes on for longer than an answer may be."""
+    """Return whether the last box goes on for longer than an answer may be."""
     start, command = max((text.rfind(command), command) for command in _BOXES)
     return start >= 0 and last_boxed(text) is None and len(text) - start - len(command) > MAX_ANSWER_CHARS
 
 
 def find_answer(response: str, *, think: ThinkMode = "auto", require_boxed: bool = False) -> Answer | None:
-    """The final answer, or None when the response doesn't state one."""
+    """Return the final answer, or None when the response doesn't state one."""
     visible = after_thinking(response, think)
     if visible is None:
         return None
@@ -216,7 +216,7 @@ def _with_quantity_before(quantity: str, before: str) -> str:
 
 
 def _from_statement(line: str) -> str | None:
-    """The answer at the start of what follows "answer is"."""
+    """Return the answer at the start of what follows "answer is"."""
     span = _MATH_SPAN.search(line)
     if span is not None and not re.search(r"\d", line[: span.start()]):
         return _joined_maths(line, span)
@@ -254,7 +254,7 @@ def _assignments(sentence: str) -> tuple[list[str], str]:
 
 
 def _from_last_line(line: str) -> str | None:
-    """The last formula, else the last number, else a line short enough to be an answer in words."""
+    """Return the last formula, else the last number, else a line short enough to be an answer in words."""
     spans = list(_MATH_SPAN.finditer(line))
     if spans:
         first = len(spans) - 1

@@ -70,7 +70,7 @@ class RewardSpec:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Its name, and those of its parts."""
+        """Return its name, and those of its parts."""
         return (self.name, *(name for _, part in self.parts.values() for name in part.functions))
 
 
@@ -107,7 +107,7 @@ class RewardResult:
 
 
 _LARGEST = 1e12
-_MOST_PARTS = 1000
+_MAX_PARTS = 1000
 _LONGEST_ANSWER = 10_000
 
 
@@ -125,7 +125,7 @@ class RewardContractError(RewardOutputError):
 
 
 def ground_truth(task: Task) -> Any:
-    """The expected answer of a task; raises `ValueError` when its row has none."""
+    """Return the expected answer of a task; raises `ValueError` when its row has none."""
     truth = task.payload.get("ground_truth")
     if truth is None:
         raise ValueError(
@@ -163,8 +163,8 @@ def _finite(value: object, what: str, function: str) -> float:
 
 
 def as_reward(output: object, function: str, row: str = "") -> Reward:
-    """What `function` returned, checked; a plain number becomes a `Reward` without parts, and a dict its `score` with
-    the other numbers as parts. `row` is the task's, for the message."""
+    """Return what `function` returned, checked; a plain number becomes a `Reward` without parts, and a dict its `score`
+    with the other numbers as parts. `row` is the task's, for the message."""
     try:
         return _as_reward(output, function)
     except RewardOutputError as error:
@@ -190,9 +190,9 @@ def _as_reward(output: object, function: str) -> Reward:
         raise RewardOutputError(
             f"reward function {function!r} returned parts of type {type(output.parts).__name__}, expected a dict"
         )
-    if len(output.parts) > _MOST_PARTS:
+    if len(output.parts) > _MAX_PARTS:
         raise RewardOutputError(
-            f"reward function {function!r} returned {len(output.parts)} parts, expected at most {_MOST_PARTS}: "
+            f"reward function {function!r} returned {len(output.parts)} parts, expected at most {_MAX_PARTS}: "
             "each is a metric"
         )
     bad = [name for name in output.parts if not isinstance(name, str) or not name or not _is_text(name)]
@@ -218,7 +218,7 @@ def explained(by: Mapping[str, str]) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """False for what no file takes (half of a pair of surrogates), and for a whole document."""
+    """Return False for what no file takes (half of a pair of surrogates), and for a whole document."""
     try:
         return len(name.encode()) <= 1000
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from roll.types.trajectory import Task
 def choice(
     response: str, task: Task, *, letters: str = "ABCDEFGHIJ", think: ThinkMode = "auto", require_boxed: bool = False
 ) -> Reward:
-    r"""1.0 when the letter stated is the one of `task.payload["ground_truth"]`, else 0.0.
+    r"""Return 1.0 when the letter stated is the one of `task.payload["ground_truth"]`, else 0.0.
 
     The letter is the one of the last `\boxed{}`, else of the last `<answer>`, else the one that the sentences assert
     last ("the answer is B", "B is correct", "leaving (B)"), else the only one that stands by itself ("B", "B) text",

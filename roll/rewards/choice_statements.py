@@ -170,13 +170,13 @@ def stated_letter(text: str, letters: str, *, require_boxed: bool = False) -> st
     """Return the letter that a text settles on, or None."""
     boxed = last_boxed(text)
     if boxed is None or boxed.strip() or require_boxed:
-        return _whole_answer(boxed or "", letters)
+        return _leading_letter(boxed or "", letters)
     inside, closed, _ = text.rpartition("</answer>")
     _, opened, tagged = inside.rpartition("<answer>")
     if opened and closed:
         tail = _plain(tagged[-_TAIL_CHARS:])
         return (
-            _whole_answer(tagged[:_TAIL_CHARS], letters) or _last_asserted(tail, letters) or _by_itself(tail, letters)
+            _leading_letter(tagged[:_TAIL_CHARS], letters) or _last_asserted(tail, letters) or _by_itself(tail, letters)
         )
     tail = _plain(text[-_TAIL_CHARS:])
     groups = _groups(tail, letters)
@@ -211,7 +211,7 @@ def _plain(text: str) -> str:
     return _QUOTED.sub(r"(\1)", text).translate(_MARKS)
 
 
-def _whole_answer(text: str, letters: str) -> str | None:
+def _leading_letter(text: str, letters: str) -> str | None:
     """Return the letter that an answer by itself consists of, or begins with: `b`, `(B)`, `B. Paris`, `Option B`."""
     text = _LATEX_TEXT.sub(r" \1 ", unicodedata.normalize("NFKC", text)).translate(_MARKS).strip().strip("\"'_")
     match = re.match(
@@ -336,10 +336,10 @@ def _by_itself(text: str, letters: str, ruled_out: frozenset[str] | set[str] = f
     brackets = rf"(?<!\w)[(\[]\s?([{both}])\s?[)\]]"
     last_sentence = rf"[.!?]\s+[(\[]?([{letters}])[)\]]?[.!]?\s*\Z"
     lone = rf"{lone}|{last_sentence}"
-    found = list(re.finditer(lone, text, re.MULTILINE))
-    if found:
-        last, *others = [(match.group(1) or match.group(2)).upper() for match in reversed(found)]
-        listed = bool(others) and others[0] != last and not text[found[-2].end() : found[-1].start()].strip()
+    matches = list(re.finditer(lone, text, re.MULTILINE))
+    if matches:
+        last, *others = [(match.group(1) or match.group(2)).upper() for match in reversed(matches)]
+        listed = bool(others) and others[0] != last and not text[matches[-2].end() : matches[-1].start()].strip()
         return None if listed or last in ruled_out else last
     for pattern in (starts, brackets):
         named = {

@@ -30,7 +30,8 @@ def code(
     memory_mb: int = 512,
     float_tolerance: float = 0.0,
 ) -> Reward:
-    """1.0 for a program that passes all tests, else 0.0; with `score: fraction` the share of tests that it passes.
+    """Return 1.0 for a program that passes all tests, else 0.0; with `score: fraction` the share of tests that it
+    passes.
 
     `timeout_s` (of processor time; twice that on the clock) and `memory_mb` are for one run of the program, `total_s`
     for all runs of one response. Parts: `correct` (all tests), `passed` (their share; with `score: all`, tests after a

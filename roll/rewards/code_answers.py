@@ -34,7 +34,7 @@ def extract_program(response: str, extract: Extract) -> str | None:
 
 
 def is_python(text: str) -> bool:
-    """Whether a text is Python."""
+    """Return whether a text is Python."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -51,8 +51,8 @@ def complete(prompt: str, entry_point: str, response: str, program: str | None) 
         return f"{prompt}\n\n{program}"
     rest = program if program is not None and "```" in response else response.rpartition("</think>")[2]
     cut = _END.search(rest)
-    whole = prompt + (rest[: cut.start()] if cut else rest)
-    return whole if rest.strip() and is_python(whole) else None
+    completed = prompt + (rest[: cut.start()] if cut else rest)
+    return completed if rest.strip() and is_python(completed) else None
 
 
 def _defines(program: str, name: str) -> bool:

@@ -202,9 +202,9 @@ def _asked_for(unknown: Unknown) -> Unknown:
         return unknown
     if attribute is None:
         raise Stop
-    found = object.__getattribute__(unknown, "_session").perform("get", [_asked_for(attribute[0]), attribute[1]])
-    assert isinstance(found, Unknown)
-    return found
+    result = object.__getattribute__(unknown, "_session").perform("get", [_asked_for(attribute[0]), attribute[1]])
+    assert isinstance(result, Unknown)
+    return result
 
 
 def _vague(self: Unknown, *_: Any) -> Any:
@@ -293,15 +293,15 @@ class Checker:
             install(lambda: session.guessing)  # type: ignore[name-defined]  # noqa: F821 - of code_pytest.py
         if self.asked["numpy"]:
             install_numpy(lambda: session.guessing)  # type: ignore[name-defined]  # noqa: F821 - of code_numpy.py
-        found = _Builtins(vars(builtins))
-        found.session = session
-        found[_ASSERT] = check
+        builtins_ = _Builtins(vars(builtins))
+        builtins_.session = session
+        builtins_[_ASSERT] = check
         for name in self.asked["modules"]:
             module = _Program(name)
             module.session = session
             sys.modules[name] = module
         random.seed(0)
-        return {"__name__": "tests", "__builtins__": found}
+        return {"__name__": "tests", "__builtins__": builtins_}
 
     def names(self) -> list[str]:
         """Return what the tests are called."""

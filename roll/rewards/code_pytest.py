@@ -132,17 +132,17 @@ def install(guesses: Callable[[], bool]) -> None:
 
 def discovered_tests(space: dict[str, Any]) -> list[tuple[str, Callable[[], None]]]:
     """Return the tests of a file that has been executed, by name."""
-    found: list[tuple[str, Callable[[], None]]] = []
+    tests: list[tuple[str, Callable[[], None]]] = []
     fixtures = {name: value for name, value in space.items() if getattr(value, "is_fixture", None) is True}
     for name, value in space.items():
         if isinstance(value, types.FunctionType) and name.startswith("test"):
-            found += _variants(name, value, fixtures, lambda: None)
+            tests += _variants(name, value, fixtures, lambda: None)
         elif isinstance(value, type) and issubclass(value, unittest.TestCase):
-            found += [(f"{name}::{own}", _case(value, own)) for own in dir(value) if own.startswith("test")]
+            tests += [(f"{name}::{own}", _case(value, own)) for own in dir(value) if own.startswith("test")]
         elif isinstance(value, type) and name.startswith("Test") and value.__module__ == "tests":
             for own in [own for own in vars(value) if own.startswith("test")]:
-                found += _variants(f"{name}::{own}", getattr(value, own), fixtures, value)
-    return found
+                tests += _variants(f"{name}::{own}", getattr(value, own), fixtures, value)
+    return tests
 
 
 def _variants(name: str, function: Any, fixtures: dict[str, Any], make: Any) -> list[tuple[str, Callable[[], None]]]:

@@ -84,9 +84,9 @@ def run_tests(program: str, tests: Tests, sandbox: Sandbox, settings: RunSetting
 
 def _run_stdio(program: str, tests: StdioTests, sandbox: Sandbox, settings: RunSettings) -> TestResults:
     results, clock = TestResults(len(tests.inputs)), _Clock(settings)
-    for given, expected in zip(tests.inputs, tests.outputs, strict=True):
+    for text, expected in zip(tests.inputs, tests.outputs, strict=True):
         limits = clock.limits(65_536 + 4 * len(expected.encode()))
-        outcome = sandbox.run(Program(source=program, stdin=given.encode()), limits)
+        outcome = sandbox.run(Program(source=program, stdin=text.encode()), limits)
         results.timed_out |= outcome.ending == "timeout"
         printed = outcome.stdout.decode("utf-8", "replace")
         right = outcome.ending == "exited" and outcome.exit_code == 0
@@ -101,7 +101,7 @@ def _run_stdio(program: str, tests: StdioTests, sandbox: Sandbox, settings: RunS
 
 
 def same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Whether two texts have the same lines but for blanks at their ends; numbers may differ by `tolerance`."""
+    """Return whether two texts have the same lines but for blanks at their ends; numbers may differ by `tolerance`."""
     ours, theirs = ([line.rstrip() for line in text.strip("\r\n").split("\n")] for text in (printed, expected))
     while ours and not ours[-1]:
         ours.pop()
@@ -135,13 +135,13 @@ def _run_calls(program: str, tests: CallTests, sandbox: Sandbox, settings: RunSe
     in_class = re.search(r"^class Solution\b", program, re.MULTILINE) is not None
     in_class = in_class and not re.search(rf"^def {tests.function}\b", program, re.MULTILINE)
     states = []
-    for number, given in enumerate(tests.inputs):
+    for number, arguments in enumerate(tests.inputs):
         if in_class:
             requests = [_ask("name", "Solution"), ["call", [["$", 0]], {}]]
             requests.append(["get", [["$", 1], tests.function], {}])
         else:
             requests = [_ask("name", tests.function)]
-        requests.append(["call", [["$", len(requests) - 1], *map(encode, given)], {}])
+        requests.append(["call", [["$", len(requests) - 1], *map(encode, arguments)], {}])
         states.append(_State(number, requests=requests))
     results, clock = TestResults(len(states)), _Clock(settings)
     open_states, output_bytes = states, _CALLS_OUTPUT_BYTES + 4 * len(repr(tests.outputs))
@@ -162,7 +162,7 @@ def _ask(operation: str, name: str) -> list[Any]:
 
 
 def same_value(result: Any, expected: Any, tolerance: float = 0.0) -> bool:
-    """Whether a function returned what JSON could say of it: lists stand for tuples, texts for keys."""
+    """Return whether a function returned what JSON could say of it: lists stand for tuples, texts for keys."""
     if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
         pairs = zip(result, expected, strict=False)
         return len(result) == len(expected) and all(same_value(a, b, tolerance) for a, b in pairs)
@@ -294,17 +294,17 @@ def _first_round(tests: SourceTests, held: _Held) -> list[dict[str, Any]]:
         raise BrokenTask(f"its tests don't come to an end by themselves: {_ending(outcome)}")
     if "broken" in report:
         raise BrokenTask(f"its tests can't be run: {report['broken']}")
-    found: list[dict[str, Any]] = [item for item in report["results"] if item["state"] != "skipped"]
-    if not found:
+    results: list[dict[str, Any]] = [item for item in report["results"] if item["state"] != "skipped"]
+    if not results:
         raise BrokenTask("it has no tests")
-    for item in found:
+    for item in results:
         if item["state"] == "failed":
             raise BrokenTask(f"{report['names'][item['test']]} fails whatever the program does: {item['why']}")
         if len(item["requests"]) >= MAX_OPERATIONS:
             raise BrokenTask(f"{report['names'][item['test']]} uses the program more than {MAX_OPERATIONS:,} times")
-    if not any(request[0] != "name" for item in found for request in item["requests"]):
+    if not any(request[0] != "name" for item in results for request in item["requests"]):
         raise BrokenTask("none of its tests calls the program")
-    return found
+    return results
 
 
 def _check(tests: SourceTests, rounds: list[Any], sandbox: Sandbox) -> list[dict[str, Any]] | None:

@@ -90,21 +90,25 @@ def _statements(tree: ast.Module, payload: Mapping[str, Any]) -> SourceTests:
     """
     body = [inner for node in tree.body for inner in _unguarded(node)]
     asserting = _asserting_functions(body)
-    places = [i for i, node in enumerate(body) if not isinstance(node, _DEFINITIONS) and _asserts_in(node, asserting)]
-    if not places:
+    positions = [
+        i for i, node in enumerate(body) if not isinstance(node, _DEFINITIONS) and _asserts_in(node, asserting)
+    ]
+    if not positions:
         raise BrokenTask("the text has no assert, no check function and no test function")
-    definitions = [node for node in body[places[0] :] if isinstance(node, _DEFINITIONS)]
-    setup = [*body[: places[0]], *definitions]
-    between = [i for i in range(places[0], places[-1]) if i not in places and not isinstance(body[i], _DEFINITIONS)]
-    if len(between) * len(places) > _MAX_REPEATED:
-        tests = ["\n".join(ast.unparse(body[i]) for i in sorted([*places, *between]))]
+    definitions = [node for node in body[positions[0] :] if isinstance(node, _DEFINITIONS)]
+    setup = [*body[: positions[0]], *definitions]
+    between = [
+        i for i in range(positions[0], positions[-1]) if i not in positions and not isinstance(body[i], _DEFINITIONS)
+    ]
+    if len(between) * len(positions) > _MAX_REPEATED:
+        tests = ["\n".join(ast.unparse(body[i]) for i in sorted([*positions, *between]))]
     else:
-        tests = ["\n".join(ast.unparse(body[i]) for i in [*(j for j in between if j < at), at]) for at in places]
+        tests = ["\n".join(ast.unparse(body[i]) for i in [*(j for j in between if j < at), at]) for at in positions]
     entry = _entry_point(payload)
     if entry and _reads(tree, "candidate"):  # as EvalPlus calls the function that is tested
         tests = [f"candidate = {entry}\n{test}" for test in tests]
-    found = assert_tests(tests, {**payload, "test_setup_code": "\n".join(map(ast.unparse, setup))})
-    return replace(found, before=_types_alone(found.before))
+    parsed = assert_tests(tests, {**payload, "test_setup_code": "\n".join(map(ast.unparse, setup))})
+    return replace(parsed, before=_types_alone(parsed.before))
 
 
 def _unguarded(node: ast.stmt) -> list[ast.stmt]:
@@ -116,10 +120,10 @@ def _unguarded(node: ast.stmt) -> list[ast.stmt]:
 def _asserting_functions(body: Sequence[ast.stmt]) -> set[str]:
     """Return the functions that assert something, themselves or by calling another of them."""
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-    found: set[str] = set()
-    while new := {node.name for node in functions if node.name not in found and _asserts_in(node, found)}:
-        found |= new
-    return found
+    asserting: set[str] = set()
+    while new := {node.name for node in functions if node.name not in asserting and _asserts_in(node, asserting)}:
+        asserting |= new
+    return asserting
 
 
 def _asserts_in(node: ast.AST, asserting: set[str]) -> bool:
@@ -136,7 +140,7 @@ def _asserts_in(node: ast.AST, asserting: set[str]) -> bool:
 
 
 def _reads(tree: ast.AST, name: str) -> bool:
-    """Whether a name is used and never defined."""
+    """Return whether a name is used and never defined."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
     parameters = any(isinstance(node, ast.arg) and node.arg == name for node in ast.walk(tree))
     return bool(names) and not parameters and not any(isinstance(node.ctx, ast.Store) for node in names)
@@ -170,12 +174,13 @@ def _types_alone(source: str) -> str:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     used = {name.id for node in classes for name in ast.walk(node) if isinstance(name, ast.Name)}
     imports = [node for node in tree.body if not _imports_numpy(node)]
-    kept = (node for node in imports if not isinstance(node, ast.FunctionDef) or node.name in used)
-    return "\n".join(map(ast.unparse, kept))
+    retained = (node for node in imports if not isinstance(node, ast.FunctionDef) or node.name in used)
+    return "\n".join(map(ast.unparse, retained))
 
 
 def _imports_numpy(node: ast.stmt) -> bool:
-    """Whether it imports numpy, for which there is a stand-in where the tests are and nothing where the program is."""
+    """Return whether it imports numpy, for which there is a stand-in where the tests are and nothing where the program
+    is."""
     if isinstance(node, ast.ImportFrom):
         return str(node.module).partition(".")[0] == "numpy"
     return isinstance(node, ast.Import) and all(one.name.partition(".")[0] == "numpy" for one in node.names)
@@ -271,12 +276,12 @@ def _check(text: str, tree: ast.Module, payload: Mapping[str, Any]) -> SourceTes
 
 
 def _calls_check(node: ast.stmt) -> bool:
-    """Whether a statement does nothing but call `check`."""
+    """Return whether a statement does nothing but call `check`."""
     return isinstance(node, (ast.Expr, ast.Assert)) and "check" in _calls(ast.unparse(node))
 
 
 def _is_prelude(text: str) -> bool:
-    """Whether a text is Python that only imports and defines, as LeetCode's tasks begin."""
+    """Return whether a text is Python that only imports and defines, as LeetCode's tasks begin."""
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError):

@@ -81,7 +81,7 @@ _UNREAD = {
     "input_mode": "programs read standard input here",
 }
 _BY_ITS_NAME = "by its name it holds further tests, in a form that isn't known; as private_test_cases it is read"
-_FURTHER = re.compile(
+_TEST_NAMES = re.compile(
     r"(?i)(?:private|hidden|secret|held_?out)\w*(?:test|case)|(?:test|case)\w*(?:private|hidden)"
     r"|^(?:unit|extra|additional|more|other|full|all|plus|eval\w*|final|system|judge|large)_?(?:tests?|(?:test_?)?cases)$"
 )
@@ -126,14 +126,14 @@ def read_tests(task: Task) -> Tests:
 
 
 def _holds_something(value: Any) -> bool:
-    """Whether a column may hold tests: a text, a list, or a struct with one that isn't empty."""
+    """Return whether a column may hold tests: a text, a list, or a struct with one that isn't empty."""
     if isinstance(value, Mapping):
         return any(map(_holds_something, value.values()))
     return isinstance(value, (str, list, tuple)) and bool(value)
 
 
 def _is_public(truth: Any, payload: Mapping[str, Any]) -> bool:
-    """Whether the ground truth is a column of public tests, beside which there are others."""
+    """Return whether the ground truth is a column of public tests, beside which there are others."""
     return any(name in payload and payload[name] == truth for name in _PUBLIC)
 
 
@@ -146,7 +146,7 @@ def _refuse_unread(task: Task) -> None:
         elif name == "official_tests_complete" and value is False:
             why = "it is false: some tests are in other files"
         elif _holds_something(value) and name not in _COLUMNS and (name, value) != ("input_mode", "stdio"):
-            why = _UNREAD.get(name, _BY_ITS_NAME if _FURTHER.search(name) else "")
+            why = _UNREAD.get(name, _BY_ITS_NAME if _TEST_NAMES.search(name) else "")
         if why:
             raise BrokenTask(f"task {task.id!r}: its column {name!r} isn't read: {why}. {_CHOOSE}")
 
@@ -179,24 +179,24 @@ def _read(truth: Any, payload: Mapping[str, Any]) -> Tests:
 
 
 def _mapping(truth: Mapping[str, Any], payload: Mapping[str, Any]) -> Tests:
-    found: dict[str, Tests] = {}
+    by_column: dict[str, Tests] = {}
     for one, other in (("inputs", "outputs"), ("input", "output")):
         if truth.get(one) is not None and truth.get(other) is not None:
-            found[one] = _pairs(truth[one], truth[other], truth.get("fn_name") or truth.get("func_name"))
+            by_column[one] = _pairs(truth[one], truth[other], truth.get("fn_name") or truth.get("func_name"))
     if truth.get("pytest"):
-        found["pytest"] = pytest_tests(str(truth["pytest"]), truth.get("module"))
+        by_column["pytest"] = pytest_tests(str(truth["pytest"]), truth.get("module"))
     for key in ("test_list", "challenge_test_list", "asserts", "assert"):
         if _holds_something(truth.get(key)):
             tests = truth[key]
-            found[key] = assert_tests([tests] if isinstance(tests, str) else list(tests), payload)
+            by_column[key] = assert_tests([tests] if isinstance(tests, str) else list(tests), payload)
     if _holds_something(truth.get("test")):
-        found["test"] = _read(truth["test"], payload)
+        by_column["test"] = _read(truth["test"], payload)
     for key in _PAIR_COLUMNS:
         if _holds_something(truth.get(key)):
-            found[key] = _read(_unpacked(truth[key], key), payload)
-    if not found:
+            by_column[key] = _read(_unpacked(truth[key], key), payload)
+    if not by_column:
         raise BrokenTask(f"nothing is known of {sorted(truth)}")
-    return _combined(found)
+    return _combined(by_column)
 
 
 def _unpacked(value: Any, key: str) -> Any:
@@ -209,9 +209,9 @@ def _unpacked(value: Any, key: str) -> Any:
         raise BrokenTask(f"{key!r} can't be read: {error}") from None
 
 
-def _combined(found: Mapping[str, Tests]) -> Tests:
+def _combined(by_column: Mapping[str, Tests]) -> Tests:
     """Return all tests of one kind as one; raises `BrokenTask` for tests of two kinds."""
-    (first, *others) = found.values()
+    (first, *others) = by_column.values()
     for other in others:
         if isinstance(first, StdioTests) and isinstance(other, StdioTests):
             first = StdioTests(inputs=first.inputs + other.inputs, outputs=first.outputs + other.outputs)
@@ -221,7 +221,7 @@ def _combined(found: Mapping[str, Tests]) -> Tests:
         elif isinstance(first, SourceTests) and isinstance(other, SourceTests):
             first = merged(first, other)
         else:
-            raise BrokenTask(f"its columns {sorted(found)} hold tests of two kinds. {_CHOOSE}")
+            raise BrokenTask(f"its columns {sorted(by_column)} hold tests of two kinds. {_CHOOSE}")
     return first
 
 
@@ -266,11 +266,11 @@ def _lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, (list, tuple)) else str(text)
 
 
-def _arguments(given: Any) -> tuple[Any, ...]:
+def _arguments(value: Any) -> tuple[Any, ...]:
     """Return the arguments of a call: a list, or a text with one JSON value a line."""
-    if isinstance(given, str):
-        return tuple(_value(line) for line in given.split("\n") if line.strip())
-    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    if isinstance(value, str):
+        return tuple(_value(line) for line in value.split("\n") if line.strip())
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _value(text: Any) -> Any:

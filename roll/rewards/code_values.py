@@ -54,9 +54,9 @@ class _Encoder:
             return int(value) if value.bit_length() < _BIG else ["i", hex(value)]
         if isinstance(value, float):
             return float(value) if value - value == 0 else ["f", str(float(value))]
-        found = self._collection(value, depth + 1) or _scalar(value)
-        if found is not None:
-            return found
+        encoded = self._collection(value, depth + 1) or _scalar(value)
+        if encoded is not None:
+            return encoded
         if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
             return ["it", self._items(itertools.islice(value, MAX_DRAWN), depth + 1)]
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):

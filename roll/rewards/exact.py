@@ -28,7 +28,7 @@ def exact(
     ignore_punctuation: bool = False,
     think: ThinkMode = "auto",
 ) -> Reward:
-    r"""1.0 when the answer is `task.payload["ground_truth"]`, or one of them if that is a list; else 0.0.
+    r"""Return 1.0 when the answer is `task.payload["ground_truth"]`, or one of them if that is a list; else 0.0.
 
     The answer is the `whole` response after the thinking, its `first_line` or `last_line`, what follows the last
     "answer:" on its line (`after_answer`), what stands in the last `<answer>` (`tags`) or the last `\boxed{}`. Runs of

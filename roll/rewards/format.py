@@ -28,7 +28,7 @@ def format(
     opened: bool = False,
     search_timeout_s: float = SECONDS,
 ) -> Reward:
-    """1.0 for a response of the right form, else 0.0.
+    """Return 1.0 for a response of the right form, else 0.0.
 
     The form is a template's (`think_answer`: `<think>...</think><answer>...</answer>`), that of a list of `tags`, or a
     pattern that the whole response matches. Each tag is there once, in order, with text inside, and nothing but white
@@ -36,7 +36,9 @@ def format(
     that is known, unless the response repeats it. Part: `format`.
     """
     if pattern is not None:
-        good = any(True for _ in matches(_compiled(pattern, False), response, whole=True, seconds=search_timeout_s))
+        good = any(
+            True for _ in matches(_compiled(pattern, False), response, full_match=True, seconds=search_timeout_s)
+        )
         return Reward(float(good), {"format": float(good)})
     if template not in TEMPLATES:
         raise ValueError(
@@ -51,7 +53,7 @@ def format(
 
 
 def has_form(text: str, tags: Sequence[str], *, text_follows: bool = False) -> bool:
-    """Whether a text is its tags, each once, in order and filled; takes time linear in the text's length."""
+    """Return whether a text is its tags, each once, in order and filled; takes time linear in the text's length."""
     if any(text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1 for tag in tags):
         return False
     for tag in tags:

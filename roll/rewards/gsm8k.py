@@ -33,7 +33,8 @@ MAX_DIGITS = 200  # Longer numbers are not read: nobody states one, and converti
 def gsm8k(
     response: str, task: Task, *, mode: Literal["strict", "flexible"] = "strict", format_weight: float = 0.0
 ) -> Reward:
-    """1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72), else 0.0.
+    """Return 1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72), else
+    0.0.
 
     `strict`: the number after the last `####`, alone on its line but for a unit. `flexible`: that, else the last number
     of the response. A number after `####` that is wrong gets `format_weight` (other recipes' 0.1).
@@ -53,7 +54,7 @@ def gsm8k(
 
 
 def marked_number(text: str) -> Fraction | None:
-    """The number after the last `####`; None when there is none, or when its line goes on as a calculation."""
+    """Return the number after the last `####`; None when there is none, or when its line goes on as a calculation."""
     _, mark, rest = text.rpartition("####")
     line = plain_characters(rest[:_TAIL_CHARS]).strip(" *\t\r\n").split("\n", 1)[0].strip(" *\t\r")
     if not mark:
@@ -70,7 +71,7 @@ def marked_number(text: str) -> Fraction | None:
 
 
 def _stated(node: Node) -> Fraction | None:
-    """The number of an answer, whatever unit stands behind it; a percentage is the number before the sign."""
+    """Return the number of an answer, whatever unit stands behind it; a percentage is the number before the sign."""
     while node.op in ("quantity", "degrees", "percent"):
         node = node.args[0]
     try:
@@ -80,7 +81,7 @@ def _stated(node: Node) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number among the last 4,000 characters, or None."""
+    """Return the last number among the last 4,000 characters, or None."""
     match = None
     for match in _NUMBER.finditer(plain_characters(text[-_TAIL_CHARS:])):  # noqa: B007 - the last one counts
         pass

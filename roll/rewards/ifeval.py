@@ -34,7 +34,7 @@ def ifeval(
     results = [one for family in held.values() for one in family]
     share, full = sum(results) / len(results), float(all(results))
     parts = {"all": full, "fraction": share}
-    parts |= {family: sum(kept) / len(kept) for family, kept in held.items()}
+    parts |= {family: sum(outcomes) / len(outcomes) for family, outcomes in held.items()}
     return Reward(share if score == "fraction" else full, parts)
 
 
@@ -67,17 +67,17 @@ def constraints(task: Task) -> list[tuple[str, dict[str, Any]]]:
         raise ValueError(
             f"task {task.id!r}: {len(ids)} constraints and {len(many)} kwargs, expected as many, at least 1"
         )
-    return [_checked(name, given, task.id) for name, given in zip(ids, many, strict=True)]
+    return [_checked(name, kwargs, task.id) for name, kwargs in zip(ids, many, strict=True)]
 
 
-def _checked(name: Any, given: Any, task_id: str) -> tuple[str, dict[str, Any]]:
+def _checked(name: Any, kwargs: Any, task_id: str) -> tuple[str, dict[str, Any]]:
     if name not in CHECKS:
         raise ValueError(f"task {task_id!r}: no constraint is called {name!r}; known: {', '.join(CHECKS)}")
     takes = list(inspect.signature(CHECKS[name]).parameters)[1:]
-    kwargs = {key: value for key, value in (given or {}).items() if value is not None}
-    if set(kwargs) != set(takes):
-        raise ValueError(f"task {task_id!r}: {name} has {sorted(kwargs)}, expected {takes}")
-    return name, kwargs
+    arguments = {key: value for key, value in (kwargs or {}).items() if value is not None}
+    if set(arguments) != set(takes):
+        raise ValueError(f"task {task_id!r}: {name} has {sorted(arguments)}, expected {takes}")
+    return name, arguments
 
 
 def _parsed(value: Any, task_id: str) -> Any:

@@ -35,22 +35,22 @@ def _count(text: str, keyword: str) -> int:
 
 
 def existence(response: str, keywords: Sequence[str]) -> bool:
-    """Every keyword occurs, in any case, also inside of a word."""
+    """Check that every keyword occurs, in any case, also inside of a word."""
     return all(_count(response, keyword) for keyword in keywords)
 
 
 def frequency(response: str, keyword: str, frequency: int, relation: Relation) -> bool:
-    """The keyword occurs at least, or less than, so many times."""
+    """Check that the keyword occurs at least, or less than, so many times."""
     return _related(_count(response, keyword), relation, frequency)
 
 
 def forbidden_words(response: str, forbidden_words: Sequence[str]) -> bool:
-    """None occurs as a whole word."""
+    """Check that none occurs as a whole word."""
     return not any(re.search(rf"\b{re.escape(word)}\b", response, re.IGNORECASE) for word in forbidden_words)
 
 
 def letter_frequency(response: str, letter: str, let_frequency: int, let_relation: Relation) -> bool:
-    """A letter occurs at least, or less than, so many times, in any case."""
+    """Check that a letter occurs at least, or less than, so many times, in any case."""
     return _related(response.lower().count(letter.lower()), let_relation, let_frequency)
 
 
@@ -58,7 +58,7 @@ def letter_frequency(response: str, letter: str, let_frequency: int, let_relatio
 
 
 def response_language(response: str, language: str) -> bool:
-    """The whole response is in this language."""
+    """Check that the whole response is in this language."""
     return _language(response) == language
 
 
@@ -66,12 +66,12 @@ _language = language
 
 
 def number_sentences(response: str, num_sentences: int, relation: Relation) -> bool:
-    """It has at least, or less than, so many sentences."""
+    """Check that it has at least, or less than, so many sentences."""
     return _related(len(sentences(response)), relation, num_sentences)
 
 
 def number_words(response: str, num_words: int, relation: Relation) -> bool:
-    """It has at least, or less than, so many words."""
+    """Check that it has at least, or less than, so many words."""
     return _related(len(words(response)), relation, num_words)
 
 
@@ -131,7 +131,7 @@ def number_bullet_lists(response: str, num_bullets: int) -> bool:
 
 
 def constrained_response(response: str) -> bool:
-    """It contains one of the three sentences "My answer is yes." / no / maybe, as they stand."""
+    """Check that it contains one of the three sentences "My answer is yes." / no / maybe, as they stand."""
     return any(f"My {choice[3:]}" in response for choice in CHOICES)
 
 
@@ -150,7 +150,7 @@ def multiple_sections(response: str, section_spliter: str, num_sections: int) ->
 
 
 def json_format(response: str) -> bool:
-    """The whole response is JSON, with or without a code fence."""
+    """Check that the whole response is JSON, with or without a code fence."""
     text = response.strip()
     for fence in _FENCES:
         text = text.removeprefix(fence)
@@ -162,7 +162,7 @@ def json_format(response: str) -> bool:
 
 
 def title(response: str) -> bool:
-    """A title stands in double angular brackets, `<<like this>>`."""
+    """Check that a title stands in double angular brackets, `<<like this>>`."""
     for line in response.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")
         if 0 <= start < end and line[start:end].strip("<> "):
@@ -180,17 +180,17 @@ def two_responses(response: str) -> bool:
 
 
 def repeat_prompt(response: str, prompt_to_repeat: str) -> bool:
-    """It starts with the request, word for word, in any case."""
+    """Check that it starts with the request, word for word, in any case."""
     return response.strip().lower().startswith(prompt_to_repeat.strip().lower())
 
 
 def end_checker(response: str, end_phrase: str) -> bool:
-    """It ends with the phrase, in any case; a closing quotation mark may follow."""
+    """Check that it ends with the phrase, in any case; a closing quotation mark may follow."""
     return response.strip().strip('"').strip().lower().endswith(end_phrase.strip().strip('"').strip().lower())
 
 
 def quotation(response: str) -> bool:
-    """The whole response stands in double quotation marks."""
+    """Check that the whole response stands in double quotation marks."""
     text = response.strip()
     return len(text) > 1 and text[0] == text[-1] == '"'
 

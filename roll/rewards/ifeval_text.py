@@ -29,13 +29,13 @@ _STARTERS = frozenset(_OPENERS.split())
 
 def sentences(text: str) -> list[str]:
     """Split into sentences. A line break alone ends none; a number with a full stop (`1. Wash it.`) is one."""
-    found, begin = [], 0
+    result, begin = [], 0
     for end in _ends(text):
         if end > begin:
-            found.append(text[begin:end].strip())
+            result.append(text[begin:end].strip())
             begin = end
-    found.append(text[begin:].strip())
-    return [sentence for sentence in found if sentence]
+    result.append(text[begin:].strip())
+    return [sentence for sentence in result if sentence]
 
 
 def _ends(text: str) -> Iterator[int]:

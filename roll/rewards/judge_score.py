@@ -67,7 +67,7 @@ class Rubric:
 
     @classmethod
     def of(cls, judge: JudgeConfig, kwargs: Mapping[str, Any]) -> Rubric:
-        """That of a domain with these `reward_kwargs`."""
+        """Return the rubric of a domain with these `reward_kwargs`."""
         return cls(replace(judge, **{key: value for key, value in kwargs.items() if key in RUBRIC_KEYS}))
 
     def messages(self, task: Task, response: str, special: Sequence[str] = ()) -> Messages:
@@ -109,10 +109,10 @@ class Rubric:
         return _FORMATS[self.config.score_format].format(low=f"{low:g}", high=f"{high:g}")
 
     def _stated(self, answer: str) -> float | None:
-        thought, closed, said = answer.rpartition("</think>")
-        if "<think>" in said and not thought:
+        thought, closed, after_thought = answer.rpartition("</think>")
+        if "<think>" in after_thought and not thought:
             return None  # it thought until its limit
-        text = (said if closed else answer)[-_LONGEST_ANSWER:]
+        text = (after_thought if closed else answer)[-_LONGEST_ANSWER:]
         if self.config.score_pattern is not None:
             return _number(_last(re.compile(self.config.score_pattern), text))
         if self.config.score_format == "json":
@@ -154,10 +154,10 @@ def _question(task: Task) -> str:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found: str | None = None
+    group: str | None = None
     for match in pattern.finditer(text):
-        found = match[1]
-    return found
+        group = match[1]
+    return group
 
 
 def _number(text: str | None) -> float | None:
@@ -169,7 +169,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _json_score(text: str) -> float | None:
-    """The number under `score` of the last JSON object that has one."""
+    """Return the number under `score` of the last JSON object that has one."""
     decoder = json.JSONDecoder()
     for start in [match.start() for match in re.finditer(r"\{", text)][:-200:-1]:
         try:
@@ -219,7 +219,7 @@ def agreement(scores: Sequence[float], labels: Sequence[float]) -> Agreement:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Pearson's correlation; NaN where one side doesn't vary."""
+    """Return Pearson's correlation; NaN where one side doesn't vary."""
     mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
     xx = math.fsum((x - mean_x) ** 2 for x in xs)
     yy = math.fsum((y - mean_y) ** 2 for y in ys)

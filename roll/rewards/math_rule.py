@@ -20,7 +20,8 @@ from roll.types.trajectory import Task
 def math_rule(
     response: str, task: Task, *, think: ThinkMode = "auto", require_boxed: bool = False, format_weight: float = 0.0
 ) -> Reward:
-    r"""1 for an answer equal to `task.payload["ground_truth"]`, else 0, plus `format_weight` for a `\boxed{}` answer.
+    r"""Return 1 for an answer equal to `task.payload["ground_truth"]`, else 0, plus `format_weight` for a `\boxed{}`
+    answer.
 
     Parts: `correct`; `answered`, 0 when the response states no answer that can be read; `format`, 1 for a closed
     `\boxed{}` outside of the thinking; `too_hard`, only there as 1, when an answer's value is too large to compute: it
@@ -58,7 +59,7 @@ def _verdict(answer: str, gold: str) -> Verdict:
 
 
 def read_gold(truth: Any, task_id: str) -> str:
-    """The ground truth as a normalised string; raises `ValueError` for one that no answer could match."""
+    """Return the ground truth as a normalised string; raises `ValueError` for one that no answer could match."""
     if isinstance(truth, bool) or not isinstance(truth, (str, int, float)):
         raise ValueError(
             f"task {task_id!r}: ground truth {truth!r} is a {type(truth).__name__}, expected a string or a number"

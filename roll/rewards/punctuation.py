@@ -28,18 +28,18 @@ def without_punctuation(text: str) -> str:
     text = _EXPONENT.sub(r"\1", _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text))
     text = _ACRONYM.sub(lambda match: match[0].replace(".", ""), text)
     text = f"  {' '.join(text.split())}  "
-    kept: list[str] = []
+    characters: list[str] = []
     for position in range(2, len(text) - 2):
         character = text[position]
         if character.isalnum() or character == " " or not _is_punctuation(character):
-            kept.append(character)
+            characters.append(character)
         elif _carries_meaning(text, position):
-            if kept and kept[-1] == " " and not _is_sign(text, position):
-                kept.pop()
-            kept.append(character)
+            if characters and characters[-1] == " " and not _is_sign(text, position):
+                characters.pop()
+            characters.append(character)
         else:
-            kept.append("" if character == "'" else " ")
-    return _AFTER_OPERATOR.sub("", " ".join("".join(kept).split()))
+            characters.append("" if character == "'" else " ")
+    return _AFTER_OPERATOR.sub("", " ".join("".join(characters).split()))
 
 
 def _is_punctuation(character: str) -> bool:
@@ -47,12 +47,12 @@ def _is_punctuation(character: str) -> bool:
 
 
 def _is_sign(text: str, position: int) -> bool:
-    """Whether a minus belongs to the number after it, or a comparison to what it compares with."""
+    """Return whether a minus belongs to the number after it, or a comparison to what it compares with."""
     return text[position] in "-<>" and not text[position - 1].isalnum() and text[position + 1] != " "
 
 
 def _carries_meaning(text: str, position: int) -> bool:
-    """Whether this punctuation mark is part of a number, a formula or a name."""
+    """Return whether this punctuation mark is part of a number, a formula or a name."""
     character, left, right = text[position], text[position - 1], text[position + 1]
     before = left if left != " " else text[position - 2]
     after = right if right != " " else text[position + 2]

@@ -47,7 +47,8 @@ def reasoning_gym(
     partial_credit: bool = False,
     sandbox: Sandbox | None = None,
 ) -> Reward:
-    """1.0 for an answer that the dataset's verifier gives full marks, else 0.0 (its own score with `partial_credit`).
+    """Return 1.0 for an answer that the dataset's verifier gives full marks, else 0.0 (its own score with
+    `partial_credit`).
 
     `extract` says where the answer is: `auto`, the inside of the last `<answer>...</answer>`, else the lines that the
     response begins with (as many as the answers of the data set have); `first_line` alone that isn't blank;

@@ -23,7 +23,7 @@ def regex(
     ignore_case: bool = False,
     search_timeout_s: float = SECONDS,
 ) -> Reward:
-    """1.0 for a response in which the pattern is found, or with `whole` one that it matches from end to end.
+    """Return 1.0 for a response in which the pattern is found, or with `whole` one that it matches from end to end.
 
     With a group `(?P<answer>...)` in the pattern, 1.0 when that group of the last match is the ground truth (white
     space apart). Parts: `correct`, `answered` (the pattern was found). Raises `TimeoutError` when the search takes
@@ -31,16 +31,16 @@ def regex(
     """
     compiled = _compiled(pattern, ignore_case)
     last = None
-    for last in matches(compiled, response, whole=whole, seconds=search_timeout_s):  # noqa: B007 - the last one counts
+    for last in matches(compiled, response, full_match=whole, seconds=search_timeout_s):  # noqa: B007 - the last one counts
         if ANSWER not in compiled.groupindex:
             break
-    found = last is not None
+    has_match = last is not None
     if last is None or ANSWER not in compiled.groupindex:
-        return Reward(float(found), {"correct": float(found), "answered": float(found)})
+        return Reward(float(has_match), {"correct": float(has_match), "answered": float(has_match)})
     stated = normalised(last[ANSWER] or "", ignore_case, ignore_punctuation=False)
     accepted = [normalised(one, ignore_case, ignore_punctuation=False) for one in accepted_answers(task)]
     correct = float(bool(stated) and stated in accepted)
-    return Reward(correct, {"correct": correct, "answered": float(found)}, stated or None)
+    return Reward(correct, {"correct": correct, "answered": float(has_match)}, stated or None)
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ def repetition(
     max_penalty: float = -1.0,
     unit: Literal["words", "characters"] = "words",
 ) -> Reward:
-    """`max_penalty` times the share of n-grams that occurred before (arXiv:2502.03373); 0 when there are none.
+    """Return `max_penalty` times the share of n-grams that occurred before (arXiv:2502.03373); 0 when there are none.
 
     Words are compared without case. Use `characters` for languages that don't separate words. Part: `repeated`, that
     share.

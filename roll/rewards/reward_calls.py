@@ -140,8 +140,8 @@ def _prompt(request: RewardRequest) -> Any:
 def _completion(request: RewardRequest) -> Any:
     if _messages(request.task) is None:
         return request.response
-    said = request.messages or ({"role": "assistant", "content": request.response},)
-    return [dict(message) for message in said]
+    messages = request.messages or ({"role": "assistant", "content": request.response},)
+    return [dict(message) for message in messages]
 
 
 def verl_arguments(request: RewardRequest, names: Iterable[str]) -> dict[str, Any]:

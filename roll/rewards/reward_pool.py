@@ -95,7 +95,7 @@ class RewardPool(ProcessPool[_Job]):
 
         def enqueue() -> None:
             self._queue.extend(jobs)
-            self.place()
+            self.assign_queued()
 
         self.post(enqueue)
         return [job.future for job in jobs]
@@ -138,7 +138,7 @@ class RewardPool(ProcessPool[_Job]):
         job = process.assigned.pop(call.key)
         if answer[0] == "timeout":
             self._finish(job, "timeout", error=f"scoring took over {self.timeout_s:g} s")
-            self.place()
+            self.assign_queued()
             return
         if answer[0] in ("unscored", "final") and len(answer) == 2 and isinstance(answer[1], str):
             self._finish(job, "unscored" if answer[0] == "unscored" else "error", error=answer[1])
@@ -158,7 +158,7 @@ class RewardPool(ProcessPool[_Job]):
     def _go_on(self, process: WorkerProcess[_Job]) -> None:
         if self._recycle_after and process.answers >= self._recycle_after:
             self.retire(process)
-        self.place()
+        self.assign_queued()
 
     def _lost(self, items: Sequence[_Job], ended: Ended, successor: WorkerProcess[_Job] | None) -> None:
         if ended.load_error:  # for all that wait, too: another process would do no better

@@ -44,7 +44,7 @@ class LoadedReward:
     function: RewardFn
     style: CallStyle
     takes: Signature
-    given: frozenset[str]
+    supplied: frozenset[str]
     """Parameters that aren't the configuration's: `finish_reason`, `sandbox`."""
     is_async: bool
     sandbox: Sandbox | None = None
@@ -53,7 +53,7 @@ class LoadedReward:
 
     @property
     def takes_lists(self) -> bool:
-        """Whether several responses are scored in one call."""
+        """Return whether several responses are scored in one call."""
         return self.style.batch or any(part.takes_lists for part in self.parts.values())
 
     def __call__(self, response: str, task: Task, finish_reason: FinishReason = "stop") -> Reward | None:
@@ -97,20 +97,20 @@ class LoadedReward:
     def _call(self, requests: Sequence[RewardRequest], log: CallLog) -> Any:
         """Call the function as its parameters say."""
         kwargs, first = dict(self.spec.kwargs), requests[0]
-        if "sandbox" in self.given:
+        if "sandbox" in self.supplied:
             kwargs["sandbox"] = self.sandbox
         if self.style is VERL:
-            return self.function(**verl_arguments(first, self.given), **kwargs)
+            return self.function(**verl_arguments(first, self.supplied), **kwargs)
         if self.style is VERL_LISTS:
-            columns = [verl_arguments(request, {name[:-1] for name in self.given}) for request in requests]
+            columns = [verl_arguments(request, {name[:-1] for name in self.supplied}) for request in requests]
             return self.function(**{f"{name}s": [one[name] for one in columns] for name in columns[0]}, **kwargs)
         if self.style is TRL:
             return self.function(**{**trl_arguments(requests, self.takes, self.spec, log), **kwargs})
         if self.style.batch:
-            if "finish_reasons" in self.given:
+            if "finish_reasons" in self.supplied:
                 kwargs["finish_reasons"] = [one.finish_reason for one in requests]
             return self.function([one.response for one in requests], [one.task for one in requests], **kwargs)
-        if "finish_reason" in self.given:
+        if "finish_reason" in self.supplied:
             kwargs["finish_reason"] = first.finish_reason
         return self.function(first.response, first.task, **kwargs)
 
@@ -146,7 +146,7 @@ async def _awaited(output: Awaitable[Any]) -> Any:
 
 @functools.cache
 def _reward_loop() -> asyncio.AbstractEventLoop:
-    """One loop for all calls: what an async function keeps open stays usable."""
+    """Return one loop for all calls: what an async function keeps open stays usable."""
     return asyncio.new_event_loop()
 
 
@@ -163,9 +163,9 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     if not callable(function) or inspect.isclass(function):
         raise RewardLoadError(f"{spec.key}: {spec.name} is not a function, plain or async")
     parts = {name: load_reward(part) for name, (_, part) in spec.parts.items()}
-    style, takes, given = _check_signature(function, spec)
-    sandbox = _opened(spec) if "sandbox" in given else None
-    return LoadedReward(spec, function, style, takes, given, is_async_callable(function), sandbox, parts)
+    style, takes, supplied = _check_signature(function, spec)
+    sandbox = _opened(spec) if "sandbox" in supplied else None
+    return LoadedReward(spec, function, style, takes, supplied, is_async_callable(function), sandbox, parts)
 
 
 def _source(function: RewardFn) -> ast.AST:
@@ -189,8 +189,8 @@ def _opened(spec: RewardSpec) -> Sandbox:
 
 
 def _check_signature(function: RewardFn, spec: RewardSpec) -> tuple[CallStyle, Signature, frozenset[str]]:
-    """Return how the function is called, what it takes, and which of the style's `given` it takes; raise if it can't be
-    called as configured."""
+    """Return how the function is called, what it takes, and which of the style's `supplied` it takes; raise if it can't
+    be called as configured."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError) as error:
@@ -203,8 +203,8 @@ def _check_signature(function: RewardFn, spec: RewardSpec) -> tuple[CallStyle, S
         )
     takes = signature_of(function, skip=style.positional)
     by_keywords = takes.takes_any and style in (VERL, VERL_LISTS)
-    given = frozenset(
-        name for name in style.given if name not in spec.kwargs and (name in takes.annotations or by_keywords)
+    supplied = frozenset(
+        name for name in style.supplied if name not in spec.kwargs and (name in takes.annotations or by_keywords)
     ) - (frozenset({"sandbox"}) if "sandbox" not in takes.annotations else frozenset())
     wrong = [f"{name}: {problem}" for name, problem in reward_problems(takes, style, spec.kwargs)]
     if takes.too_few:
@@ -221,4 +221,4 @@ def _check_signature(function: RewardFn, spec: RewardSpec) -> tuple[CallStyle, S
             f"{spec.key}: {spec.name} can't be called with reward_kwargs {sorted(spec.kwargs)}: {'; '.join(wrong)}; "
             f"its signature is {signature}, and it is called as {style.called}"
         )
-    return style, takes, given
+    return style, takes, supplied

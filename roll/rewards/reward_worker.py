@@ -115,17 +115,17 @@ def _scored(function: LoadedReward, reward: Reward | None) -> Answer:
 
 
 def _failed(function: LoadedReward, printed: str) -> Answer:
-    """The current exception: a line about it, its traceback, what was printed."""
+    """Describe the current exception: a line about it, its traceback, what was printed."""
     kind, value, frames = sys.exc_info()
-    said = " ".join("".join(traceback.format_exception_only(kind, value)).split())[:_MAX_SUMMARY_CHARS]
-    text = f"{said}{_place(function, value, frames)}\n{short_traceback(skip=1)}"
+    summary = " ".join("".join(traceback.format_exception_only(kind, value)).split())[:_MAX_SUMMARY_CHARS]
+    text = f"{summary}{_location(function, value, frames)}\n{short_traceback(skip=1)}"
     text = f"{text}\nprinted: {printed}" if printed else text
     status = "final" if isinstance(value, RewardContractError) else "error"
     return status, text.encode("utf-8", "backslashreplace").decode()
 
 
-def _place(function: LoadedReward, error: BaseException | None, frames: TracebackType | None) -> str:
-    """` (rewards.py:31, in score)`: the last line in the function's own file, else the last line."""
+def _location(function: LoadedReward, error: BaseException | None, frames: TracebackType | None) -> str:
+    """Return ` (rewards.py:31, in score)`: the last line in the function's own file, else the last line."""
     stack = traceback.extract_tb(frames)
     code = getattr(function.function, "__code__", None)
     own = [frame for frame in stack if code is not None and frame.filename == code.co_filename]

@@ -37,7 +37,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
 
 
 def is_plain_answer(answer: str, grammar: Grammar) -> bool:
-    """Whether evaluating this text can do no more than compute a value."""
+    """Return whether evaluating this text can do no more than compute a value."""
     if grammar == "arithmetic" and _HIDDEN_NUMBER.search(answer):
         return False
     try:
@@ -76,7 +76,7 @@ def _is_algebra(node: ast.expr, *, names: bool) -> bool:
 
 
 def _is_small(node: ast.expr) -> bool:
-    """Whether an exponent without names is a small number, or a quotient of two."""
+    """Return whether an exponent without names is a small number, or a quotient of two."""
     if isinstance(node, ast.UnaryOp):
         return _is_small(node.operand)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):

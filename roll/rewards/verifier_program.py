@@ -26,10 +26,10 @@ def main() -> None:
     os.dup2(2, 1)
     for answer in (entry["answer"], asked["answer"]):
         try:
-            said = {"score": None if answer is None else float(scorer.score_answer(answer, entry)), "error": ""}
+            reply = {"score": None if answer is None else float(scorer.score_answer(answer, entry)), "error": ""}
         except Exception as error:  # noqa: BLE001 - verifiers raise anything on odd text
-            said = {"score": None, "error": f"{type(error).__name__}: {error}"[:500]}
-        ours.write(json.dumps(said) + "\n")
+            reply = {"score": None, "error": f"{type(error).__name__}: {error}"[:500]}
+        ours.write(json.dumps(reply) + "\n")
         ours.flush()
 
 

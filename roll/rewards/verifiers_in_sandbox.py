@@ -56,10 +56,10 @@ class SandboxedVerifier:
         return _score(json.loads(lines[1]))
 
 
-def _score(said: dict[str, Any]) -> float:
-    if said["score"] is None:
-        raise VerifierRaised(said["error"])
-    return float(said["score"])
+def _score(reply: dict[str, Any]) -> float:
+    if reply["score"] is None:
+        raise VerifierRaised(reply["error"])
+    return float(reply["score"])
 
 
 def _pickled(value: Any) -> str:
@@ -76,12 +76,12 @@ def with_packages(sandbox: Sandbox) -> Sandbox:
 @lru_cache(maxsize=1)
 def _folders() -> list[str]:
     """Return where reasoning-gym and what it imports are installed."""
-    found = []
+    folders = []
     for name in ("reasoning_gym", "sympy", "mpmath", "numpy"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
-            found.append(str(Path(spec.origin).parents[1]))
-    return list(dict.fromkeys(found))
+            folders.append(str(Path(spec.origin).parents[1]))
+    return list(dict.fromkeys(folders))
 
 
 @lru_cache(maxsize=1)

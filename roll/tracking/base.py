@@ -65,7 +65,7 @@ class Tracker(ABC):
         """Close; `summary` holds the final numbers, and is empty after a failure. Called once."""
 
 
-def kept_run_id(destination: Destination, service: str) -> str:
+def persistent_run_id(destination: Destination, service: str) -> str:
     """Return the id of the run that is resumed, or a new one."""
     file = destination.folder / f"{service}_run_id"
     if destination.resume_step is None or not file.is_file():

@@ -13,7 +13,7 @@ from roll.tracking.steplines import StepLines
 
 DROPPED_FILE = "dropped.jsonl"
 _EXAMPLES = 3
-_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_TRACEBACK_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 
 
@@ -62,9 +62,9 @@ def last_words(error: str) -> str:
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     if not lines:
         return ""
-    places = [(i, found) for i, line in enumerate(lines) if (found := _PLACE.match(line))]
-    if not places:
+    frames = [(i, match) for i, line in enumerate(lines) if (match := _TRACEBACK_LINE.match(line))]
+    if not frames:
         return lines[0]
-    last, place = places[-1]
-    said = next((line for line in lines[last + 1 :] if _EXCEPTION.match(line)), lines[-1])
-    return f"{said} ({place['file']}, line {place['line']})"
+    last, frame = frames[-1]
+    exception = next((line for line in lines[last + 1 :] if _EXCEPTION.match(line)), lines[-1])
+    return f"{exception} ({frame['file']}, line {frame['line']})"

@@ -21,7 +21,7 @@ _OF_START: Mapping[str, Callable[[list[float]], float]] = {"actor/entropy": max}
 
 
 def _has_teacher(row: Row) -> bool:
-    """Whether something else than rewards is learnt from."""
+    """Return whether something else than rewards is learnt from."""
     return "distill/reverse_kl" in row or "distill/divergence" in row
 
 
@@ -150,7 +150,7 @@ class Health:
         """Look for all symptoms but those named in `without`, which are none in this run."""
         self._symptoms = tuple(symptom for symptom in SYMPTOMS if symptom.name not in without)
         self._running: Counter[str] = Counter()
-        self._told: dict[str, tuple[int, str]] = {}
+        self._reported: dict[str, tuple[int, str]] = {}
         self._first: deque[Row] = deque()
 
     def look(self, step: int, row: Row) -> list[str]:
@@ -158,22 +158,22 @@ class Health:
         if "rollout/responses" not in row and "actor/loss" not in row:
             return []  # a row of validation alone
         start = self._start()
-        said = []
+        messages = []
         for symptom in self._symptoms:
             counts = _at(row, "actor/loss_tokens", float("inf")) >= symptom.enough
             self._running[symptom.name] = self._running[symptom.name] + 1 if counts and symptom.shows(row, start) else 0
-            if self._running[symptom.name] >= symptom.steps and symptom.name not in self._told:
+            if self._running[symptom.name] >= symptom.steps and symptom.name not in self._reported:
                 words = symptom.says.format_map(_Numbers(row))
-                self._told[symptom.name] = (step, words)
+                self._reported[symptom.name] = (step, words)
                 lasted = f"for {symptom.steps} steps " if symptom.steps > 1 else ""
-                said.append(f"step {step}: {lasted}{words}")
+                messages.append(f"step {step}: {lasted}{words}")
         if len(self._first) < _STEPS_OF_START:
             self._first.append(dict(row))
-        return said
+        return messages
 
-    def told(self) -> list[str]:
-        """Return what was said in the whole run, for its closing summary."""
-        return [f"from step {step}: {words}" for step, words in self._told.values()]
+    def messages(self) -> list[str]:
+        """Return the messages of the whole run, for its closing summary."""
+        return [f"from step {step}: {words}" for step, words in self._reported.values()]
 
     def _start(self) -> dict[str, float]:
         """Return what the metrics were in the first steps, their median as a rule."""

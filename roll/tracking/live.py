@@ -65,11 +65,11 @@ class LiveFiles:
     def _poll(self, gauges: Callable[[], Mapping[str, Any]]) -> None:
         while not self._stop.wait(_GAUGE_SECONDS):
             try:
-                found = gauges()
+                values = gauges()
             except Exception:  # a page that shows less is no reason to end a run
                 _logger.exception("live.json has no gauges from now on; the run goes on")
                 return
-            self.show(found)
+            self.show(values)
 
     def show(self, gauges: Mapping[str, Any]) -> None:
         """Say what changes within a phase, JSON values by name; nothing once the run has ended."""

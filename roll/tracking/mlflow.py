@@ -36,7 +36,7 @@ def _code(letter: str) -> str:
     return f":{ord(letter):x}:"
 
 
-_MOST_PARAMETERS = 100  # In one call; the service's own limit
+_MAX_PARAMETERS = 100  # In one call; the service's own limit
 _LONGEST_VALUE = 6000
 
 
@@ -93,8 +93,8 @@ class MlflowTracker(Tracker):
         if any(len(value) > _LONGEST_VALUE for value in flat.values()):
             self._client.log_text(run, json.dumps(flat, indent=1), "settings.json")
         parameters = [Param(key, value[:_LONGEST_VALUE]) for key, value in flat.items()]
-        for first in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(run, params=parameters[first : first + _MOST_PARAMETERS])
+        for first in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(run, params=parameters[first : first + _MAX_PARAMETERS])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._recorded is None:

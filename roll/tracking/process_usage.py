@@ -20,7 +20,7 @@ OTHERS = "other processes"
 """Descendants of the controller that are no role's: environments, rewards, Ray itself."""
 _SCAN_SECONDS = 10.0
 """Between two scans for processes."""
-_MOST_SHARE = 0.005
+_MAX_CPU_SHARE = 0.005
 """Of one core: what reading may cost. Where there are many processes they are read less often."""
 
 
@@ -70,7 +70,7 @@ class RoleUsage:
         seconds = None if self._read_at is None else now - self._read_at
         used = self._devices.read()
         self._last = {name: _read(row, seconds, used) for name, row in self._rows.items()}
-        self._read_at, self._wait = now, (time.thread_time() - cost) / _MOST_SHARE
+        self._read_at, self._wait = now, (time.thread_time() - cost) / _MAX_CPU_SHARE
         return self._last
 
     def _scan(self) -> None:
@@ -87,16 +87,16 @@ class RoleUsage:
                     owners.setdefault(pid, []).append(role)
                 else:
                     elsewhere[role] = elsewhere.get(role, 0) + 1
-        found: dict[str, set[int]] = {}
+        by_role: dict[str, set[int]] = {}
         for pid, roles in owners.items():
             inside = {pid} if pid == own else _below(pid, children, set(owners) - {pid})
-            found.setdefault(", ".join(dict.fromkeys(roles)), set()).update(inside)
+            by_role.setdefault(", ".join(dict.fromkeys(roles)), set()).update(inside)
         if own not in owners:
-            found.setdefault(CONTROLLER, set()).add(own)
-        taken = {pid for pids in found.values() for pid in pids}
-        found[OTHERS] = _below(own, children, set()) - taken
+            by_role.setdefault(CONTROLLER, set()).add(own)
+        taken = {pid for pids in by_role.values() for pid in pids}
+        by_role[OTHERS] = _below(own, children, set()) - taken
         old, self._rows = self._rows, {}
-        for name, pids in found.items():
+        for name, pids in by_role.items():
             if pids:
                 self._rows[name] = _row(pids, old.get(name, _Row()))
         for role, count in elsewhere.items():
@@ -105,13 +105,13 @@ class RoleUsage:
 
 def _below(pid: int, children: Mapping[int, Sequence[int]], without: set[int]) -> set[int]:
     """Return a process and its descendants, but not those below the processes in `without`."""
-    found, left = set(), [pid]
+    below, left = set(), [pid]
     while left:
         one = left.pop()
-        if one not in found and one not in without:
-            found.add(one)
+        if one not in below and one not in without:
+            below.add(one)
             left += children.get(one, ())
-    return found
+    return below
 
 
 def _row(pids: set[int], old: _Row) -> _Row:
@@ -142,14 +142,14 @@ def _read(row: _Row, seconds: float | None, used: Mapping[int, Sequence[dict[str
         for device in used.get(pid, ()):
             same = devices.setdefault(device["index"], {**device, "memory_gib": 0.0})
             same["memory_gib"] = round(same["memory_gib"] + device["memory_gib"], 3)
-    found: dict[str, Any] = {"processes": len(row.processes), "memory_gib": round(memory / 2**30, 3)}
+    result: dict[str, Any] = {"processes": len(row.processes), "memory_gib": round(memory / 2**30, 3)}
     if known and seconds:
-        found["cores"] = round(busy / seconds, 2)
+        result["cores"] = round(busy / seconds, 2)
     if row.elsewhere:
-        found["elsewhere"] = row.elsewhere
+        result["elsewhere"] = row.elsewhere
     if devices:
-        found["devices"] = [devices[index] for index in sorted(devices)]
-    return found
+        result["devices"] = [devices[index] for index in sorted(devices)]
+    return result
 
 
 class _Devices:
@@ -169,7 +169,7 @@ class _Devices:
 
     def read(self) -> dict[int, list[dict[str, Any]]]:
         """Return by process id what it has on each device."""
-        found: dict[int, list[dict[str, Any]]] = {}
+        by_pid: dict[int, list[dict[str, Any]]] = {}
         for index, handle in enumerate(self._handles):
             try:
                 total = self._nvml.nvmlDeviceGetMemoryInfo(handle).total
@@ -184,5 +184,5 @@ class _Devices:
                     "total_gib": round(total / 2**30, 1),
                     "utilisation": busy / 100,
                 }
-                found.setdefault(process.pid, []).append(device)
-        return found
+                by_pid.setdefault(process.pid, []).append(device)
+        return by_pid

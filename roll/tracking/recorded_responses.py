@@ -34,10 +34,10 @@ def rollouts(run: str | Path) -> RecordedRollouts:
     folder = Path(run)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}")
-    place = rollouts_folder(folder)
-    if place is None:
+    recorded = rollouts_folder(folder)
+    if recorded is None:
         raise ValueError(f"{folder} has no rollouts; have the run record them: rollout_dump_dir=<output_dir>/rollouts")
-    return RecordedRollouts(place)
+    return RecordedRollouts(recorded)
 
 
 def logs_folder(run: Path) -> Path:
@@ -49,13 +49,20 @@ def rollouts_folder(run: Path) -> Path | None:
     """Return where the rollouts of a run are, None where there are none: what its run.json says, `rollouts` in it, or
     the folder itself."""
     logs = logs_folder(run)
-    places = [run, run / "rollouts"]
+    candidates = [run, run / "rollouts"]
     try:
-        said = json.loads((logs / RUN_FILE).read_text(encoding="utf-8")).get("rollouts")
-        places = [Path(os.path.normpath(logs / said)), *places] if isinstance(said, str) else places
+        stated = json.loads((logs / RUN_FILE).read_text(encoding="utf-8")).get("rollouts")
+        candidates = [Path(os.path.normpath(logs / stated)), *candidates] if isinstance(stated, str) else candidates
     except (OSError, ValueError, AttributeError):
         pass
-    return next((place for place in places if place.is_dir() and any(steps_of(place, kind) for kind in KINDS)), None)
+    return next(
+        (
+            candidate
+            for candidate in candidates
+            if candidate.is_dir() and any(steps_of(candidate, kind) for kind in KINDS)
+        ),
+        None,
+    )
 
 
 def steps_of(folder: Path, kind: Kind = "train") -> list[int]:
@@ -117,8 +124,8 @@ class RecordedRollouts:
             for group in range(file.num_row_groups):
                 names = file.read_row_group(group, columns=["row_id"])["row_id"].to_pylist()
                 if row_id in names:
-                    found = file.read_row_group(group).slice(names.index(row_id), 1)
-                    row: dict[str, Any] = found.to_pylist(maps_as_pydicts="strict")[0]
+                    table = file.read_row_group(group).slice(names.index(row_id), 1)
+                    row: dict[str, Any] = table.to_pylist(maps_as_pydicts="strict")[0]
                     return row
         raise ValueError(f"step {step} has no row {row_id!r}")
 
@@ -137,8 +144,8 @@ class RecordedRollouts:
 
         (number,) = self._steps(step, kind)
         about = (pq.read_schema(file_of(self.folder, number, kind)).metadata or {}).get(METADATA_KEY)
-        found: dict[str, Any] = json.loads(about) if about else {}
-        return found
+        metadata: dict[str, Any] = json.loads(about) if about else {}
+        return metadata
 
     def _steps(self, step: int | Sequence[int] | None, kind: Kind) -> list[int]:
         there = steps_of(self.folder, kind)

@@ -57,7 +57,7 @@ def recording_of(config: RLConfig) -> Recording:
     return Recording(run, files, steps, schedule, range(end + 1, last + 1), recorded or schedule)
 
 
-def _missing(given: str, files: RecordedRollouts, step: int, there: list[int], *, chosen: bool) -> str:
+def _missing(recording: str, files: RecordedRollouts, step: int, there: list[int], *, chosen: bool) -> str:
     spans: list[list[int]] = []
     for number in there:
         if spans and spans[-1][1] == number - 1:
@@ -68,7 +68,7 @@ def _missing(given: str, files: RecordedRollouts, step: int, there: list[int], *
     shown = ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
     # rollout_dump_gib deletes the oldest; a file may have been lost.
     instead = (
-        "" if chosen else f"; replay_from={given}:{listed[-1]} replays from there, whatever weights it starts with"
+        "" if chosen else f"; replay_from={recording}:{listed[-1]} replays from there, whatever weights it starts with"
     )
     return f"{files.folder} has no rollouts of step {step}, but of {shown}{instead}"
 
@@ -83,7 +83,7 @@ def _recorded_schedule(run: Path) -> int | None:
 
 
 def replay_violations(config: RunConfig) -> Iterator[Violation]:
-    """The recording is there, and nothing of it is overwritten."""
+    """Check that the recording is there, and that nothing of it is overwritten."""
     if not isinstance(config, RLConfig) or not config.replays:
         return
     try:

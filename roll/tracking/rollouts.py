@@ -128,8 +128,8 @@ def write_rollouts(
     arrays = [
         _texts_of_tokens(rows, token_text)
         if name == "token_texts"
-        else pa.array([clean(_given(row, name, step, kind)) for row in rows], type=kept)
-        for name, kept in fields.items()
+        else pa.array([clean(_cell(row, name, step, kind)) for row in rows], type=dtype)
+        for name, dtype in fields.items()
     ]
     schema = pa.schema(list(fields.items()), metadata={METADATA_KEY: about.encode()})
     tokens = sum(len(row.get("token_ids", ())) for row in rows)
@@ -224,7 +224,7 @@ def clean(value: Any) -> Any:
     return value
 
 
-def _given(row: Mapping[str, Any], name: str, step: int, kind: Kind) -> Any:
+def _cell(row: Mapping[str, Any], name: str, step: int, kind: Kind) -> Any:
     if name in ("step", "kind"):
         return {"step": step, "kind": kind}[name]
     if name == "prompt_end":
@@ -249,8 +249,8 @@ def _texts_of_tokens(
     if token_text is None:
         ids = [one[:0] for one in ids]
     flat = np.concatenate(ids) if ids else np.zeros(0, np.int64)
-    distinct, places = np.unique(flat, return_inverse=True)
+    distinct, indices = np.unique(flat, return_inverse=True)
     texts = [clean(text) for text in token_text(distinct.tolist())] if token_text is not None else []
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in ids])]).astype(np.int32)
-    values = pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), pa.array(texts, type=pa.string()))
+    values = pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(texts, type=pa.string()))
     return pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), values)

@@ -45,10 +45,10 @@ class SpanContext:
     @classmethod
     def parse(cls, text: str) -> SpanContext:
         """Read a `traceparent`; raises `ValueError` for anything else."""
-        found = _TRACEPARENT.fullmatch(text)
-        if found is None:
+        match = _TRACEPARENT.fullmatch(text)
+        if match is None:
             raise ValueError(f"expected a traceparent such as 00-<32 digits>-<16 digits>-01, got {text!r}")
-        return cls(found[1], found[2])
+        return cls(match[1], match[2])
 
     @property
     def traceparent(self) -> str:
@@ -80,7 +80,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Return how long it took."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
@@ -136,15 +136,15 @@ def is_recording() -> bool:
 
 def is_kept() -> bool:
     """Return whether the span that is open here will be in the log."""
-    found = _current.get()
-    return found is not None and found[0].keeps
+    current = _current.get()
+    return current is not None and current[0].keeps
 
 
 def _open() -> tuple[SpanLog, Span | None] | None:
     """Return where a span goes that begins here, and the one that it is inside of; None while nothing is recorded."""
-    found = _current.get()
-    if found is not None and not found[1].end_ns:
-        return found
+    current = _current.get()
+    if current is not None and not current[1].end_ns:
+        return current
     # A task of the event loop may outlive the span that it was begun in.
     return (_process_log, _process_log.base) if _process_log is not None else None
 
@@ -153,10 +153,10 @@ def span(
     name: str, *, links: Sequence[SpanContext] = (), **attributes: Value
 ) -> AbstractContextManager[Span] | AbstractContextManager[None]:
     """Record the body, inside the span that is open here."""
-    place = _open()
-    if place is None:
+    opened = _open()
+    if opened is None:
         return _NOTHING
-    log, parent = place
+    log, parent = opened
     return _recorded(log, name, parent, attributes, links, overlaps=parent is not None and parent.overlaps)
 
 
@@ -167,10 +167,10 @@ def trace(
 
     It has a link to the span that is open here. Not `kept`: neither it nor what is inside is.
     """
-    place = _open()
-    if place is None:
+    opened = _open()
+    if opened is None:
         return _NOTHING
-    log, around = place
+    log, around = opened
     links = (around.context,) if around is not None else ()
     return _recorded(log if kept else SpanLog(log.track, limit=0), name, None, attributes, links, overlaps=True)
 
@@ -182,15 +182,15 @@ def call_of(log: SpanLog, name: str, caller: SpanContext | None, **attributes: V
 
 def annotate(**attributes: Value) -> None:
     """Add attributes to the span that is open here, if there is one."""
-    found = _current.get()
-    if found is not None:
-        found[1].attributes.update(attributes)
+    current = _current.get()
+    if current is not None:
+        current[1].attributes.update(attributes)
 
 
 def current_context() -> SpanContext | None:
     """Return the name of the span that is open here, or else of the step under way; None while nothing is recorded."""
-    place = _open()
-    return place[1].context if place is not None and place[1] is not None else None
+    opened = _open()
+    return opened[1].context if opened is not None and opened[1] is not None else None
 
 
 def finished(

@@ -119,7 +119,7 @@ class StdoutTracker(Tracker):
             self._reader_left()
 
     def _reader_left(self) -> None:
-        """A reader such as `head` is done; training isn't. Other trackers keep the record."""
+        """Stop writing when a reader such as `head` is done; training goes on, and other trackers keep the record."""
         _logger.warning("standard output was closed by its reader; the run goes on without the table")
         if self._file is sys.stdout:
             # Whatever else writes there, the flush at exit included, would fail too.

@@ -81,10 +81,10 @@ def _set_aside(path: Path) -> None:
 
 
 def _truncate(path: Path, last_step: int) -> None:
-    kept = [record for record in read_steps(path) if record["step"] <= last_step]
+    records = [record for record in read_steps(path) if record["step"] <= last_step]
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8", errors=_ESCAPED) as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.tracking.base import Destination, Sample, Tracker, kept_run_id
+from roll.tracking.base import Destination, Sample, Tracker, persistent_run_id
 
 
 class SwanlabTracker(Tracker):
@@ -27,7 +27,7 @@ class SwanlabTracker(Tracker):
 
         self._swanlab = swanlab
         online = mode in (None, "online")
-        resumed = {"id": kept_run_id(destination, "swanlab") * 2, "resume": "allow"} if online else {}
+        resumed = {"id": persistent_run_id(destination, "swanlab") * 2, "resume": "allow"} if online else {}
         swanlab.init(
             project=project,
             name=name or destination.run_name or None,

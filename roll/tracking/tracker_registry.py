@@ -54,28 +54,28 @@ class MultiTracker(Tracker):
             try:
                 do(tracker)
             except Exception as error:  # noqa: BLE001 - anything, from code that isn't ours and from the network
-                said = redacted(f"{doing}: {type(error).__name__}: {error}")
-                self.failed[name] = said
+                problem = redacted(f"{doing}: {type(error).__name__}: {error}")
+                self.failed[name] = problem
                 del self._trackers[name]
                 if tracker.essential:  # raised below, once the others have had their turn
-                    failure = failure or TrackingError(f"tracker {name!r} failed while {said}")
+                    failure = failure or TrackingError(f"tracker {name!r} failed while {problem}")
                     failure.__cause__ = error
                     continue
-                _logger.warning("tracker %r failed while %s; the run goes on without it", name, said)
+                _logger.warning("tracker %r failed while %s; the run goes on without it", name, problem)
         if failure is not None:
             raise failure
 
 
 def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Tracker]:
-    """The class that a name of `track_with` stands for; it takes these options."""
-    found: Callable[..., Tracker] = implementation(TRACKERS, name, key="track_with")
+    """Return the class that a name of `track_with` stands for; it takes these options."""
+    tracker: Callable[..., Tracker] = implementation(TRACKERS, name, key="track_with")
     if name in TRACKERS:
-        return found
-    if not isinstance(found, type) or not issubclass(found, Tracker):
+        return tracker
+    if not isinstance(tracker, type) or not issubclass(tracker, Tracker):
         raise ValueError(f"track_with: {name} isn't a tracker; derive its class from roll.tracking.base.Tracker")
-    for option, problem in signature_of(found, skip=1).problems(options):
+    for option, problem in signature_of(tracker, skip=1).problems(options):
         raise ValueError(f"tracker_kwargs.{name}.{option}: {problem}")
-    return found
+    return tracker
 
 
 def build_trackers(
@@ -115,5 +115,5 @@ def _opening(name: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = redacted(f"{type(error).__name__}: {error}")
-        raise TrackingError(f"tracker {name!r} failed while opening {folder}: {said}") from error
+        problem = redacted(f"{type(error).__name__}: {error}")
+        raise TrackingError(f"tracker {name!r} failed while opening {folder}: {problem}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roll.tracking.base import Destination, Sample, Tracker, kept_run_id
+from roll.tracking.base import Destination, Sample, Tracker, persistent_run_id
 
 
 class TrackioTracker(Tracker):
@@ -29,7 +29,7 @@ class TrackioTracker(Tracker):
         label = name or destination.run_name or "run"
         self._run = trackio.init(
             project=project,
-            name=f"{label}-{kept_run_id(destination, 'trackio')[:6]}",
+            name=f"{label}-{persistent_run_id(destination, 'trackio')[:6]}",
             space_id=space_id,
             group=group,
             config=dict(destination.settings),

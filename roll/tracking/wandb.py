@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.tracking.base import Destination, Sample, Tracker, kept_run_id
+from roll.tracking.base import Destination, Sample, Tracker, persistent_run_id
 
 
 class WandbTracker(Tracker):
@@ -43,7 +43,7 @@ class WandbTracker(Tracker):
             notes=notes,
             mode=mode,
             dir=str(destination.folder),
-            id=kept_run_id(destination, "wandb"),
+            id=persistent_run_id(destination, "wandb"),
             resume="allow",
             config=dict(destination.settings),
             settings=wandb.Settings(console="off", silent=True),

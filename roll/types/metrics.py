@@ -56,7 +56,7 @@ class Metrics:
 
     @staticmethod
     def merged(parts: Iterable[Metrics]) -> Metrics:
-        """All parts folded into a new one."""
+        """Fold all parts into a new one."""
         result = Metrics()
         for part in parts:
             result.merge(part)
@@ -69,7 +69,7 @@ class Metrics:
             self._means[name] = (float(value), 1.0)
 
     def result(self) -> dict[str, float]:
-        """One float per name, sorted by name. A mean without weight is left out."""
+        """Return one float per name, sorted by name. A mean without weight is left out."""
         self._read()
         values = {name: total / weight for name, (total, weight) in self._means.items() if weight}
         values.update(self._sums)
@@ -83,8 +83,8 @@ class Metrics:
 
     def _add(self, kind: str, name: str, *numbers: Scalar) -> None:
         if any(hasattr(number, "detach") for number in numbers):
-            kept = (number.detach() if hasattr(number, "detach") else float(number) for number in numbers)
-            self._unread.append((kind, name, tuple(kept)))
+            detached = (number.detach() if hasattr(number, "detach") else float(number) for number in numbers)
+            self._unread.append((kind, name, tuple(detached)))
         else:
             self._fold(kind, name, *map(float, numbers))
 
@@ -111,6 +111,6 @@ class Metrics:
             for number in numbers:
                 if not isinstance(number, float):
                     tensors.setdefault(number.device, []).append(number.double().reshape(()))
-        read = {device: iter(torch.stack(found).tolist()) for device, found in tensors.items()}
+        read = {device: iter(torch.stack(scalars).tolist()) for device, scalars in tensors.items()}
         for kind, name, numbers in unread:
             self._fold(kind, name, *(n if isinstance(n, float) else next(read[n.device]) for n in numbers))

@@ -66,12 +66,12 @@ class Ragged:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens over all rows."""
+        """Return the number of tokens over all rows."""
         return int(self.offsets[-1])
 
     @property
     def lengths(self) -> Tensor:
-        """int64 [B], tokens per row."""
+        """Return int64 [B], the tokens per row."""
         return self.offsets.diff()
 
     def require(self, name: str) -> Tensor:
@@ -86,7 +86,7 @@ class Ragged:
         return [[row] for row in range(len(self))]
 
     def row(self, name: str, index: int) -> Tensor:
-        """One row of a token column, [T_i]."""
+        """Return one row of a token column, [T_i]."""
         return self.require(name)[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     def _token_index(self, rows: Sequence[int]) -> Tensor:
@@ -126,7 +126,7 @@ class Ragged:
 
     @classmethod
     def concat(cls: type[R], parts: Sequence[R]) -> R:
-        """All rows of all parts; the parts must have the same columns filled."""
+        """Join all rows of all parts; the parts must have the same columns filled."""
         if not parts:
             raise ValueError("concat needs at least one part")
         names = [set(part.columns()) for part in parts]
@@ -166,7 +166,7 @@ class Ragged:
         return pad_flat(self.require(name), self.offsets, value)
 
     def valid(self) -> Tensor:
-        """bool [B, T], True where `pad` holds a token."""
+        """Return bool [B, T], True where `pad` holds a token."""
         lengths = self.lengths
         width = int(lengths.max()) if len(self) else 0
         return torch.arange(width)[None, :] < lengths[:, None]
@@ -178,7 +178,7 @@ class Ragged:
 
 
 def pad_flat(flat: Tensor, offsets: Tensor, value: float = 0.0) -> Tensor:
-    """[N, ...] with offsets -> right-padded [B, T, ...]; differentiable."""
+    """Return [N, ...] with offsets -> right-padded [B, T, ...]; differentiable."""
     lengths = offsets.diff()
     width = int(lengths.max()) if len(lengths) else 0
     mask = (torch.arange(width)[None, :] < lengths[:, None]).to(flat.device)

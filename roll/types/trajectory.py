@@ -91,15 +91,15 @@ class Turn(PackedColumns):
                 f"a turn needs one log-prob and one version per response token, got {sizes[0]} tokens, "
                 f"{sizes[1]} log-probs, {sizes[2]} versions"
             )
-        told, tokens = self.routed_experts, self.num_tokens
-        if told is not None and len(told) != tokens:
-            raise ValueError(f"a turn of {tokens} tokens needs as many rows of routed experts, got {len(told)}")
+        experts, tokens = self.routed_experts, self.num_tokens
+        if experts is not None and len(experts) != tokens:
+            raise ValueError(f"a turn of {tokens} tokens needs as many rows of routed experts, got {len(experts)}")
         if self.resets_context and self.after is not None:
             raise ValueError(f"a turn that resets the context continues none, got after={self.after}")
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens the policy chose."""
+        """Return the number of tokens the policy chose."""
         return self.size("response_ids")
 
     @property
@@ -153,7 +153,8 @@ class Trajectory:
 
     @property
     def trainable(self) -> bool:
-        """True when the policy chose tokens and the reward is about them, not about a failure of the infrastructure."""
+        """Return whether the policy chose tokens and the reward is about them, not about a failure of the
+        infrastructure."""
         return self.status in TRAINABLE and self.num_response_tokens > 0
 
     @property
@@ -186,7 +187,8 @@ class Trajectory:
 
     @property
     def contexts(self) -> tuple[tuple[Turn, ...], ...]:
-        """The turns of each branch. Each is one training row, and a turn is trained in the first row that has it."""
+        """Return the turns of each branch. Each is one training row, and a turn is trained in the first row that has
+        it."""
         return tuple(tuple(self.turns[position] for position in branch) for branch in self.branches)
 
     @property
@@ -196,7 +198,7 @@ class Trajectory:
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens the policy chose."""
+        """Return the number of tokens the policy chose."""
         return sum(turn.num_response_tokens for turn in self.turns)
 
 

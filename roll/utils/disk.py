@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TOLD = re.compile(
+_MESSAGES = re.compile(
     # The system's words; Rust's; what torch says of any write that fails, without the reason.
     r"No space left on device|Disk quota exceeded|\(os error 28\)|PytorchStreamWriter failed|inline_container\.cc"
 )
@@ -19,7 +19,7 @@ _TOLD = re.compile(
 def is_disk_full(error: BaseException) -> bool:
     """Return whether a full disk is behind an error, also one of a library or of another process, as words."""
     return any(
-        (isinstance(each, OSError) and each.errno in _FULL) or _TOLD.search(str(each)) is not None
+        (isinstance(each, OSError) and each.errno in _FULL) or _MESSAGES.search(str(each)) is not None
         for each in _chain(error)
     )
 
@@ -49,18 +49,18 @@ def _full_file(error: BaseException) -> str:
 
 
 def _free(folder: Path) -> int:
-    for place in (folder, *folder.parents):
+    for path in (folder, *folder.parents):
         with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(path).free
     return 0
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
+    visited: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
         each = left.pop(0)
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
+        if each is not None and id(each) not in visited:
+            visited.add(id(each))
             yield each
             left += [each.__cause__, each.__context__]

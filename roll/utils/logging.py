@@ -37,15 +37,15 @@ class _StderrHandler(logging.Handler):
 class _FileHandler(logging.FileHandler):
     """Says once that its file can't be written, on a full disk say, and not at every record with a traceback."""
 
-    _told = False
+    _reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the record."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(f"{self.baseFilename} can't be written any more: {error}\n")
 

@@ -71,7 +71,7 @@ def prepare_smollm2(cache_dir: Path | None = None) -> Path:
     try:
         _convert(gguf, temporary)
         _write_manifest(temporary, gguf)
-        _put_in_place(temporary, folder)
+        _publish(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
@@ -83,10 +83,10 @@ def find_gguf(package: str) -> Path:
         files = metadata.distribution(package).files or []
     except metadata.PackageNotFoundError:
         raise ModelUnavailable(f"package {package!r} carries the model; it isn't there: {INSTALL}") from None
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if len(found) != 1 or not found[0].is_file():
-        raise ModelUnavailable(f"expected one .gguf file in package {package!r}, found {found}; {INSTALL}")
-    return found[0]
+    matches = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if len(matches) != 1 or not matches[0].is_file():
+        raise ModelUnavailable(f"expected one .gguf file in package {package!r}, found {matches}; {INSTALL}")
+    return matches[0]
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -121,7 +121,7 @@ def _write_manifest(folder: Path, gguf: Path) -> None:
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def _put_in_place(temporary: Path, folder: Path) -> None:
+def _publish(temporary: Path, folder: Path) -> None:
     """Rename. An incomplete folder is replaced, one that another process finished meanwhile is kept."""
     if folder.exists() and not is_prepared(folder):
         shutil.rmtree(folder)

@@ -73,13 +73,13 @@ def pack_first_fit_decreasing(costs: Sequence[float], capacity: float) -> list[l
     used: list[float] = []
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         cost = costs[item]
-        place = next((b for b, load in enumerate(used) if load + cost <= capacity), None)
-        if place is None:
+        target = next((b for b, load in enumerate(used) if load + cost <= capacity), None)
+        if target is None:
             bins.append([item])
             used.append(cost)
         else:
-            bins[place].append(item)
-            used[place] += cost
+            bins[target].append(item)
+            used[target] += cost
     return sorted((sorted(items) for items in bins), key=lambda items: items[0])
 
 

@@ -21,10 +21,10 @@ def compile_pattern(pattern: str, *, ignore_case: bool = False) -> Any:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
 
 
-def matches(compiled: Any, text: str, *, whole: bool = False, seconds: float = SECONDS) -> Iterator[Any]:
+def matches(compiled: Any, text: str, *, full_match: bool = False, seconds: float = SECONDS) -> Iterator[Any]:
     """Yield the matches; with `whole` at most one, of the whole text. `TimeoutError` after `seconds` for all."""
     try:
-        if whole:
+        if full_match:
             match = compiled.fullmatch(text, timeout=seconds)
             if match is not None:
                 yield match

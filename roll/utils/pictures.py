@@ -15,7 +15,7 @@ _POINTERS = re.compile(
     r"(images?|imgs?|pictures?|photos?|screenshots?|videos?|audios?)_?(paths?|urls?|files?|uris?|names?|bytes|base64)",
     re.IGNORECASE,
 )
-_PLACE = re.compile(r"<\|?/?(image|img|video|audio|picture)(_pad|_start|_end|_soft_token)?\|?>|<\|vision_\w+\|>")
+_PLACEHOLDER = re.compile(r"<\|?/?(image|img|video|audio|picture)(_pad|_start|_end|_soft_token)?\|?>|<\|vision_\w+\|>")
 """Where models put a picture, video or sound into a text."""
 _FILE = re.compile(
     r"(https?://|file://|data:(image|video|audio)/)\S+"
@@ -35,20 +35,20 @@ def refuse_pictures(row: Row, texts: Iterable[str] = ()) -> None:
     names a file. Other texts under such a name, as of containers, count where `texts` have a place for a picture.
     """
     for name, value in row.values.items():
-        named, points = _said_by(name)
+        named, points = _column_kind(name)
         if value is None or ((isinstance(value, int | float) or not _is_media(value)) and not (named or points)):
             continue
         if _is_empty(value):
             continue
         if _is_media(value) or (named and _names_media(value)):
             raise no_pictures(row.where, f"the column {name!r}")
-        if any(has_place(text) for text in texts):
+        if any(has_placeholder(text) for text in texts):
             raise no_pictures(row.where, f"the column {name!r}, which its text has a place for,")
 
 
 @lru_cache(maxsize=4096)
-def _said_by(name: str) -> tuple[bool, bool]:
-    """Return whether a column's name says that it holds pictures, and whether it says where some are."""
+def _column_kind(name: str) -> tuple[bool, bool]:
+    """Return whether a column's name says that it holds pictures, and whether that it holds paths or links to some."""
     return _NAMES.fullmatch(name) is not None, _POINTERS.fullmatch(name) is not None
 
 
@@ -60,9 +60,9 @@ def no_pictures(where: str, what: str) -> BadRowError:
     )
 
 
-def has_place(text: str) -> bool:
-    """Return whether a text has a place for a picture, such as `<image>`."""
-    return "<" in text and _PLACE.search(text) is not None
+def has_placeholder(text: str) -> bool:
+    """Return whether a text has a placeholder for a picture, such as `<image>`."""
+    return "<" in text and _PLACEHOLDER.search(text) is not None
 
 
 def is_media_part(part: Mapping[str, Any]) -> bool:

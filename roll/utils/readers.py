@@ -29,10 +29,10 @@ def resolve_sources(files: str | Sequence[str]) -> list[Source]:
     patterns = [files] if isinstance(files, str) else list(files)
     if not patterns:
         raise DataError("no data files are given; set data_args.file_name")
-    found = [item for pattern in patterns for item in _resolve(pattern)]
+    resolved = [item for pattern in patterns for item in _resolve(pattern)]
     sources: list[Source] = []
     used: set[str] = set()
-    for location, kind in found:
+    for location, kind in resolved:
         if any(source.location == location for source in sources):
             raise DataError(f"{location} is given twice in {patterns}")
         packed = kind not in ("hub", "saved") and location.endswith(".gz")
@@ -107,7 +107,7 @@ def scan_rows(source: Source) -> Iterator[Row | BadRow]:
 
 def read_rows(source: Source) -> Iterator[Row]:
     """Yield the rows of a source; raise `DataError` at the first that can't be read, with file and line."""
-    for found in scan_rows(source):
-        if isinstance(found, BadRow):
-            raise BadRowError(f"{found.where}: {found.reason}")
-        yield found
+    for row in scan_rows(source):
+        if isinstance(row, BadRow):
+            raise BadRowError(f"{row.where}: {row.reason}")
+        yield row

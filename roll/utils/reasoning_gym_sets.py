@@ -100,7 +100,7 @@ def reference_answer(entry: Mapping[str, Any]) -> str | None:
 
 
 def is_wrong(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether an answer is wrong whatever its verifier returns, which some of 0.1.25 overlook.
+    """Return whether an answer is wrong although the verifier of 0.1.25 may accept it.
 
     `nan` is near to every number for `complex_arithmetic`, `1e99999999` is computed for hours; `coin_flip` takes the
     first digits of the answer for the answer, `puzzle24` any four numbers that make 24.

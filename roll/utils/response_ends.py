@@ -31,7 +31,7 @@ class TemplateEnds:
 
     @property
     def all(self) -> frozenset[int]:
-        """Every token that ends a response."""
+        """Return every token that ends a response."""
         return self.written.union(self.next_role.values())
 
 
@@ -99,15 +99,15 @@ class _Probe:
     def end_of_answer(self) -> int | None:
         """Return the token after an answer that is the last one. Where several follow each other, as Cohere's, it is
         the last that is there too when the conversation goes on."""
-        texts = [self._render(_said(answer)) for answer in _ANSWERS]
+        texts = [self._render(_dialogue(answer)) for answer in _ANSWERS]
         after = [_after(text, answer) for text, answer in zip(texts, _ANSWERS, strict=True)]
         if after[0] is None or after[0] != after[1]:
             return None
         closing = self._first_specials(after[0])
-        goes_on = self._render([*_said(_ANSWERS[0]), {"role": "user", "content": _NEWS}])
-        further = self._first_specials(_after(goes_on, _ANSWERS[0]) or "")
+        goes_on = self._render([*_dialogue(_ANSWERS[0]), {"role": "user", "content": _NEWS}])
+        continued = self._first_specials(_after(goes_on, _ANSWERS[0]) or "")
         shared = 0
-        while shared < min(len(closing), len(further)) and closing[shared] == further[shared]:
+        while shared < min(len(closing), len(continued)) and closing[shared] == continued[shared]:
             shared += 1
         return closing[max(shared, 1) - 1] if closing else None
 
@@ -134,7 +134,7 @@ class _Probe:
     def marker_after_answer(self, role: str) -> int | None:
         """Return the first token that isn't plain text between an answer and the next message."""
         news = {"role": role, "content": _NEWS}
-        text = self._render([*_said(_ANSWERS[0]), news])
+        text = self._render([*_dialogue(_ANSWERS[0]), news])
         after = None if text is None else _after(text, _ANSWERS[0])
         if after is None or _NEWS not in after:
             return None
@@ -161,7 +161,7 @@ class _Probe:
             return None
 
 
-def _said(answer: str) -> list[dict[str, str]]:
+def _dialogue(answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
 
 

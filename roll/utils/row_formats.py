@@ -26,7 +26,7 @@ _MAX_JSON = 2**31
 _MAX_DEPTH = 200
 _OTHER_ENCODINGS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
-Found = Row | BadRow
+RowOrBad = Row | BadRow
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -40,16 +40,16 @@ def parse_json(text: str | bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error}") from error
     except ValueError as error:
-        said = "a number has too many digits" if "digits" in str(error) else str(error)
-        raise ValueError(f"not usable JSON: {said}") from None
+        reason = "a number has too many digits" if "digits" in str(error) else str(error)
+        raise ValueError(f"not usable JSON: {reason}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.60} is given twice")
-    return found
+    return values
 
 
 def parse_line(raw: bytes, *, first: bool = False) -> Mapping[str, Any] | None:
@@ -122,7 +122,7 @@ def _lines(source: Source, file: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
         offset += len(raw)
 
 
-def read_json(source: Source) -> Iterator[Found]:
+def read_json(source: Source) -> Iterator[RowOrBad]:
     """Read a list of rows, `{"data": [rows]}`, or JSON Lines."""
     with _opened(source) as file:
         begin = file.read(4096).decode("utf-8", "ignore").lstrip("\ufeff \t\r\n")
@@ -166,7 +166,7 @@ def _is_lines(source: Source) -> bool:
         return values is not None and next(lines, None) is not None
 
 
-def read_jsonl(source: Source) -> Iterator[Found]:
+def read_jsonl(source: Source) -> Iterator[RowOrBad]:
     """Read one object a line; blank lines don't count as rows."""
     number = 0
     with _opened(source) as file:
@@ -183,7 +183,7 @@ def read_jsonl(source: Source) -> Iterator[Found]:
                 yield Row(number, where, values, None if source.compressed or line == 1 else (offset, len(raw)))
 
 
-def read_delimited(source: Source) -> Iterator[Found]:
+def read_delimited(source: Source) -> Iterator[RowOrBad]:
     """Read csv or tsv with a header."""
     csv.field_size_limit(_MAX_FIELD)
     at = 0  # of the line that the csv reader was given last
@@ -195,8 +195,8 @@ def read_delimited(source: Source) -> Iterator[Found]:
             try:
                 yield raw.decode("utf-8-sig" if line == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                said = _not_utf8(raw, error, first=line == 1)
-                raise DataError(f"{source.location}:{line}: {said}") from error
+                reason = _not_utf8(raw, error, first=line == 1)
+                raise DataError(f"{source.location}:{line}: {reason}") from error
 
     with _opened(source) as file:
         reader = csv.reader(decoded(file), delimiter="\t" if source.format == "tsv" else ",", strict=True)
@@ -214,13 +214,13 @@ def read_delimited(source: Source) -> Iterator[Found]:
                     if len(fields) == len(header):
                         yield Row(number, where, dict(zip(header, fields, strict=True)))
                     else:
-                        said = f"{len(fields)} fields, but the header has {len(header)}: {header}"
-                        yield BadRow(number, where, said)
+                        reason = f"{len(fields)} fields, but the header has {len(header)}: {header}"
+                        yield BadRow(number, where, reason)
         except csv.Error as error:
             raise DataError(f"{source.location}:{at}: not {source.format}: {error}") from error
 
 
-def read_parquet(source: Source) -> Iterator[Found]:
+def read_parquet(source: Source) -> Iterator[RowOrBad]:
     """Read parquet, a batch of rows at a time; columns of JSON, as datasets writes those of mixed types, as values."""
     import pyarrow
     import pyarrow.parquet
@@ -242,7 +242,7 @@ def read_parquet(source: Source) -> Iterator[Found]:
         raise DataError(f"{source.location}: after row {number}: a text is not UTF-8: {error}") from error
 
 
-def _decoded(row: Row, decoders: Mapping[str, Decode]) -> Found:
+def _decoded(row: Row, decoders: Mapping[str, Decode]) -> RowOrBad:
     """Return a row of parquet with its JSON columns as values."""
     values = dict(row.values)
     for name, decode in decoders.items():
@@ -259,7 +259,7 @@ def _json_value(text: str) -> Any:
     return value
 
 
-def read_dataset(source: Source) -> Iterator[Found]:
+def read_dataset(source: Source) -> Iterator[RowOrBad]:
     """Read a dataset of the Hub, or a folder written by `save_to_disk`."""
     import datasets
 
@@ -287,7 +287,7 @@ def read_dataset(source: Source) -> Iterator[Found]:
         yield Row(number, f"{source.location}[row {number}]", without_padding(values))
 
 
-READERS: dict[str, Callable[[Source], Iterator[Found]]] = {
+READERS: dict[str, Callable[[Source], Iterator[RowOrBad]]] = {
     "json": read_json,
     "jsonl": read_jsonl,
     "csv": read_delimited,

@@ -57,12 +57,12 @@ def column_value(values: Mapping[str, Any], column: str, default: Any = None) ->
     """Return a column of a row. `a.b` is the column of that name, or else the entry `b` of column `a`."""
     if column in values:
         return values[column]
-    found: Any = values
+    value: Any = values
     for part in column.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             return default
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
 def has_column(values: Mapping[str, Any], column: str) -> bool:

@@ -28,8 +28,10 @@ _SHORTEST = 8
 def secret_values(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the names of secret variables by value, the longest value first."""
     environment = os.environ if environment is None else environment
-    found = {value: name for name, value in environment.items() if len(value) >= _SHORTEST and SECRET_NAME.search(name)}
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+    secrets = {
+        value: name for name, value in environment.items() if len(value) >= _SHORTEST and SECRET_NAME.search(name)
+    }
+    return dict(sorted(secrets.items(), key=lambda item: -len(item[0])))
 
 
 def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -61,7 +63,7 @@ def is_secret_key(key: str) -> bool:
 
 def without_passwords(text: str, instead: str = "[secret]") -> str:
     """Return the text with `instead` in the place of the password of each `scheme://user:password@host`."""
-    return _IN_ADDRESS.sub(lambda found: f"{found[1]}:{instead}@", text) if "://" in text else text
+    return _IN_ADDRESS.sub(lambda match: f"{match[1]}:{instead}@", text) if "://" in text else text
 
 
 class RedactingFormatter(logging.Formatter):

@@ -38,7 +38,7 @@ class StableHasher:
 
     @property
     def value(self) -> int:
-        """The hash of the parts so far."""
+        """Return the hash of the parts so far."""
         return int.from_bytes(self._digest.digest(), "little")
 
 

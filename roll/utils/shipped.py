@@ -75,12 +75,12 @@ def copy_all(root: Path, target: Path) -> None:
 
 def _with_needed(name: str) -> list[str]:
     """Return this example and those that its configurations build on or say to run first, and so on."""
-    found, names = [name], set(example_names())
-    for example in found:
+    needed, names = [name], set(example_names())
+    for example in needed:
         for file in (shipped("examples") / example).rglob("*.yaml"):
             named = _OTHER_EXAMPLE.findall(file.read_text("utf-8"))
-            found += sorted((set(named) & names) - set(found))
-    return found
+            needed += sorted((set(named) & names) - set(needed))
+    return needed
 
 
 def _files(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from typing import IO
 
 FOLDER = Path("/dev/shm")
 PREFIX = "roll-model-"
-_PATIENCE_S = 1800.0  # for a process that copies
+_LOCK_TIMEOUT_S = 1800.0  # for a process that copies
 _POLL_S = 0.1
 _RECORDS_OF_TORCH = (".bin", ".pt", ".pth")
 """Weights that nobody reads where there are safetensors."""
@@ -55,9 +55,9 @@ def staged(name: str) -> str:
 
 
 def _is_own(copy: Path) -> bool:
-    """Whether a copy is this user's: anybody may put a folder of that name, or a link, into shared memory."""
-    found = copy.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    """Return whether a copy is this user's: anybody may put a folder of that name, or a link, into shared memory."""
+    status = copy.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def release() -> None:
@@ -75,21 +75,21 @@ def sweep() -> None:
 
 
 def _files(source: Path) -> list[Path]:
-    found = sorted(path for path in source.iterdir() if path.is_file())
-    safe = any(path.suffix == ".safetensors" for path in found)
-    return [path for path in found if not (safe and path.suffix in _RECORDS_OF_TORCH)]
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    safe = any(path.suffix == ".safetensors" for path in files)
+    return [path for path in files if not (safe and path.suffix in _RECORDS_OF_TORCH)]
 
 
 def _fingerprint(source: Path, files: Sequence[Path]) -> str:
     """Name the copy by what is copied: a folder that was written again has another."""
     about = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    told = json.dumps([str(source.resolve()), os.getuid(), about])
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+    described = json.dumps([str(source.resolve()), os.getuid(), about])
+    return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
 
 def _acquired(copy: Path, source: Path, files: Sequence[Path]) -> IO[str]:
     """Make the copy unless it is there; return its lock, held as one of its readers."""
-    end, path = time.monotonic() + _PATIENCE_S, copy.with_suffix(".lock")
+    end, path = time.monotonic() + _LOCK_TIMEOUT_S, copy.with_suffix(".lock")
     while True:
         lock = open(path, "a+")  # noqa: SIM115 - held until `release`
         try:
@@ -101,13 +101,13 @@ def _acquired(copy: Path, source: Path, files: Sequence[Path]) -> IO[str]:
         lock.close()
         if time.monotonic() > end:
             raise TimeoutError(
-                f"use_shm: another process has held {path} for {_PATIENCE_S:g} s, to copy {source} into {copy}"
+                f"use_shm: another process has held {path} for {_LOCK_TIMEOUT_S:g} s, to copy {source} into {copy}"
             )
         time.sleep(_POLL_S)
 
 
 def _locked(lock: IO[str], path: Path, copy: Path, source: Path, files: Sequence[Path]) -> bool:
-    """Whether the copy is there and this process one of its readers; if not, it may be next time."""
+    """Return whether the copy is there and this process one of its readers; if not, it may be next time."""
     try:
         # A reader's lock will do where the copy is there; one who makes it is alone.
         fcntl.flock(lock, (fcntl.LOCK_SH if copy.is_dir() else fcntl.LOCK_EX) | fcntl.LOCK_NB)

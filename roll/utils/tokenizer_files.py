@@ -116,8 +116,8 @@ def _added_tokens(file: Path) -> list[Any]:
         with contextlib.suppress(ValueError):  # the list goes on behind the beginning
             tokens: list[Any] = json.JSONDecoder().raw_decode(beginning, match.end())[0]
             return tokens
-    whole = _json(file).get("added_tokens")
-    return whole if isinstance(whole, list) else []
+    listed = _json(file).get("added_tokens")
+    return listed if isinstance(listed, list) else []
 
 
 def _text_of(token: Any) -> str:

@@ -26,8 +26,8 @@ def apply_umask(folder: Path) -> None:
 def _umask() -> int:
     """Return this process's umask; only Linux tells it without a change, which other threads would see."""
     with contextlib.suppress(OSError):
-        if found := re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE):
-            return int(found[1], 8)
+        if match := re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(match[1], 8)
     with _lock:
         mask = os.umask(0o077)
         os.umask(mask)

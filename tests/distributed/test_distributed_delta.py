@@ -213,7 +213,7 @@ def test_every_transport_carries_a_delta_and_what_is_kept_is_whole(
         assert received.moved < 1000 if base else received.moved == 6 * 2000
         before, weights, base = weights, half_changed(weights, 0.03, version), route.snapshot
     later = replace(route, transport="object_store", keep=False, snapshot="", base="")
-    with receive(later, sent.kept, 0) as incoming:
+    with receive(later, sent.retained, 0) as incoming:
         assert same([(name, tensor.clone()) for name, tensor in incoming], before)
 
 

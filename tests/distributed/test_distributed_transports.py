@@ -143,7 +143,7 @@ def test_what_is_kept_stays_as_it_was(make_route: Callable[..., Route], transpor
     run = Run(route, source=lambda: iter([("w", tensor)]))
     tensor += 1
     later = replace(route, transport="file" if transport == "file" else "object_store", keep=False)
-    with receive(later, run.sent.kept, 0) as incoming:
+    with receive(later, run.sent.retained, 0) as incoming:
         ((_, got),) = copied(incoming)
     assert torch.equal(got, torch.arange(100.0))
 
@@ -213,7 +213,7 @@ def test_the_next_sync_finds_the_memory_of_the_one_before(
     made: list[int] = []
     opened: list[str] = []
     original, attach = shm_segments.ShmSegment.__init__, shm_segments.attach
-    monkeypatch.setattr(shm_segments, "_kept", [])
+    monkeypatch.setattr(shm_segments, "_reusable", [])
     monkeypatch.setattr(
         shm_segments.ShmSegment, "__init__", lambda self, name, size: made.append(size) or original(self, name, size)
     )
@@ -371,7 +371,7 @@ def test_full_shared_memory_is_an_error_that_says_what_to_do(
 ) -> None:
     import resource
 
-    monkeypatch.setattr(shm_segments, "_kept", [])  # what other tests have left would be large enough
+    monkeypatch.setattr(shm_segments, "_reusable", [])  # what other tests have left would be large enough
     if number is None:  # a real limit, on files of this process
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, before[1]))

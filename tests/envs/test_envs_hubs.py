@@ -214,7 +214,7 @@ def test_observations_of_nested_spaces_read_as_numbers():
         {"at": gym_spaces.Box(-1, 1, (2,)), "door": gym_spaces.Discrete(3), "map": gym_spaces.MultiBinary((2, 2))}
     )
     value = {"at": np.array([0.12345678, -0.0], np.float32), "door": np.int64(2), "map": np.array([[0, 1], [1, 0]])}
-    assert spaces.told(space, value) == "at: 0.1235 0\ndoor: 2\nmap: 0 1\n1 0"
+    assert spaces.as_text(space, value) == "at: 0.1235 0\ndoor: 2\nmap: 0 1\n1 0"
     assert spaces.unreadable(space) == ""
     assert "12288 numbers" in spaces.unreadable(gym_spaces.Box(0, 255, (64, 64, 3)))
     assert "Graph" in spaces.unreadable(gym_spaces.Graph(gym_spaces.Discrete(2), None))

@@ -15,7 +15,7 @@ from roll.envs.base import InvalidAction, ResetNeeded
 from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import EnvLoadError, bare_env, build_env, env_spec
 from roll.envs.wrappers import EnvSpec
-from roll.isolation.processes.interpreter import found_interpreter, own_entries
+from roll.isolation.processes.interpreter import own_entries, resolve_interpreter
 
 OWN = """
 import sys
@@ -131,8 +131,8 @@ def test_a_program_that_is_no_interpreter_is_named(tmp_path: Path, own: str, pro
 
 
 def test_an_interpreter_is_a_path_or_a_name_and_a_missing_one_is_refused(tmp_path: Path, own: str):
-    assert found_interpreter(sys.executable) == str(Path(sys.executable).absolute())
-    assert found_interpreter("sh") is not None and found_interpreter(str(tmp_path)) is None
+    assert resolve_interpreter(sys.executable) == str(Path(sys.executable).absolute())
+    assert resolve_interpreter("sh") is not None and resolve_interpreter(str(tmp_path)) is None
     with pytest.raises(EnvLoadError, match=r"env_workers.python: there is no program '/no/python'"):
         env_spec("asks", CustomEnv(env_type=own), EnvManager(), "/no/python")
 

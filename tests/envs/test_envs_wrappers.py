@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
-from roll.envs.wrappers import EnvSpec, ResponseEnv, found_actions, without_thoughts
+from roll.envs.wrappers import EnvSpec, ResponseEnv, parse_actions, without_thoughts
 
 
 class Line(Env):
@@ -95,7 +95,7 @@ def started(env: Env | None = None, **rules: Any) -> ResponseEnv:
     ],
 )
 def test_actions_are_found(response, rules, actions):
-    assert found_actions(response, spec_of(**rules)) == actions
+    assert parse_actions(response, spec_of(**rules)) == actions
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class Words(ProcessPool[tuple[int, str, Future[Any]]]):
 
     def answered(self, process: WorkerProcess[Any], call: Call, answer: tuple[Any, ...]) -> None:
         process.assigned.pop(call.key)[2].set_result(answer)
-        self.place()
+        self.assign_queued()
 
     def _begin(self, process: WorkerProcess[Any], item: tuple[int, str, Future[Any]]) -> None:
         process.assigned[item[0]] = item

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Message, Observation
-from roll.envs.wrappers import found_actions
+from roll.envs.wrappers import parse_actions
 from roll.pipelines.rollouts.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout
@@ -111,7 +111,7 @@ def test_a_thought_that_the_template_opened_is_one_also_when_it_is_cut_off():
     )  # fmt: skip
     assert env.actions == ["<think>Perhaps <answer>Up</answer>? No,", "<think>so</think>Down"]
     spec = CustomEnv(env_type="x", thinking_tags=("<think>", "</think>"))
-    assert [found_actions(action, spec) for action in env.actions] == [[], []]
+    assert [parse_actions(action, spec) for action in env.actions] == [[], []]
 
 
 def test_what_the_environment_says_as_system_holds_in_later_contexts_too():

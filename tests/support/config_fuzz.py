@@ -158,14 +158,14 @@ def _checked(case: Case) -> RunConfig:
     prerequisites.hub_problem = _any_model
     further, machine = [env_violations], Machine()
     if case.composed:
-        return checked(read_tree(case.tree), further=further, machine=machine)
+        return checked(read_tree(case.tree), extra=further, machine=machine)
     text = yaml.dump(case.tree, sort_keys=False)
     for name, written in _TEXTS.items():
         text = text.replace(name, written)
     variant = case.file.with_name(f"broken_{os.getpid()}.yaml")  # beside it: `defaults` are relative to the file
     variant.write_text(text, encoding="utf-8")
     try:
-        return load_checked(variant, further=further, machine=machine)
+        return load_checked(variant, extra=further, machine=machine)
     finally:
         variant.unlink()
 

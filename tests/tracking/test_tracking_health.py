@@ -60,7 +60,7 @@ def test_a_symptom_is_told_once_when_it_has_lasted_and_again_at_the_end(symptom)
     assert words.startswith(f"step {6 + symptom.steps}: ")
     assert "nan" not in words
     assert not re.search(r"[{}]", words)
-    assert health.told() == [
+    assert health.messages() == [
         f"from step {6 + symptom.steps}: {words.split(': ', 1)[1].removeprefix(f'for {symptom.steps} steps ')}"
     ]
 

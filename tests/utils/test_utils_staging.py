@@ -142,7 +142,7 @@ def test_a_model_that_does_not_fit_says_how_large_it_is(shm, model, monkeypatch)
 
 
 def test_a_process_that_copies_for_ever_is_named(shm, model, monkeypatch):
-    monkeypatch.setattr(staging, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(staging, "_LOCK_TIMEOUT_S", 0.5)
     process = reader(shm, model)
     assert process.stdout.readline()
     lock = next(shm.glob("*.lock"))

@@ -66,12 +66,12 @@ def chosen(table: Mapping[str, Entry], name: str, args: Mapping[str, Any], *, ke
 
     `args` are those of the configuration's `<key>_args`; the caller gives the first `skip` parameters by position.
     """
-    found = implementation(table, name, key=key)
+    target = implementation(table, name, key=key)
     if name not in table:
-        wrong = [f"{key}_args.{arg}: {said}" for arg, said in signature_of(found, skip=skip).problems(args)]
+        wrong = [f"{key}_args.{arg}: {problem}" for arg, problem in signature_of(target, skip=skip).problems(args)]
         if wrong:
             raise ValueError(f"{name} can't be called: {'; '.join(wrong)}")
-    return found
+    return target
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

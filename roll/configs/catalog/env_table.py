@@ -70,7 +70,8 @@ ENV_HUBS: dict[str, Hub] = {
 
 
 def hub_of(env_type: str) -> Hub | None:
-    """The hub that an `env_type` names an environment of; None for bundled ones and classes of the user's own."""
+    """Return the hub that an `env_type` names an environment of; None for bundled ones and classes of the user's
+    own."""
     scheme, colon, _ = env_type.partition(":")
     return ENV_HUBS.get(scheme) if colon else None
 

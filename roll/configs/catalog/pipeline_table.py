@@ -58,7 +58,7 @@ def pipeline_of(name: str) -> Pipeline:
     """Return the entry called `name`, or the user's own at that path; raise `ValueError` if it is none."""
     if name in PIPELINES:
         return PIPELINES[name]
-    found = implementation({}, name, key="pipeline")
-    if not isinstance(found, Pipeline):
+    pipeline = implementation({}, name, key="pipeline")
+    if not isinstance(pipeline, Pipeline):
         raise ValueError(f"pipeline: {name} isn't a pipeline; it must be a {Pipeline.__module__}.Pipeline")
-    return found
+    return pipeline

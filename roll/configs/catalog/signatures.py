@@ -34,12 +34,12 @@ class Signature:
 
     @property
     def returns_function(self) -> bool:
-        """Whether it says that it makes functions."""
+        """Return whether it says that it makes functions."""
         return self.returns.partition("[")[0].rpartition(".")[2] == "Callable"
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def problems(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield (name, what is wrong with it) of arguments that are unknown, missing, or of another type."""
-        for name, value in given.items():
+        for name, value in arguments.items():
             if name not in self.annotations:
                 if not self.takes_any:
                     near = difflib.get_close_matches(name, self.annotations, n=1)
@@ -49,7 +49,7 @@ class Signature:
             annotation = self.annotations[name]
             if annotation in _TYPES and type(value) not in _TYPES[annotation]:
                 yield name, f"it is annotated as {annotation}, which {value!r} isn't"
-        for name in sorted(self.required - set(given)):
+        for name in sorted(self.required - set(arguments)):
             yield name, "it has no default and must be given"
 
 
@@ -61,7 +61,7 @@ class CallStyle:
     """The call, for messages."""
     positional: int
     """How many arguments are given by position."""
-    given: frozenset[str] = frozenset()
+    supplied: frozenset[str] = frozenset()
     """Arguments that are given by name, where the function has them."""
     batch: bool = False
     """It takes several responses and returns a list."""
@@ -146,9 +146,9 @@ def reward_problems(
     Args:
         columns: of the data, for a function that takes them; None: nobody knows which there are.
     """
-    by_process = {name for name in style.given if name in takes.annotations}
+    by_process = {name for name in style.supplied if name in takes.annotations}
     required = takes.required - by_process
-    own = {name: text for name, text in takes.annotations.items() if name not in style.given or name in kwargs}
+    own = {name: text for name, text in takes.annotations.items() if name not in style.supplied or name in kwargs}
     missing = [name for name in sorted(required - set(kwargs)) if name in NEVER_PASSED]
     wrong = [(name, f"it has no default; {NEVER_PASSED[name]}") for name in missing]
     required -= set(missing)

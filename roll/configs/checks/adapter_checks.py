@@ -41,7 +41,7 @@ _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 def adapter_checks(config: RunConfig) -> Iterator[Violation]:
-    """peft is there for roles with LoRA, and so are the adapters that they start from."""
+    """Check that peft is there for roles with LoRA, and the adapters that they start from."""
     for role, worker in config.roles.items():
         args = worker.model_args
         if not args.uses_lora:
@@ -94,7 +94,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def _extras(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(field, advice) of what goes beyond plain LoRA."""
+    """Yield (field, advice) of what goes beyond plain LoRA."""
     for field, (_, advice) in _EXTRAS.items():
         if config.get(field) not in (None, False, []):  # an empty section has peft's defaults
             yield field, advice

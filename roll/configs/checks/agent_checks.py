@@ -116,6 +116,6 @@ def _function(key: str, agent: AgentEnv, folder: Path) -> Iterator[Violation]:
 
 def _is_program(word: str, folder: Path) -> bool:
     if os.sep in word:
-        found = folder / Path(word).expanduser()
-        return found.is_file() and os.access(found, os.X_OK)
+        file = folder / Path(word).expanduser()
+        return file.is_file() and os.access(file, os.X_OK)
     return shutil.which(word) is not None

@@ -22,14 +22,14 @@ _POLICY = "actor_train"
 
 
 def template_checks(config: RunConfig) -> Iterator[Violation]:
-    """Every variable that is given to a chat template is read by it."""
+    """Check that a chat template reads every variable that it is given."""
     templates = [text for text in dict.fromkeys(words for words, _ in config.prompt_templates) if not _is_text(text)]
     policy = tokenizer_files(_tokenizer_path(config, _POLICY))
     for path, variables in _sections(config):
         if variables and not templates:
             words = config.prompt_templates[0][0]
-            said = f"variables are for chat templates, and the template {words!r:.60} is a text"
-            yield problem(path, said, "remove them, or template=native", dict(variables))
+            message = f"variables are for chat templates, and the template {words!r:.60} is a text"
+            yield problem(path, message, "remove them, or template=native", dict(variables))
         for words in templates:
             yield from _unread(path, variables, words, policy)
     for role, worker in config.roles.items():
@@ -51,7 +51,7 @@ def native_template_checks(config: RunConfig) -> Iterator[Violation]:
 
 
 def _native(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(key, role) of each template that is the tokenizer's own."""
+    """Yield (key, role) of each template that is the tokenizer's own."""
     sections: dict[str, Any] = {}
     if isinstance(config, (RLVRConfig, OfflineConfig)):
         sections["actor_train.data_args"] = config.actor_train.data_args
@@ -110,10 +110,10 @@ def template_notes(config: RunConfig) -> Iterator[str]:
     shown = ", ".join(repr(files.decode([end]) or f"token {end}") for end in sorted(ends))
     yield f"a response ends with {shown}" if ends else "nothing ends a response: every one runs to its length limit"
     for template, variables in templates:
-        found = template_ends(files, template, variables)
-        end = missing_end(files, found)
+        known_ends = template_ends(files, template, variables)
+        end = missing_end(files, known_ends)
         if end is not None:
-            marker = "the next role's marker" if found.next_role else "the end of sequence"
+            marker = "the next role's marker" if known_ends.next_role else "the end of sequence"
             yield (
                 f"the chat template ends no turn of the assistant with a token of its own; {marker}, "
                 f"{files.decode([end])!r}, ends a response, and fine-tuning teaches it"

@@ -21,7 +21,7 @@ from roll.utils.rows import DataError, Row, Source, has_column
 
 
 def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
-    """Data files exist, unless the run itself makes them, and have the columns; so do procedural datasets."""
+    """Check that data files exist, unless the run itself makes them, and have the columns; procedural datasets too."""
     sections: dict[str, DataArgs | OfflineDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
@@ -38,8 +38,8 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
             except DataError as error:
                 yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
             except (RecursionError, OSError) as error:
-                said = "its first row is nested too deeply" if isinstance(error, RecursionError) else error.strerror
-                yield problem(f"{path}.file_name", f"{name} can't be read: {said}", "mend the file", name)
+                reason = "its first row is nested too deeply" if isinstance(error, RecursionError) else error.strerror
+                yield problem(f"{path}.file_name", f"{name} can't be read: {reason}", "mend the file", name)
         if isinstance(data, DataArgs) and data.procedural:
             yield from procedural_checks(path, data, config)
         if isinstance(data, DataArgs) and data.dataset is not None:
@@ -50,7 +50,7 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
 def _columns(
     path: str, data: DataArgs | OfflineDataArgs, columns: Mapping[str, str | tuple[str, ...]], source: Source
 ) -> Iterator[Violation]:
-    """The columns of the first row of a text file; the others, and later rows, are checked when they are read."""
+    """Return the columns of a text file's first row; other formats, and later rows, are checked when they are read."""
     file = Path(source.location)
     if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
         return
@@ -89,8 +89,8 @@ def procedural_checks(path: str, data: DataArgs, config: RLVRConfig | OfflineCon
     for file in Path(spec.origin).parent.rglob("*.py"):
         # Importing the package takes a second; what is wrong with names and options is said without it.
         text = file.read_text(encoding="utf-8")
-        found = re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text)
-        names.update(dict.fromkeys(found, text))
+        matches = re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text)
+        names.update(dict.fromkeys(matches, text))
     for i, task in enumerate(data.procedural):
         if task.dataset not in names:
             fix = did_you_mean(task.dataset, names)
@@ -102,7 +102,8 @@ def procedural_checks(path: str, data: DataArgs, config: RLVRConfig | OfflineCon
 
 
 def _verifier(path: str, task: ProceduralTask, config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
-    """The data set can be made, its verifier tells right answers from other texts, and the reward can find them."""
+    """Check that the data set can be made, its verifier tells right answers from others, and the reward can find
+    them."""
     try:
         entries = check_dataset(create_dataset(task.dataset, task.config, size=8), task.dataset)
     except UselessVerifier as error:
@@ -122,12 +123,12 @@ def _verifier(path: str, task: ProceduralTask, config: RLVRConfig | OfflineConfi
     }
     for where, (name, kwargs) in options.items():
         if name == "reasoning_gym" and kwargs.get("extract") == "first_line":
-            said = f"the answers of {task.dataset} have several lines, of which the first alone is never right"
-            yield problem(f"{where}.extract", said, f"{where}.extract=auto", "first_line")
+            message = f"the answers of {task.dataset} have several lines, of which the first alone is never right"
+            yield problem(f"{where}.extract", message, f"{where}.extract=auto", "first_line")
 
 
 def _dataset_options(path: str, task: ProceduralTask, text: str) -> Iterator[Violation]:
-    """Options against the fields of the dataset's configuration class, which is read and not imported."""
+    """Check options against the fields of the dataset's configuration class, which is read and not imported."""
     tree = ast.parse(text)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 2]
     registered = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "register_dataset"]
@@ -137,6 +138,6 @@ def _dataset_options(path: str, task: ProceduralTask, text: str) -> Iterator[Vio
         return  # laid out in a way that isn't known here; the dataset itself refuses what it doesn't know
     lines = [line for line in classes[0].body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)]
     fields = {line.target.id: ast.unparse(line.annotation) for line in lines if isinstance(line.target, ast.Name)}
-    for name, said in Signature(frozenset(), fields, takes_any=False).problems(task.config):
+    for name, reason in Signature(frozenset(), fields, takes_any=False).problems(task.config):
         if name not in ("seed", "size"):  # which another rule explains
-            yield problem(f"{path}.{name}", f"{task.dataset}: {said}", "", task.config[name])
+            yield problem(f"{path}.{name}", f"{task.dataset}: {reason}", "", task.config[name])

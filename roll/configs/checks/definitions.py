@@ -27,12 +27,12 @@ class Definition:
 
     @property
     def is_class(self) -> bool:
-        """Whether the name means a class itself, and not an object that can be called."""
+        """Return whether the name means a class itself, and not an object that can be called."""
         return isinstance(self.node, ast.ClassDef)
 
     @property
     def style(self) -> CallStyle:
-        """How it is called as a reward function."""
+        """Return how it is called as a reward function."""
         return call_style(parameter_names(self.node)[self.skip :])
 
     def signature(self, *, skip: int) -> Signature:

@@ -14,7 +14,7 @@ from roll.utils.json_service import key_in, why_unreachable
 
 
 def endpoint_notes(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """What the run would be refused for if it started now."""
+    """Return what the run would be refused for if it started now."""
     for path, endpoint, variable in _endpoints(config):
         if key_in(environ, variable) is None:
             yield f"{path}.api_key_env: the environment variable {variable} is not set here; export it for the run"
@@ -24,14 +24,14 @@ def endpoint_notes(config: RunConfig, environ: Mapping[str, str] = os.environ) -
 
 
 def _endpoints(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
-    """(path of its section, address, variable of its key) of each endpoint that the run will ask."""
+    """Yield (path of its section, address, variable of its key) of each endpoint that the run will ask."""
     judge = config.judge if isinstance(config, RLVRConfig) and config.domains_of(JUDGE) else None
     if judge is not None and judge.endpoint is not None:
         yield "judge", judge.endpoint, judge.api_key_env
     for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
-        for role, given in env.roles.items():
-            if given.endpoint is not None:
-                yield f"custom_envs.{tag}.roles.{role}", given.endpoint, given.api_key_env
+        for role, role_config in env.roles.items():
+            if role_config.endpoint is not None:
+                yield f"custom_envs.{tag}.roles.{role}", role_config.endpoint, role_config.api_key_env
     for i, user in enumerate(config.interactions if isinstance(config, RLVRConfig) else ()):
         if user.endpoint is not None:
             yield f"interactions[{i}]", user.endpoint, user.api_key_env

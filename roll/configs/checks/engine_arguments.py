@@ -16,7 +16,8 @@ from roll.configs.schema.rl_config import RLConfig
 
 
 def argument_checks(config: RLConfig) -> Iterator[Violation]:
-    """Every entry of `engine_args` is an argument of the installed engine. Without one `machine_checks` says so."""
+    """Check that the installed engine has every argument in `engine_args`. `machine_checks` reports a missing
+    engine."""
     strategy = config.actor_infer.strategy_args
     options = strategy.strategy_config
     folder = package_folder(strategy.strategy_name) if isinstance(options, EngineConfig) else None
@@ -35,10 +36,10 @@ def argument_checks(config: RLConfig) -> Iterator[Violation]:
 
 
 def package_folder(package: str) -> Path | None:
-    """Where a package is installed; None if it isn't. Imports nothing."""
+    """Return where a package is installed; None if it isn't. Imports nothing."""
     spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec is not None else None
-    return Path(next(iter(places))) if places else None
+    locations = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(locations))) if locations else None
 
 
 def _source(folder: Path) -> Path:

@@ -15,24 +15,24 @@ from roll.configs.schema.run_config import RunConfig
 
 
 def folder_checks(config: RunConfig) -> Iterator[Violation]:
-    """Folders can be written; the checkpoint to resume from is there."""
-    told: set[Path] = set()
+    """Check that folders can be written, and that the checkpoint to resume from is there."""
+    reported: set[Path] = set()
     if "runtime_resources" in (parts := config.output_path.absolute().parts) and "working_dir_files" in parts:
         expected = "a folder outside of the copy that Ray makes of a job's working directory, and may delete afterwards"
         fix = "name an absolute one, which all machines mount if there are several: output_dir=/shared/run"
         yield Violation("output_dir", expected, fix, config.output_dir)
     for key, folder in config.output_folders.items():
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-        if there not in told and not there.is_dir():
+        there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+        if there not in reported and not there.is_dir():
             yield Violation(key, f"a folder; {there} is a file", "choose another name", str(folder))
-        elif there not in told and not os.access(there, os.W_OK | os.X_OK):
+        elif there not in reported and not os.access(there, os.W_OK | os.X_OK):
             yield Violation(key, f"a folder that can be written; {there} can't", "choose another place", str(folder))
-        told.add(there)
+        reported.add(there)
     yield from _resume(config)
 
 
 def export_checks(config: RunConfig) -> Iterator[Violation]:
-    """The trained model has room, and a folder of its own."""
+    """Check that the trained model has room, and a folder of its own."""
     if not config.exports:
         return
     folder = config.export_path.absolute()
@@ -49,13 +49,13 @@ def export_checks(config: RunConfig) -> Iterator[Violation]:
             yield Violation("export_dir", expected, "name a new folder", config.export_dir)
             return
     for key, other in config.output_folders.items():
-        place = other.resolve()
-        if key != "export_dir" and folder.resolve() in (place, *place.parents):
+        path = other.resolve()
+        if key != "export_dir" and folder.resolve() in (path, *path.parents):
             # What is there when the model arrives is moved away, or deleted.
             expected = f"a folder for the trained model alone, not that of {key} or one around it"
             yield Violation("export_dir", expected, "name a new folder", str(config.export_path))
             return
-    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
     model = Path(models["actor_train"]).expanduser()
     needed = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
     free = shutil.disk_usage(there).free
@@ -74,9 +74,9 @@ def _size(count: int) -> str:
 
 def _resume(config: RunConfig) -> Iterator[Violation]:
     wanted, address = config.resume_from_checkpoint, config.checkpoint_config.address
-    for key, place in (("checkpoint_config.output_dir", address), ("resume_from_checkpoint", wanted)):
-        if is_address(place) and (said := _unknown_to_fsspec(str(place))):
-            yield problem(key, said, "", place)
+    for key, location in (("checkpoint_config.output_dir", address), ("resume_from_checkpoint", wanted)):
+        if is_address(location) and (message := _unknown_to_fsspec(str(location))):
+            yield problem(key, message, "", location)
     if is_address(wanted) or address is not None:
         return  # what is there is seen when the run starts
     if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
@@ -114,7 +114,7 @@ def beside(folder: Path | None) -> Iterator[None]:
         _CONFIG_FOLDER.reset(token)
 
 
-def seen_from() -> str:
+def relative_to() -> str:
     """Return where files of functions are looked for, for messages."""
     here, folder = Path.cwd(), _CONFIG_FOLDER.get()
     same = folder is None or folder.absolute() == here

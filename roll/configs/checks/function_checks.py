@@ -23,7 +23,7 @@ from roll.configs.catalog.signatures import (
 )
 from roll.configs.catalog.tracker_table import TRACKERS, TrackerEntry
 from roll.configs.checks.definitions import definition_in, module_file
-from roll.configs.checks.folder_checks import nearby, seen_from
+from roll.configs.checks.folder_checks import nearby, relative_to
 from roll.configs.checks.reward_columns import RewardColumns
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -37,7 +37,7 @@ Arguments = tuple[str, Mapping[str, Any]]
 
 
 def function_checks(config: RunConfig) -> Iterator[Violation]:
-    """What any run may name exists: `prepare`, strategies, trackers."""
+    """Check that what any run may name exists: `prepare`, strategies, trackers."""
     if config.prepare is not None:
         yield from named_checks("prepare", config.prepare)
     libraries = {"external_lib": config.external_lib}
@@ -117,18 +117,18 @@ def _built_in(reward: str, args: Arguments) -> Iterator[Violation]:
 
 
 def env_checks(config: AgenticConfig) -> Iterator[Violation]:
-    """So do environments, and the configuration of the warm start."""
+    """Check that environments exist, and the configuration of the warm start."""
     for tag, env in config.custom_envs.items():
         own_interpreter = config.env_workers.python is not None  # what is imported there isn't known here
         if ":" in env.env_type and not hub_of(env.env_type) and (".py:" in env.env_type or not own_interpreter):
             yield from named_checks(f"custom_envs.{tag}.env_type", env.env_type, "class")
-        for role, given in env.roles.items():
-            if OWN_PATH.match(given.player):
-                place = f"custom_envs.{tag}.roles.{role}"
-                args = (f"{place}.player_config", given.player_config)
-                yield from named_checks(f"{place}.player", given.player, "class", args, skip=0)
+        for role, role_config in env.roles.items():
+            if OWN_PATH.match(role_config.player):
+                role_path = f"custom_envs.{tag}.roles.{role}"
+                args = (f"{role_path}.player_config", role_config.player_config)
+                yield from named_checks(f"{role_path}.player", role_config.player, "class", args, skip=0)
     if config.warm_start is not None and not Path(config.warm_start).is_file():
-        expected = f"a configuration file that exists, {seen_from()}{nearby(Path(config.warm_start))}"
+        expected = f"a configuration file that exists, {relative_to()}{nearby(Path(config.warm_start))}"
         yield Violation("warm_start", expected, "check the path", config.warm_start)
 
 
@@ -164,23 +164,23 @@ def named_checks(
 
 
 def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
-    key, given = args
-    for arg, said in signature_in_source(definition(file, name), skip=skip).problems(given):
-        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
+    key, values = args
+    for arg, problem in signature_in_source(definition(file, name), skip=skip).problems(values):
+        yield Violation(f"{key}.{arg}", f"an argument of {value}: {problem}", f"see {file}", values.get(arg, NO_VALUE))
 
 
 def _reward_arguments(
     file: Path, name: str, value: str, args: Arguments, rows: tuple[RewardColumns, str] | None = None, where: str = ""
 ) -> Iterator[Violation]:
-    (key, given), found = args, definition_in(file, name)
+    (key, kwargs), target = args, definition_in(file, name)
     where = where or f"{key.rpartition('.')[0]}.name"
-    if found is None:
+    if target is None:
         return
-    if found.is_class:
+    if target.is_class:
         yield Violation(where, f"a function, plain or async; {name} is a class", f"see {file}", value)
         return
-    style = found.style
-    signature = found.signature(skip=style.positional)
+    style = target.style
+    signature = target.signature(skip=style.positional)
     call = f"{name}{signature.text} is called as {style.called}"
     unfit = MAKES_REWARDS if signature.returns_function else TOO_FEW if signature.too_few else None
     if unfit is not None:
@@ -188,16 +188,16 @@ def _reward_arguments(
         return
     columns = None
     if style.columns and rows is not None:
-        columns = rows[0].of(rows[1], signature.required - style.given - set(given))
-    for arg, problem in reward_problems(signature, style, given, columns):
-        if arg in given or not style.columns:
+        columns = rows[0].of(rows[1], signature.required - style.supplied - set(kwargs))
+    for arg, problem in reward_problems(signature, style, kwargs, columns):
+        if arg in kwargs or not style.columns:
             expected = f"an argument of {value}: {problem}"
-            yield Violation(f"{key}.{arg}", expected, f"see {file}: {call}", given.get(arg, NO_VALUE))
+            yield Violation(f"{key}.{arg}", expected, f"see {file}: {call}", kwargs.get(arg, NO_VALUE))
         else:
             yield Violation(where, f"a function that can be called; {arg}: {problem}", f"see {file}: {call}", value)
-    if style.columns and (names := unknown_state(found.node)):
+    if style.columns and (names := unknown_state(target.node)):
         yield Violation(where, f"a function that can be called; {unknown_state_message(names)}", f"see {file}", value)
-    if style.needs_truth and rows is not None and set(parameter_names(found.node)) & {"ground_truth", "ground_truths"}:
+    if style.needs_truth and rows is not None and set(parameter_names(target.node)) & {"ground_truth", "ground_truths"}:
         there = rows[0].of(rows[1], ("ground_truth",))
         if there is not None and "ground_truth" not in there:
             expected = f"rows with a ground truth, which this function is given; columns: {', '.join(sorted(there))}"
@@ -212,10 +212,10 @@ def definition(file: Path, name: str) -> ast.AST:
 
 
 def _python_file(path: str, file: Path) -> Iterator[Violation]:
-    """There is such a file, and Python can read it."""
+    """Check that there is such a file, and that Python can read it."""
     file = file.expanduser()
     if not file.is_file():
-        expected = f"a Python file that exists, {seen_from()}{nearby(file)}"
+        expected = f"a Python file that exists, {relative_to()}{nearby(file)}"
         yield Violation(path, expected, "check the path", str(file))
         return
     try:

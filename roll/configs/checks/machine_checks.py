@@ -63,12 +63,13 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine that this process runs on, from `/dev`, the driver's files and the import system's finders."""
+    """Describe the machine that this process runs on, from `/dev`, the driver's files and the import system's
+    finders."""
     devices = os.listdir("/dev") if Path("/dev").is_dir() else []
     count = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in devices)
     texts = [file.read_text() for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
-    found = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in texts]
-    names = [match.group(1) for match in found if match]
+    matches = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in texts]
+    names = [match.group(1) for match in matches if match]
     return Machine(
         # A container may see fewer devices than the driver has; which ones isn't written there.
         accelerators=tuple(names if len(names) == count else [""] * count),
@@ -88,7 +89,7 @@ def _is_installed(name: str) -> bool:
 
 
 def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
-    """What `machine`, on which the controller runs, needs; with one node the roles run there, too."""
+    """Check what `machine`, on which the controller runs, needs; with one node the roles run there, too."""
     present = len(machine.accelerators)
     if config.num_nodes == 1:
         if 0 < present < config.num_gpus_per_node:
@@ -103,7 +104,8 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
 
 
 def worker_machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
-    """What every started role needs of the machine it runs on: packages, a compiler, accelerators that can do it."""
+    """Check what every started role needs of the machine it runs on: packages, a compiler, accelerators that can do
+    it."""
     for role, worker in config.roles.items():
         yield from _backend(role, worker, machine)
         yield from _compiled(role, worker, machine)
@@ -132,13 +134,13 @@ def machine_warnings(config: RunConfig, machine: Machine) -> Iterator[str]:
 
 def check_worker_machines(config: RunConfig, machines: Mapping[str, Machine]) -> None:
     """Raise `ConfigError` with what the machines of the workers, by their names, lack; each problem once."""
-    found: dict[tuple[str, str], tuple[Violation, list[str]]] = {}
+    lacking: dict[tuple[str, str], tuple[Violation, list[str]]] = {}
     for name, machine in machines.items():
         for violation in worker_machine_checks(config, machine):
-            found.setdefault((violation.path, violation.expected), (violation, []))[1].append(name)
-    if found:
+            lacking.setdefault((violation.path, violation.expected), (violation, []))[1].append(name)
+    if lacking:
         raise ConfigError(
-            [replace(one, expected=f"{one.expected}; on {', '.join(names)}") for one, names in found.values()],
+            [replace(one, expected=f"{one.expected}; on {', '.join(names)}") for one, names in lacking.values()],
             "what the workers' machines have",
         )
 
@@ -167,7 +169,7 @@ def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Viol
 
 
 def _shared_slots(config: RLConfig, machine: Machine) -> Iterator[Violation]:
-    """An engine that never sleeps leaves no room on its accelerator, and no time; a broadcast needs both ends."""
+    """Check that an engine that never sleeps shares no accelerator, and that a broadcast has both ends."""
     if not (machine.accelerators or machine.amd) or config.replays:
         return
     taken = set(config.actor_infer.slots)
@@ -209,7 +211,7 @@ def _compiled(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Vio
 
 
 def _accelerator_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, object, str | None]]:
-    """What only runs on an accelerator: (key, its value, package it needs or None)."""
+    """Return what only runs on an accelerator: (key, its value, package it needs or None)."""
     for path, section in sections_below(worker, role):
         for spec in fields(section):
             needs, value = spec.metadata.get("accelerator", {}), getattr(section, spec.name)
@@ -226,10 +228,10 @@ def _accelerator_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, o
 def _dtype(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
     old = [name for name in machine.accelerators if _BEFORE_BF16.search(name)]
     options = worker.strategy_args.strategy_config
-    given: dict[str, str | None] = {f"{role}.model_args.dtype": worker.model_args.dtype}
+    dtypes: dict[str, str | None] = {f"{role}.model_args.dtype": worker.model_args.dtype}
     if isinstance(options, Fsdp2Config):
         path = f"{role}.strategy_args.strategy_config"
-        given.update({f"{path}.param_dtype": options.param_dtype, f"{path}.reduce_dtype": options.reduce_dtype})
-    for key, dtype in given.items():
+        dtypes.update({f"{path}.param_dtype": options.param_dtype, f"{path}.reduce_dtype": options.reduce_dtype})
+    for key, dtype in dtypes.items():
         if old and dtype == "bf16":
             yield Violation(key, f"a type that {old[0]} computes in, which bf16 isn't", f"{key}=fp32", "bf16")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SEEN_SECONDS = 10.0
+MAX_VISIBILITY_DELAY_S = 10.0
 """How long a file may take to appear on another machine: NFS keeps what it knows of a folder for some seconds."""
 _HASHED_BYTES = 1 << 22
 """Larger files of a model are compared by their size alone."""
@@ -29,7 +29,7 @@ class Sight:
     """Of each model's folder its files, with what tells them from others; none where there is no folder."""
 
 
-def look(markers: Mapping[str, str], models: Sequence[str], seconds: float = SEEN_SECONDS) -> Sight:
+def look(markers: Mapping[str, str], models: Sequence[str], seconds: float = MAX_VISIBILITY_DELAY_S) -> Sight:
     """Return what this machine has of folders (folder -> name of the controller's file in it) and of models' folders.
 
     Leaves a file of its own in each folder, named after the controller's.

@@ -89,7 +89,7 @@ _TOWERS = (
 
 
 def media_checks(key: str, name: str) -> Iterator[Violation]:
-    """A model whose config.json is at hand can be trained on text. Code of the folder's own isn't looked at."""
+    """Check that a model whose config.json is at hand can be trained on text. Code in its folder isn't looked at."""
     file = config_file(name)
     try:
         tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None

@@ -53,12 +53,13 @@ def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> No
 def prerequisite_violations(
     config: RunConfig, machine: Machine | None = None, *, sound: bool = True
 ) -> list[Violation]:
-    """Everything that is needed and isn't there. Not `sound`: rules are broken, or some values are `STAND_IN`."""
+    """Return everything that is needed and isn't there. Not `sound`: rules are broken, or some values are
+    `STAND_IN`."""
     checks = load_object(pipeline_of(config.pipeline).checks, key="pipeline")
     if isinstance(config, RLConfig) and config.replays:
         checks = [check for check in checks if check not in _OF_PLAYING]
-    seen = machine or this_machine()
-    of_machine = [lambda found: machine_checks(found, seen), lambda found: family_checks(found, seen)]
+    checked_machine = machine or this_machine()
+    of_machine = [lambda c: machine_checks(c, checked_machine), lambda c: family_checks(c, checked_machine)]
     return collect([*checks, *of_machine], config, sound=sound)
 
 
@@ -76,8 +77,8 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
                 expected = f"a model folder that exists, seen from {Path.cwd()}, or a hub id such as org/name"
                 made = "run `make quickstart`, which makes it" if folder.name == SMOLLM2_FOLDER else ""
                 yield Violation(path, expected, made or "check the path", name)
-            elif said := hub_problem(name):
-                yield problem(path, said, "check the name, or give a local folder", name)
+            elif problem_text := hub_problem(name):
+                yield problem(path, problem_text, "check the name, or give a local folder", name)
             elif args.use_shm:
                 yield _not_staged(role, name)
         elif args.use_shm and folder.is_file():
@@ -111,8 +112,8 @@ def tokenizer_checks(config: RunConfig) -> Iterator[Violation]:
         elif not _HUB_ID.match(name) or ("/" in name and Path(name).parent.is_dir()):
             expected = f"a folder that exists, seen from {Path.cwd()}, or a hub id such as org/name"
             yield Violation(key, expected, "check the path", name)
-        elif said := hub_problem(name):
-            yield problem(key, said, "check the name, or give a local folder", name)
+        elif problem_text := hub_problem(name):
+            yield problem(key, problem_text, "check the name, or give a local folder", name)
 
 
 def shape_checks(config: RunConfig) -> Iterator[Violation]:

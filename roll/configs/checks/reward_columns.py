@@ -35,8 +35,8 @@ class RewardColumns:
         try:
             for section in self._sections:
                 columns: set[str] = set()
-                for found in self._columns(section, domain):
-                    columns |= found
+                for names in self._columns(section, domain):
+                    columns |= names
                     if set(wanted) <= columns:
                         break
                 if columns and not set(wanted) <= columns:

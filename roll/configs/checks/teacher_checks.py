@@ -40,11 +40,11 @@ def difference(student: dict[str, int], teacher: dict[str, int]) -> str:
 
 
 def _tokens(folder: Path) -> dict[str, int] | None:
-    """The tokens of a folder's tokenizer.json with their numbers; None where there is none that says so."""
+    """Return the tokens of a folder's tokenizer.json with their numbers; None where there is none that says so."""
     try:
         read: Any = json.loads((folder / "tokenizer.json").read_text("utf-8"))
         added = {token["content"]: token["id"] for token in read.get("added_tokens", ())}
-        found = read["model"]["vocab"]
+        vocabulary = read["model"]["vocab"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return {**found, **added} if isinstance(found, dict) else None
+    return {**vocabulary, **added} if isinstance(vocabulary, dict) else None

@@ -50,10 +50,10 @@ def _own(path: str, tool: ToolConfig, value: str) -> Iterator[Violation]:
         return
     node = definition(Path(where).expanduser(), name)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and tool.parameters is None:
-        yield from _told(path, tool, node)
+        yield from _described(path, tool, node)
     signature = signature_in_source(node, skip=0)
     # The policy gives a function's other arguments.
-    wrong = [(key, said) for key, said in signature.problems(tool.options) if key in tool.options]
+    wrong = [(key, why) for key, why in signature.problems(tool.options) if key in tool.options]
     if isinstance(node, ast.ClassDef):
         wrong = list(signature.problems(tool.options))
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -62,14 +62,14 @@ def _own(path: str, tool: ToolConfig, value: str) -> Iterator[Violation]:
         needed = [one.arg for one, default in pairs if default is None]
         absent = [name for name in needed if name not in tool.options and name not in described]
         wrong += [(name, "it has no default, and the policy doesn't give keyword-only arguments") for name in absent]
-    for key, said in wrong:
+    for key, why in wrong:
         yield Violation(
-            f"{path}.options.{key}", f"an argument of {value}: {said}", f"see {where}", tool.options.get(key, NO_VALUE)
+            f"{path}.options.{key}", f"an argument of {value}: {why}", f"see {where}", tool.options.get(key, NO_VALUE)
         )
 
 
-def _told(path: str, tool: ToolConfig, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Violation]:
-    """The function says what the policy is told: a docstring, and a type for each argument that isn't an option."""
+def _described(path: str, tool: ToolConfig, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Violation]:
+    """Check that the function describes itself: a docstring, and a type for each argument that isn't an option."""
     if node.decorator_list:
         return  # who knows what it becomes
     fix = "write it, or `parameters`, a JSON schema"
@@ -120,8 +120,8 @@ def _server(path: str, server: McpServer) -> Iterator[Violation]:
             expected = f"a script that exists, seen from {folder.resolve()}{nearby(folder / script)}"
             yield Violation(f"{path}.command", expected, "check the path, or set cwd", script)
     if server.token_env is not None and not os.environ.get(server.token_env):
-        said = f"the environment variable {server.token_env} is not set"
-        yield problem(f"{path}.token_env", said, f"export {server.token_env}=...")
+        message = f"the environment variable {server.token_env} is not set"
+        yield problem(f"{path}.token_env", message, f"export {server.token_env}=...")
 
 
 def _words(command: Sequence[str]) -> list[str]:

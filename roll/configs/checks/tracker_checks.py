@@ -24,7 +24,7 @@ _WANDB_LOCAL = ("offline", "dryrun", "disabled")
 
 
 def tracker_checks(config: RunConfig) -> Iterator[Violation]:
-    """Every tracker that sends to a service can log in."""
+    """Check that every tracker that sends to a service can log in."""
     services = {"wandb": _wandb, "swanlab": _swanlab, "trackio": _trackio}
     for name in config.track_with:
         if name in services:

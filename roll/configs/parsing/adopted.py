@@ -26,7 +26,7 @@ def adopted(plain: Mapping[str, Any], declared: frozenset[str]) -> tuple[dict[st
 
 
 def _scoring(section: Any, role: str, notes: list[str]) -> Any:
-    """A role that only scores, whose backend is named by one that trains or generates."""
+    """Rename the backend of a role that only scores, if it is one that trains or generates."""
     args = section.get("strategy_args")
     name = args.get("strategy_name") if isinstance(args, Mapping) else None
     if name != "hf_infer":
@@ -36,7 +36,7 @@ def _scoring(section: Any, role: str, notes: list[str]) -> Any:
 
 
 def _tracking(tree: dict[str, Any], notes: list[str]) -> None:
-    """Options of the tracker without its name around them, and a project's name."""
+    """Move options of a tracker that stand without its name below it, and a project's name."""
     names = tree.get("track_with")
     names = [names] if isinstance(names, str) else names if isinstance(names, (list, tuple)) else []
     options = tree.get("tracker_kwargs")
@@ -44,15 +44,15 @@ def _tracking(tree: dict[str, Any], notes: list[str]) -> None:
     if isinstance(tree.get("project_name"), str):
         flat.setdefault("project", tree.pop("project_name"))
         notes.append("project_name: it is tracker_kwargs.<tracker>.project, for trackers that have projects")
-    kept: dict[str, Any] = {}
+    options_by_name: dict[str, Any] = {}
     for key, value in flat.items():
         if key in TRACKERS or key in names or isinstance(value, Mapping):
-            kept[key] = {**value, **kept.get(key, {})} if isinstance(value, Mapping) else value
+            options_by_name[key] = {**value, **options_by_name.get(key, {})} if isinstance(value, Mapping) else value
             continue
         takers = [name for name in names if isinstance(name, str) and name in TRACKERS
                   and key in TRACKERS[name].options]  # fmt: skip
         for name in takers:
-            kept[name] = {key: value, **(kept.get(name) or {})}
+            options_by_name[name] = {key: value, **(options_by_name.get(name) or {})}
         if takers:
             notes.append(f"tracker_kwargs.{key}: it is tracker_kwargs.{takers[0]}.{key}")
         elif key in _FOLDERS and isinstance(value, str):
@@ -60,21 +60,21 @@ def _tracking(tree: dict[str, Any], notes: list[str]) -> None:
             tree.setdefault("logging_dir", value)
             notes.append(f"tracker_kwargs.{key}: trackers write below logging_dir{', which is given' if used else ''}")
         elif key != "project":
-            kept[key] = value  # refused where keys are checked
-    if kept or isinstance(options, Mapping):
-        tree["tracker_kwargs"] = kept
+            options_by_name[key] = value  # refused where keys are checked
+    if options_by_name or isinstance(options, Mapping):
+        tree["tracker_kwargs"] = options_by_name
 
 
 def _without_empty(tree: Any, path: tuple[str, ...], declared: frozenset[str], notes: list[str]) -> dict[str, Any]:
-    """Without keys of ROLL that nothing here needs and that have no value: `model_type: ~`."""
-    kept = {}
+    """Remove keys of ROLL that nothing here needs and that have no value: `model_type: ~`."""
+    result = {}
     for key, value in tree.items():
         below = (*path, str(key))
         asked = value is None and len(below) > 1 and below[0] in declared
         if asked and (why := explainer().unneeded(below)):
             notes.append(f"{'.'.join(below)}: null, and nothing here needs it: {why}")
         elif isinstance(value, Mapping) and value and below[0] in declared:
-            kept[key] = _without_empty(value, below, declared, notes)
+            result[key] = _without_empty(value, below, declared, notes)
         else:
-            kept[key] = value
-    return kept
+            result[key] = value
+    return result

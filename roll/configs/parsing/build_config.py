@@ -37,7 +37,7 @@ _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 def build(
     cls: type[T], tree: Mapping[str, Any], path: str = "", *, pipelines: Mapping[str, type] | None = None
 ) -> tuple[T | None, list[Violation]]:
-    """An instance of dataclass `cls` and all violations.
+    """Return an instance of dataclass `cls` and all violations.
 
     `pipelines` are the classes that `cls` is one of: keys of the others are refused with the name of theirs.
 
@@ -51,7 +51,7 @@ def build(
 def build_partly(
     cls: type[T], tree: Mapping[str, Any], path: str = "", *, pipelines: Mapping[str, type] | None = None
 ) -> tuple[T | None, list[Violation], bool]:
-    """The same with `STAND_IN` for every value that is unusable or missing, and whether there is none of them."""
+    """Do the same with `STAND_IN` for every value that is unusable or missing, and whether there is none of them."""
     builder = _Builder(cls, pipelines)
     result = builder.section(cls, tree, path)
     return (None if result is _BAD else result), builder.violations, builder.sound
@@ -100,7 +100,8 @@ class _Builder:
             return _BAD
 
     def _split_names(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
-        """The section with `key: {name: x, option: y}` as `key: x` and the options under the key that takes them."""
+        """Return the section with `key: {name: x, option: y}` as `key: x` and the options under the key that takes
+        them."""
         for name, spec in known.items():
             home, value = spec.metadata.get("args"), tree.get(name)
             many = spec.metadata.get("one_or_many", False)
@@ -108,9 +109,9 @@ class _Builder:
             if home is None or not any(isinstance(entry, Mapping) for entry in entries):
                 continue
             below, names, args = f"{path}.{name}" if path else name, [], {}
-            given = f"{path}.{home}" if path else home
+            home_path = f"{path}.{home}" if path else home
             if many and not isinstance(tree.get(home, {}), Mapping):
-                self._wrong(given, tree[home], "a section with keys", _null_fix(tree[home], given))
+                self._wrong(home_path, tree[home], "a section with keys", _null_fix(tree[home], home_path))
                 tree = {**tree, home: {}}
             for entry in entries:
                 if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
@@ -123,7 +124,7 @@ class _Builder:
             tree = {key: value for key, value in tree.items() if key != name}
             both = args.keys() & tree.get(home, {}).keys() if many else tree.get(home)
             if both:
-                self._wrong(given, tree[home], f"options in one place; {name} has some too")
+                self._wrong(home_path, tree[home], f"options in one place; {name} has some too")
             if many:
                 tree |= {name: names, home: {**tree.get(home, {}), **args}}
             elif names:
@@ -131,7 +132,7 @@ class _Builder:
         return tree
 
     def _arguments(self, spec: Field[Any], tree: Mapping[str, Any], default: Any, path: str) -> Any:
-        """Options of the entry that the sibling names, each of its declared type."""
+        """Return the options of the entry that the sibling names, each of its declared type."""
         chosen = tree.get(spec.metadata["args_of"], default)
         entry = spec.metadata["entries"].get(chosen) if isinstance(chosen, str) else None
         return self._options(entry, chosen, tree[spec.name], path)
@@ -141,27 +142,27 @@ class _Builder:
         if values is _BAD:
             return _BAD
         # null is what a section says that has no keys.
-        found = {n: self._options(entries.get(n), n, v, f"{path}.{n}") for n, v in values.items() if v is not None}
-        return _BAD if any(options is _BAD for options in found.values()) else found
+        by_name = {n: self._options(entries.get(n), n, v, f"{path}.{n}") for n, v in values.items() if v is not None}
+        return _BAD if any(options is _BAD for options in by_name.values()) else by_name
 
     def _options(self, entry: Entry | None, chosen: str, value: Any, path: str) -> Any:
         values = self.convert(dict[str, Any], value, path)
         if values is _BAD or entry is None:
             return values  # one of the user's own is compared with its signature where it is found
         result = {}
-        for name, given in values.items():
+        for name, entry_value in values.items():
             option, below = entry.options.get(name), f"{path}.{name}"
             if option is None:
                 known = f"an option of {chosen}, which has {', '.join(entry.options) or 'none'}"
-                result[name] = self._wrong(below, given, known, did_you_mean(name, entry.options) or "remove it")
+                result[name] = self._wrong(below, entry_value, known, did_you_mean(name, entry.options) or "remove it")
                 continue
-            result[name] = self.convert(option.hint, given, below)
+            result[name] = self.convert(option.hint, entry_value, below)
             if result[name] is not _BAD:
                 result[name] = self._bounded(result[name], option.bounds, below)
         return _BAD if any(option is _BAD for option in result.values()) else result
 
     def _closed(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
-        """An open section with its undeclared keys moved into the mapping that takes them up."""
+        """Return an open section with its undeclared keys moved into the mapping that takes them up."""
         home = next((name for name, spec in known.items() if spec.metadata.get("open")), None)
         loose = {key: value for key, value in tree.items() if key not in known}
         inside = tree.get(home, {}) if home is not None else None
@@ -220,7 +221,7 @@ class _Builder:
         return self._wrong(path, value, f"a number {limits}")
 
     def convert(self, hint: Any, value: Any, path: str) -> Any:
-        """`value` as the type `hint`, or `_BAD` after recording why not."""
+        """Return `value` as the type `hint`, or `_BAD` after recording why not."""
         if value is UNRESOLVED:
             return _BAD
         if value == "???":
@@ -296,7 +297,7 @@ class _Builder:
     def _unknown(self, key: str, value: Any, path: str, known: Mapping[str, Any]) -> None:
         below = f"{path}.{key}" if path else key
         where = f"a key of {path}" if path else "a key at the top level"
-        elsewhere = sorted(homes_of(self._root).get(key, ()), key=lambda place: not place.startswith(f"{path}."))
+        elsewhere = sorted(homes_of(self._root).get(key, ()), key=lambda home: not home.startswith(f"{path}."))
         own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
         instead = OTHER_PIPELINE_KEYS.get(own, {}).get(key)
         words = tuple(below.split("."))
@@ -317,7 +318,7 @@ class _Builder:
             fix = f"write {path}.model_args.model_name_or_path"
         elif elsewhere and not explainer().is_foreign_section(words):
             fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}{explainer().also(words, elsewhere)}"
-        elif hint := self._told(below) or explainer().section_hint(words):
+        elif hint := self._foreign_hint(below) or explainer().section_hint(words):
             fix = hint
         else:
             self._unknown_keys += 1
@@ -325,21 +326,21 @@ class _Builder:
             fix = near or "remove it, or see docs/configuration.md"
         self._wrong(below, value, where, fix)
 
-    def _told(self, path: str) -> str:
-        """What the tables of other systems say of a key."""
+    def _foreign_hint(self, path: str) -> str:
+        """Return what the tables of other systems say of a key."""
         own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
         role = path.split(".")[0] if "." in path else ""
         return explainer().foreign_hint(path, role, offline=own in OFFLINE_PIPELINES)
 
     def _foreign(self, words: tuple[str, ...], section: Mapping[str, Any], where: str) -> None:
-        """Every key below a section of another system, each with its place here."""
+        """Refuse every key below a section of another system, each with its place here."""
         for path, value in _leaves_below(section, words):
             key = ".".join(path)
-            self._wrong(key, value, where, self._told(key) or explainer().section_hint(words[:1]))
+            self._wrong(key, value, where, self._foreign_hint(key) or explainer().section_hint(words[:1]))
 
 
 def _leaves_below(value: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every key below a section that has a value, with its path."""
+    """Yield every key below a section that has a value, with its path."""
     if isinstance(value, Mapping) and value:
         for key, below in value.items():
             yield from _leaves_below(below, (*words, str(key)))
@@ -348,10 +349,10 @@ def _leaves_below(value: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[st
 
 
 def _canonical(tree: Mapping[str, Any], known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
-    """The section with other projects' names of values replaced by those used here."""
+    """Return the section with other projects' names of values replaced by those used here."""
     also = {name: spec.metadata["also"] for name, spec in known.items() if "also" in spec.metadata and name in tree}
-    given = {name: tree[name] for name in also if isinstance(tree[name], str)}
-    return {**tree, **{name: also[name].get(value, value) for name, value in given.items()}}
+    texts = {name: tree[name] for name in also if isinstance(tree[name], str)}
+    return {**tree, **{name: also[name].get(value, value) for name, value in texts.items()}}
 
 
 def _later_value(name: str, value: Any) -> str:
@@ -361,7 +362,7 @@ def _later_value(name: str, value: Any) -> str:
 
 
 def describe(hint: Any) -> str:
-    """A type in a YAML author's words."""
+    """Describe a type in a YAML author's words."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in _NAMES:
         return _NAMES[hint]

@@ -11,12 +11,14 @@ EXAMPLES = Path("examples")
 """Where `find_config` also looks for names to suggest, from the working directory."""
 
 
-def find_config(given: str | Path) -> Path:
+def find_config(location: str | Path) -> Path:
     """Return the configuration file at a path, which may lack its `.yaml`; raise `ValueError` if there is none."""
     _check_folder()
-    if len(str(given)) > _LONGEST or "\0" in str(given):
-        raise ValueError(f"{str(given)[:80]!r}... can't be the path of a file: it has {len(str(given))} characters")
-    path = Path(given).expanduser()
+    if len(str(location)) > _LONGEST or "\0" in str(location):
+        raise ValueError(
+            f"{str(location)[:80]!r}... can't be the path of a file: it has {len(str(location))} characters"
+        )
+    path = Path(location).expanduser()
     file = path if path.suffix == ".yaml" else path.with_name(f"{path.name}.yaml")
     if file.is_file():
         return file
@@ -44,12 +46,12 @@ def find_by_name(name: str, folder: Path) -> Path:
     """Return the one configuration file of that name in `folder` or below; raise `ValueError` if none or several."""
     wanted = Path(name.removesuffix(".yaml")).parts
     files = sorted(folder.rglob("*.yaml"))
-    found = [file for file in files if file.with_suffix("").parts[-len(wanted) :] == wanted]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        lines = "".join(f"\n  --config_path {file.parent} --config_name {file.stem}" for file in found)
-        raise ValueError(f"--config_name: {len(found)} files below {folder} are named {name!r}; choose one:{lines}")
+    matches = [file for file in files if file.with_suffix("").parts[-len(wanted) :] == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        lines = "".join(f"\n  --config_path {file.parent} --config_name {file.stem}" for file in matches)
+        raise ValueError(f"--config_name: {len(matches)} files below {folder} are named {name!r}; choose one:{lines}")
     near = nearest(wanted[-1] if wanted else "", files)
     hint = f"there are {', '.join(file.stem for file in files) or 'none'}"
     if near:

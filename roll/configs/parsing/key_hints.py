@@ -61,8 +61,8 @@ UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
         "rloo_vectorized": "write rloo",
     },
     "strategy_name": {
-        given: f"write {name}_train for a role that trains, {name}_infer for one that doesn't"
-        for given, name in {"fsdp": "fsdp2", "fsdp2": "fsdp2", "deepspeed": "deepspeed", "megatron": "megatron"}.items()
+        base: f"write {name}_train for a role that trains, {name}_infer for one that doesn't"
+        for base, name in {"fsdp": "fsdp2", "fsdp2": "fsdp2", "deepspeed": "deepspeed", "megatron": "megatron"}.items()
     },
     "attn_implementation": {
         "flash_attention_3": "kernels are auto, eager, sdpa and fa2",
@@ -113,8 +113,8 @@ def job_command(plain: Mapping[str, Any]) -> str | None:
 
 
 def _options(plain: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    found = {option: _at(plain, key) for key, option in names.items()}
-    return [word for option, value in found.items() if value is not None for word in (option, _word(value, "VALUE"))]
+    values = {option: _at(plain, key) for key, option in names.items()}
+    return [word for option, value in values.items() if value is not None for word in (option, _word(value, "VALUE"))]
 
 
 def _at(plain: Mapping[str, Any], path: str) -> Any:

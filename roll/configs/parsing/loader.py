@@ -63,7 +63,7 @@ class Reading:
     """Whether `config` has a usable value for every key, and no `STAND_IN`."""
     violations: list[Violation]
     """Of its keys and of the rules between them."""
-    places: KeyLines
+    key_lines: KeyLines
     """Where its keys stand."""
     notes: tuple[str, ...] = ()
     """What was taken as it is meant, though it is written as another system has it."""
@@ -72,7 +72,7 @@ class Reading:
 def load_config(
     config_path: str | Path, config_name: str, overrides: Sequence[str] = (), *, check: bool = True
 ) -> RunConfig:
-    """The configuration in `config_path/config_name.yaml` with Hydra's overrides, of which a declared key needs no `+`.
+    """Load `config_path/config_name.yaml` with Hydra's overrides, of which a declared key needs no `+`.
 
     `check` also applies the rules between keys. Raises `ConfigError` with every violation that could be found, and
     `ValueError` where there is no such file.
@@ -80,7 +80,7 @@ def load_config(
     file = find_config(Path(config_path) / config_name)
     reading = read_config(file, overrides, check=check)
     if reading.violations or reading.config is None or not reading.sound:
-        raise ConfigError(reading.places.added_to(reading.violations), str(file))
+        raise ConfigError(reading.key_lines.added_to(reading.violations), str(file))
     return reading.config
 
 
@@ -103,14 +103,14 @@ def _read(composed: _Composed, *, check: bool) -> Reading:
     if holds_out and plain.get("validation") is None:
         plain = {**plain, "validation": {}}  # how what is held out is sampled: by its defaults
     config, violations, sound = build_partly(composed.cls, plain, pipelines=PIPELINES)
-    told = {violation.path for violation in composed.violations}
-    violations = [*composed.violations, *(violation for violation in violations if violation.path not in told)]
+    reported = {violation.path for violation in composed.violations}
+    violations = [*composed.violations, *(violation for violation in violations if violation.path not in reported)]
     if config is not None and check:
-        told = {violation.path for violation in violations}
+        reported = {violation.path for violation in violations}
         ruled = validate(config, sound=sound and not composed.violations)
-        violations += [violation for violation in ruled if violation.path not in told]
+        violations += [violation for violation in ruled if violation.path not in reported]
     sound = sound and config is not None and not composed.violations
-    return Reading(config, sound, violations, composed.places, tuple(notes))
+    return Reading(config, sound, violations, composed.key_lines, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -118,40 +118,40 @@ class _Composed:
     plain: dict[str, Any]
     cls: type[RunConfig]
     violations: list[Violation]
-    places: KeyLines
+    key_lines: KeyLines
 
 
 def compose_file(file: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], type[RunConfig]]:
     """Return what a file says once it is composed, without names of its own, and the class of its pipeline."""
     composed = _composed(file, overrides)
     if composed.violations:
-        raise ConfigError(composed.places.added_to(composed.violations), str(file))
+        raise ConfigError(composed.key_lines.added_to(composed.violations), str(file))
     return composed.plain, composed.cls
 
 
 def _composed(file: Path, overrides: Sequence[str]) -> _Composed:
     tree, presets = _compose(file, overrides)
-    places = KeyLines(file, overrides)
+    key_lines = KeyLines(file, overrides)
     try:
         plain, violations = _resolve(tree)
         plain = with_files_beside(plain, file)
         cls = _pipeline_of(plain, str(file))
-        return _Composed(_drop_variables(plain, tree, presets, cls), cls, violations, places)
+        return _Composed(_drop_variables(plain, tree, presets, cls), cls, violations, key_lines)
     except ConfigError as error:
-        raise ConfigError(places.added_to(error.violations), str(file)) from error
+        raise ConfigError(key_lines.added_to(error.violations), str(file)) from error
     except RecursionError:
         raise ConfigError([problem(str(file), "its sections are nested too deeply", "write them flat")]) from None
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The whole configuration as YAML, defaults included."""
+    """Return the whole configuration as YAML, defaults included."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
 def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
-    """The composed, unresolved tree, and the names of the files in its defaults list."""
+    """Return the composed, unresolved tree, and the names of the files in its defaults list."""
     import yaml
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -187,9 +187,9 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     except ConfigError:
         raise
     except Exception as error:  # of the code of others, at a text that it didn't expect
-        said = "its files refer to each other in a circle, or are nested too deeply"
-        said = said if isinstance(error, RecursionError) else f"{type(error).__name__}: {_one_line(error)[:300]}"
-        violation = Violation(str(file), f"a file that composes; {said}", "look at `defaults` and at ${...} in it")
+        reason = "its files refer to each other in a circle, or are nested too deeply"
+        reason = reason if isinstance(error, RecursionError) else f"{type(error).__name__}: {_one_line(error)[:300]}"
+        violation = Violation(str(file), f"a file that composes; {reason}", "look at `defaults` and at ${...} in it")
         raise ConfigError([violation], str(file)) from error
     names = {PurePosixPath(part.config_path).name for part in parts if part.config_path}
     return tree, names - {file.stem}
@@ -228,7 +228,7 @@ def _check_head(file: Path, own: Mapping[Any, Any], overrides: Sequence[str]) ->
 
 
 def _idle_hydra(section: Any) -> bool:
-    """Whether a `hydra` section only says that Hydra shall make no folder, as jobs of ROLL have it."""
+    """Return whether a `hydra` section only says that Hydra shall make no folder, as jobs of ROLL have it."""
     if not isinstance(section, Mapping) or not section.keys() <= {"run", "output_subdir"}:
         return False
     run = section.get("run", {})
@@ -248,16 +248,17 @@ def _check_sections(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
             if isinstance(at, list) and not names[depth].isdigit():
                 expected = f"an entry's number, because {'.'.join(names[:depth])} is a list"
                 violations.append(Violation(key, expected, f"the whole list: {'.'.join(names[:depth])}=[...]", value))
-            elif isinstance(at, str) and (whole := _REFERENCE.fullmatch(at.strip())):
+            elif isinstance(at, str) and (reference := _REFERENCE.fullmatch(at.strip())):
                 expected = f"keys of the section itself; {'.'.join(names[:depth])} is {at}, which this would replace"
-                fix = ".".join([whole.group(1), *names[depth:]]) + f"={value}"
+                fix = ".".join([reference.group(1), *names[depth:]]) + f"={value}"
                 violations.append(Violation(key, expected, fix, value))
     if violations:
         raise ConfigError(violations, "the command line")
 
 
 def _adapt(overrides: Sequence[str], before: Callable[[], dict[Any, Any]]) -> list[str]:
-    """The overrides as Hydra wants them; raises with every one that it doesn't understand. `before`: the file alone."""
+    """Return the overrides as Hydra wants them; raises with every one that it doesn't understand. `before`: the file
+    alone."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -292,18 +293,18 @@ def _replace_renamed(tree: Any, overrides: Sequence[str], before: Callable[[], d
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
-    given: dict[str, set[str]] = {}
+    written: dict[str, set[str]] = {}
     for override in map(OverridesParser.create().parse_override, overrides):
         key, _, option = override.key_or_group.partition(".")
         if key in _NAMED and not override.is_delete():
             value = override.value()
             names = [option.split(".")[0]] if option else value if isinstance(value, dict) else []
-            given.setdefault(key, set()).update(map(str, names))
-    for key in (key for key, names in given.items() if "name" in names):
+            written.setdefault(key, set()).update(map(str, names))
+    for key in (key for key, names in written.items() if "name" in names):
         old, new = before().get(key), _unresolved(tree).get(key)
         if isinstance(old, dict) and isinstance(new, dict) and old.get("name") != new.get("name"):
-            kept = {name: value for name, value in new.items() if name not in old or name in given[key]}
-            OmegaConf.update(tree, key, kept, merge=False)
+            retained = {name: value for name, value in new.items() if name not in old or name in written[key]}
+            OmegaConf.update(tree, key, retained, merge=False)
 
 
 def _unresolved(tree: Any) -> dict[Any, Any]:
@@ -320,7 +321,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _without_plus(override: str, before: Callable[[], dict[Any, Any]]) -> str:
-    """`key=value` sets a key whether or not the file names it; `+`, `~` and group choices stay."""
+    """Rewrite `key=value` so that it sets a key whether or not the file names it; `+`, `~` and group choices stay."""
     key, _, value = override.partition("=")
     if _NAMED.get(key) and value.startswith("{") and not isinstance(before().get(key), dict):
         override = f"{key}=[{value}]"  # Hydra can't merge a mapping into the file's list

@@ -10,26 +10,26 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """Types of the fields of a dataclass."""
+    """Return the types of the fields of a dataclass."""
     return get_type_hints(cls)
 
 
-def places_of(cls: type, path: str = "") -> Iterator[str]:
+def key_paths(cls: type, path: str = "") -> Iterator[str]:
     """Dotted path of every key below `cls`; `<name>` stands for a user's own key."""
     for name, hint in hints_of(cls).items():
         below = f"{path}.{name}" if path else name
         yield below
         for section, suffix in sections_of(hint):
-            yield from places_of(section, below + suffix)
+            yield from key_paths(section, below + suffix)
 
 
 @cache
 def homes_of(cls: type) -> dict[str, tuple[str, ...]]:
     """Dotted paths of the keys below `cls` by their last name."""
     homes: dict[str, tuple[str, ...]] = {}
-    for place in places_of(cls):
-        last = place.rpartition(".")[2]
-        homes[last] = (*homes.get(last, ()), place)
+    for key_path in key_paths(cls):
+        last = key_path.rpartition(".")[2]
+        homes[last] = (*homes.get(last, ()), key_path)
     return homes
 
 

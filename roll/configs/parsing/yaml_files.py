@@ -56,7 +56,7 @@ def path_problem(key: str, text: str) -> str:
 
 
 _LONGEST_FILE = 4 * 2**20
-_MOST_VALUES = 100_000
+_MAX_VALUES = 100_000
 """Values of a file once its aliases are filled in. Nine lists of nine aliases each are a billion."""
 
 
@@ -80,8 +80,8 @@ def read_yaml(file: Path) -> Mapping[Any, Any]:
         raise _refused(file, f"it can't be read: {error.strerror}") from None
     except (ValueError, RecursionError, TypeError, AttributeError, OverflowError) as error:
         # Of the constructors: a date of month 13, a number of 5,000 digits.
-        said = str(error).split(";")[0] or type(error).__name__
-        raise _refused(file, f"a value in it can't be read: {said}") from None
+        reason = str(error).split(";")[0] or type(error).__name__
+        raise _refused(file, f"a value in it can't be read: {reason}") from None
     if not isinstance(tree, Mapping):
         raise ConfigError([Violation(str(file), "keys and values", "e.g. pipeline: rlvr", tree)])
     return tree
@@ -111,13 +111,13 @@ def lines_of(file: Path) -> dict[str, int]:
 def syntax_violation(error: Exception, file: Path) -> Violation:
     """Return what a parser of YAML says, with the place."""
     mark = getattr(error, "problem_mark", None)
-    said = getattr(error, "problem", None) or str(error)
+    reason = getattr(error, "problem", None) or str(error)
     name = file if mark is None or not _is_file(mark.name) else mark.name
     where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
-    fix = "a tab may not indent; use spaces" if "\\t" in said else "check indentation, colons, quotes, brackets"
-    if said.startswith("found duplicate key"):
+    fix = "a tab may not indent; use spaces" if "\\t" in reason else "check indentation, colons, quotes, brackets"
+    if reason.startswith("found duplicate key"):
         fix = "remove one of the two"
-    return Violation(where, f"valid YAML; {said}", fix)
+    return Violation(where, f"valid YAML; {reason}", fix)
 
 
 def _is_file(name: str) -> bool:
@@ -165,8 +165,8 @@ def _check_events(file: Path, events: Iterator[Any]) -> None:
         open_nodes[-1][1] += size
         if len(open_nodes) > DEEPEST:
             raise _refused(file, f"it has more than {DEEPEST} levels of sections and lists", line)
-        if open_nodes[-1][1] > _MOST_VALUES:
-            raise _refused(file, f"it has more than {_MOST_VALUES} values once its aliases are filled in", line)
+        if open_nodes[-1][1] > _MAX_VALUES:
+            raise _refused(file, f"it has more than {_MAX_VALUES} values once its aliases are filled in", line)
 
 
 _LAST = re.compile(r"(\.[^.\[\]]*|\[\d+\])$")
@@ -194,14 +194,14 @@ class KeyLines:
     def _where(self, path: str) -> str:
         if any(path == key or path.startswith((f"{key}.", f"{key}[")) for key in self._overridden):
             return "the command line"
-        for place in _outwards(path):
-            if place in self._lines:
-                return f"{self._file}:{self._lines[place]}"
+        for key_path in _outwards(path):
+            if key_path in self._lines:
+                return f"{self._file}:{self._lines[key_path]}"
         return ""
 
 
 def _outwards(path: str) -> Iterable[str]:
-    """The path itself, then every section around it; options of `x: {name: ..., option: ...}` stand below `x`."""
+    """Yield the path itself, then every section around it; options of `x: {name: ..., option: ...}` stand below `x`."""
     yield path
     for other in ("_args", "_kwargs"):
         first, dot, rest = path.partition(".")

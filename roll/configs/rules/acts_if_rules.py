@@ -13,7 +13,7 @@ from roll.configs.schema.worker_config import TrainConfig
 
 
 def acts_if_rules(config: RunConfig) -> Iterator[Violation]:
-    """Every key that is set, of every section, against the first of its conditions that doesn't hold."""
+    """Refuse every key that is set while one of its conditions doesn't hold, with the first of those."""
     for path, section in sections_below(config, ""):
         for spec in fields(section):
             conditions, value = spec.metadata.get("acts_if", ()), getattr(section, spec.name)
@@ -21,14 +21,14 @@ def acts_if_rules(config: RunConfig) -> Iterator[Violation]:
                 continue
             key = f"{path}.{spec.name}" if path else spec.name
             for condition in conditions:
-                found = _found(config, path, section, condition)
-                if not condition.holds(found):
-                    yield _violation(key, path, value, condition, found)
+                actual = _actual(config, path, section, condition)
+                if not condition.holds(actual):
+                    yield _violation(key, path, value, condition, actual)
                     break
 
 
 def sections_below(section: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every dataclass of the tree with its path."""
+    """Yield every dataclass of the tree with its path."""
     yield path, section
     for spec in fields(section):
         value, below = getattr(section, spec.name), f"{path}.{spec.name}" if path else spec.name
@@ -37,16 +37,16 @@ def sections_below(section: Any, path: str) -> Iterator[tuple[str, Any]]:
             inside = {f"{below}.{name}": entry for name, entry in value.items()}
         elif isinstance(value, tuple):
             inside = {f"{below}[{i}]": entry for i, entry in enumerate(value)}
-        for place, entry in inside.items():
+        for key_path, entry in inside.items():
             if is_dataclass(entry):
-                yield from sections_below(entry, place)
+                yield from sections_below(entry, key_path)
 
 
 def _default(spec: Field[Any]) -> Any:
     return spec.default_factory() if spec.default_factory is not MISSING else spec.default
 
 
-def _found(config: RunConfig, path: str, section: Any, condition: ActsIf) -> Any:
+def _actual(config: RunConfig, path: str, section: Any, condition: ActsIf) -> Any:
     role = path.split(".")[0]
     if role in ("reward_models", "teachers"):  # a role each
         role = ".".join(path.split(".")[:2])
@@ -60,13 +60,13 @@ def _found(config: RunConfig, path: str, section: Any, condition: ActsIf) -> Any
     return getattr(config, condition.key[1:]) if condition.key.startswith("^") else getattr(section, condition.key)
 
 
-def _violation(key: str, path: str, value: Any, condition: ActsIf, found: Any) -> Violation:
-    subject = str(found) if condition.key == BACKEND else path.split(".")[0]
+def _violation(key: str, path: str, value: Any, condition: ActsIf, actual: Any) -> Violation:
+    subject = str(actual) if condition.key == BACKEND else path.split(".")[0]
     not_for = f"not for {subject}"
     named = {BACKEND: f"not with {subject}", ROLE: not_for, TRAINED: not_for}.get(condition.key)
     top = condition.key.startswith("^") or not path
-    place = condition.key.removeprefix("^") if top else f"{path}.{condition.key}"
-    now = named or (f"and {place} is {_yaml(found)}" if not condition.words else "")
+    key_path = condition.key.removeprefix("^") if top else f"{path}.{condition.key}"
+    now = named or (f"and {key_path} is {_yaml(actual)}" if not condition.words else "")
     why = condition.why
     if not isinstance(why, str):
         why = next((text for start, text in why.items() if subject.startswith(start)), "")
@@ -77,8 +77,8 @@ def _violation(key: str, path: str, value: Any, condition: ActsIf, found: Any) -
     elif condition.unless:
         fix = "keep one of the two"
     else:
-        wanted = condition.values[0] if condition.values else "true" if found is False else "..."
-        fix = f"{place}={wanted}, or remove it"
+        wanted = condition.values[0] if condition.values else "true" if actual is False else "..."
+        fix = f"{key_path}={wanted}, or remove it"
     if is_dataclass(value):
         return problem(key, sentence, fix)
     return problem(key, sentence, fix, list(value) if isinstance(value, tuple) else value)

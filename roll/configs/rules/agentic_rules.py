@@ -26,7 +26,7 @@ from roll.configs.schema.env_config import (
 
 
 def env_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """Each kind of environment by itself."""
+    """Check each kind of environment by itself."""
     if not config.custom_envs:
         yield Violation("custom_envs", "at least one environment", "custom_envs: {game: {env_type: sokoban-v1}}", {})
     for tag, env in config.custom_envs.items():
@@ -54,18 +54,22 @@ def env_rules(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def role_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """Who plays which role, where the configuration says it. Which roles there are the environment knows."""
+    """Check who plays which role, where the configuration says it. Which roles there are the environment knows."""
     for tag, env in config.custom_envs.items():
         path = f"custom_envs.{tag}"
         players = list(env.roles.values())
-        for role, given in env.roles.items():
-            if given.player == ENDPOINT:
-                place = f"{path}.roles.{role}"
-                if given.endpoint is None:
-                    fix = f"{place}.endpoint=http://localhost:8000/v1"
-                    yield Violation(f"{place}.endpoint", "the address of the service that plays the role", fix, None)
+        for role, role_config in env.roles.items():
+            if role_config.player == ENDPOINT:
+                role_path = f"{path}.roles.{role}"
+                if role_config.endpoint is None:
+                    fix = f"{role_path}.endpoint=http://localhost:8000/v1"
+                    yield Violation(
+                        f"{role_path}.endpoint", "the address of the service that plays the role", fix, None
+                    )
                 else:
-                    yield from endpoint_rules(place, given.endpoint, given.model, given.api_key_env)
+                    yield from endpoint_rules(
+                        role_path, role_config.endpoint, role_config.model, role_config.api_key_env
+                    )
         if env.swap_roles and players and all(player == RoleConfig() for player in players):
             yield no_effect(f"{path}.swap_roles", ": the policy plays every role", "remove it", True)
 
@@ -89,7 +93,7 @@ def _pattern(path: str, env: CustomEnv) -> Iterator[Violation]:
 
 
 def _stops(path: str, env: CustomEnv, config: AgenticConfig) -> Iterator[Violation]:
-    """What ends a response isn't cut off where the action ends with it."""
+    """Check that what ends a response isn't cut off where the action ends with it."""
     val = config.val_env_manager
     sampling = {"actor_infer.generating_args": config.actor_infer.generating_args}
     sampling |= {} if val is None else {"val_env_manager.generating_args": val.generating_args}
@@ -117,7 +121,7 @@ def _templates(path: str, env: CustomEnv) -> Iterator[Violation]:
 
 
 def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """Groups, their sizes and tags, in training and validation."""
+    """Check groups, their sizes and tags, in training and validation."""
     train, val = config.train_env_manager, config.val_env_manager
     yield from _manager(config, "train_env_manager", train)
     yield from _sizes(
@@ -130,15 +134,16 @@ def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
         if val.group_size_redundancy:
             expected = "0: validation plays what it is asked for"
             yield Violation("val_env_manager.group_size_redundancy", expected, "remove it", val.group_size_redundancy)
-        size, given = val.group_size, val.generating_args.num_return_sequences
-        if given not in (None, size):
+        size, sequences = val.group_size, val.generating_args.num_return_sequences
+        if sequences not in (None, size):
             expected = f"group_size ({size}), which rules in validation"
-            yield Violation("val_env_manager.generating_args.num_return_sequences", expected, "remove it", given)
+            yield Violation("val_env_manager.generating_args.num_return_sequences", expected, "remove it", sequences)
         yield from _sizes("val_env_manager", val, "val_batch_size", config.val_batch_size, config.validation_groups)
 
 
 def _sizes(path: str, manager: EnvManager, key: str, episodes: int | None, groups: int) -> Iterator[Violation]:
-    """`episodes`, which `key` says, are whole groups, and environments may play as many groups as are wanted."""
+    """Check that `episodes`, which `key` says, are whole groups, and environments may play as many groups as are
+    wanted."""
     size, most = manager.group_size, manager.num_env_groups * manager.max_traj_per_env
     if episodes is not None and episodes % size:
         below, above = episodes // size * size, -(-episodes // size) * size
@@ -215,7 +220,7 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """The model that a warm start makes is the one to start from."""
+    """Check that the run starts from the model that a warm start makes."""
     if config.warm_start is None:
         return
     names = {"pretrain": config.pretrain}
@@ -228,7 +233,7 @@ def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def warnings(config: AgenticConfig) -> Iterator[str]:
-    """What is allowed but probably not meant."""
+    """Return what is allowed but probably not meant."""
     longest = max((env.max_steps for env in config.custom_envs.values()), default=0)
     if config.estimator.credits_turns and longest == 1:
         yield f"adv_estimator {config.adv_estimator} credits turns, but max_steps is 1: every episode is one turn"

@@ -22,7 +22,7 @@ _INSTEAD = {"max_steps": "env_config.max_calls"}
 
 
 def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """Each kind of agent by itself."""
+    """Check each kind of agent by itself."""
     agents = {tag: env for tag, env in config.custom_envs.items() if env.env_type == AGENT_ENV}
     for tag, env in agents.items():
         path = f"custom_envs.{tag}"
@@ -51,7 +51,7 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def gateway_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """The endpoint that all agents have in common."""
+    """Check the endpoint that all agents have in common."""
     agents = [env.agent for env in config.custom_envs.values() if env.agent is not None]
     default, address = GatewayConfig(), config.gateway.address
     for spec in fields(GatewayConfig) if not agents else ():
@@ -67,10 +67,10 @@ def gateway_rules(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
-    given = [name for name in ("command", "agent", "remote") if getattr(agent, name)]
-    if len(given) != 1:
-        expected = "one of command, agent and remote" if not given else f"one of {' and '.join(given)}"
-        yield Violation(path, expected, "keep one", given or {})
+    named = [name for name in ("command", "agent", "remote") if getattr(agent, name)]
+    if len(named) != 1:
+        expected = "one of command, agent and remote" if not named else f"one of {' and '.join(named)}"
+        yield Violation(path, expected, "keep one", named or {})
     if isinstance(agent.command, str):
         try:
             shlex.split(agent.command)
@@ -133,7 +133,7 @@ def _score(path: str, agent: AgentEnv) -> Iterator[Violation]:
 
 
 def warnings(config: AgenticConfig) -> Iterator[str]:
-    """What is allowed but probably not meant."""
+    """Return what is allowed but probably not meant."""
     for tag, env in config.custom_envs.items():
         agent = env.agent
         if agent is None or agent.max_agents is None:

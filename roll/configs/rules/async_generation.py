@@ -12,7 +12,8 @@ _AHEAD = "async_generation_ratio"
 
 
 def async_rules(config: RLConfig) -> Iterator[Violation]:
-    """What can, and what can't, go on while weights change. That something corrects for it is `loss_rules`'s matter."""
+    """Check what can, and what can't, go on while weights change. That something corrects for it is `loss_rules`'s
+    matter."""
     if config.async_generation_ratio == 0:
         return
     engine = config.actor_infer.strategy_args.strategy_name
@@ -27,7 +28,7 @@ def async_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def transport_rules(config: RLConfig) -> Iterator[Violation]:
-    """How weights travel, against where the two ends are."""
+    """Check how weights travel, against where the two ends are."""
     way, plan = config.weight_transport, config.placement
     trainer = plan.node_of(config.actor_train.slots[0])
     far = sorted({plan.node_of(slot) for slot in config.actor_infer.slots} - {trainer})

@@ -16,7 +16,7 @@ from roll.utils.importing import suggested_path
 
 
 def data_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """Where prompts come from, and whose they are."""
+    """Check where prompts come from, and which domain they belong to."""
     sections = {"actor_train": config.actor_train.data_args}
     if config.validation is not None:
         sections["validation"] = config.validation.data_args
@@ -43,7 +43,7 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 
 def _held_out_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """A share of the training prompts is held out where there are some, and no others."""
+    """Check that a share is held out only where there are training prompts, and no others for validation."""
     key, share, data = "validation_share", config.validation_share, config.actor_train.data_args
     if not share:
         return
@@ -75,12 +75,12 @@ def validation_rules(config: RLVRConfig) -> Iterator[Violation]:
                 yield Violation(f"validation.{key}", expected, f"{path}.num_return_sequences={max(k, 1)}", k)
     if config.validation.maj_at_k and config.rewards and not any(map(_states_answers, config.rewards.values())):
         names = ", ".join(sorted({reward.name for reward in config.rewards.values()}))
-        said = f"no reward says which answer a response states, so nothing can be voted on ({names})"
-        yield problem("validation.maj_at_k", said, "remove it; best_at and pass@k (validation.pass_at_k) need none")
+        message = f"no reward says which answer a response states, so nothing can be voted on ({names})"
+        yield problem("validation.maj_at_k", message, "remove it; best_at and pass@k (validation.pass_at_k) need none")
 
 
 def _states_answers(reward: RewardConfig) -> bool:
-    """Whether a domain's reward says which answer a response states; of one's own nobody knows."""
+    """Return whether a domain's reward says which answer a response states; of one's own nobody knows."""
     names = [part.name for part in reward.parts.values()] if reward.name == WEIGHTED else [reward.name]
     return reward.is_function and any(name not in REWARDS or REWARDS[name].answers for name in names)
 
@@ -93,14 +93,14 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
     twice = {name for name in data.file_name if data.file_name.count(name) > 1}
     for name in sorted(twice):
         yield Violation(f"{path}.file_name", "each file once", "remove one", name)
-    seen: set[str] = set()
+    tags: set[str] = set()
     known = {tag for domain in config.rewards for tag in config.tags_of(domain)}
     for i, task in enumerate(data.procedural):
         here = f"{path}.procedural[{i}]"
-        if task.tag in seen:
+        if task.tag in tags:
             fix = "tags of one domain may differ"
             yield Violation(f"{here}.tag", "a tag of its own for every entry", fix, task.tag)
-        seen.add(task.tag)
+        tags.add(task.tag)
         if task.tag not in known and ANY_TAG not in known:
             expected = f"a tag of some domain: {', '.join(sorted(known))}"
             yield Violation(f"{here}.tag", expected, "add it to rewards.<domain>.tag_included", task.tag)
@@ -143,22 +143,22 @@ def _procedural_rules(path: str, task: ProceduralTask) -> Iterator[Violation]:
 
 
 def _templates(config: RLVRConfig) -> dict[str, str | None]:
-    given = {
+    templates = {
         "global_template": config.global_template,
         "actor_train.data_args.template": config.actor_train.data_args.template,
         **{f"tag_to_template.{tag}": text for tag, text in config.tag_to_template.items()},
     }
     for role, worker in config.sections.items():
         if isinstance(worker, RewardModelConfig):
-            given[f"{role}.template"] = worker.template
+            templates[f"{role}.template"] = worker.template
     if config.validation is not None:
-        given["validation.data_args.template"] = config.validation.data_args.template
-    return given
+        templates["validation.data_args.template"] = config.validation.data_args.template
+    return templates
 
 
-def template_rules(given: Mapping[str, str | None]) -> Iterator[Violation]:
-    """Texts by their keys that are a name, a text with one slot, or Jinja."""
-    for path, text in given.items():
+def template_rules(templates: Mapping[str, str | None]) -> Iterator[Violation]:
+    """Check that each text, by its key, is a name, a text with one slot, or Jinja."""
+    for path, text in templates.items():
         if text is None or text in TEMPLATES or "{%" in text or "{{" in text or text.count("{prompt}") == 1:
             continue
         expected = f"one of {', '.join(TEMPLATES)}, a text with one {{prompt}}, or Jinja"
@@ -166,7 +166,7 @@ def template_rules(given: Mapping[str, str | None]) -> Iterator[Violation]:
 
 
 def _supply_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """Every domain has rows, as far as can be told without reading files."""
+    """Check that every domain has rows, as far as can be told without reading files."""
     data = config.actor_train.data_args
     generated = {task.tag for task in data.procedural}
     for domain, reward in config.rewards.items():

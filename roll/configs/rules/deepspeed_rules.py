@@ -27,7 +27,7 @@ COUNTS = frozenset(
 
 
 def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
-    """Each role on DeepSpeed by itself."""
+    """Check each role on DeepSpeed by itself."""
     for role, worker in config.sections.items():
         if not isinstance(worker.strategy_args.strategy_config, DeepSpeedConfig):
             continue
@@ -46,16 +46,16 @@ def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
             yield from _division(path, options)
 
 
-def _zero(path: str, given: Mapping[str, Any]) -> Iterator[Violation]:
-    """Keys that DeepSpeed has, that act here and in this stage, with values of their kind."""
-    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
-    stage = given.get("stage", 0)
+def _zero(path: str, section: Mapping[str, Any]) -> Iterator[Violation]:
+    """Check that DeepSpeed has these keys, that they act here and in this stage, and the kind of their values."""
+    yield from _unknown(path, section.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), section)
+    stage = section.get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         yield Violation(f"{path}.stage", "0, 1, 2 or 3", "", stage)
         return
     if isinstance(stage, float):
         yield Violation(f"{path}.stage", "a whole number", f"write {stage:.0f}", stage)
-    for key, value in given.items():
+    for key, value in section.items():
         below, switch = f"{path}.{key}", value == "auto" or isinstance(value, bool)
         if key in REFUSED_ZERO_KEYS:
             yield no_effect(below, f": {REFUSED_ZERO_KEYS[key]}", "remove it", value)
@@ -97,10 +97,10 @@ def _offload(path: str, name: str, section: Any, stage: int) -> Iterator[Violati
         yield Violation(f"{below}.ratio", "1 below stage 3", "remove it", ratio)
 
 
-def _unknown(path: str, keys: Iterable[str], known: frozenset[str], given: Mapping[str, Any]) -> Iterator[Violation]:
+def _unknown(path: str, keys: Iterable[str], known: frozenset[str], section: Mapping[str, Any]) -> Iterator[Violation]:
     for key in sorted(set(keys) - known):
         fix = did_you_mean(key, known) or "remove it"
-        yield Violation(f"{path}.{key}", "a key of DeepSpeed's that acts here", fix, given[key])
+        yield Violation(f"{path}.{key}", "a key of DeepSpeed's that acts here", fix, section[key])
 
 
 def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterator[Violation]:
@@ -131,22 +131,23 @@ def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterato
 def _sizes(path: str, role: str, worker: TrainConfig, options: DeepSpeedConfig, limit: float) -> Iterator[Violation]:
     args, ranks = worker.training_args, worker.data_parallel
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    whole = f"{role}'s per_device_train_batch_size {rows} x gradient_accumulation_steps {passes} x {ranks} rank(s)"
+    product = f"{role}'s per_device_train_batch_size {rows} x gradient_accumulation_steps {passes} x {ranks} rank(s)"
     clipping = "the pipeline's max_grad_norm" if limit else "max_grad_norm null, which is no clipping"
     wanted = {
-        "train_batch_size": (rows * passes * ranks, whole),
+        "train_batch_size": (rows * passes * ranks, product),
         "train_micro_batch_size_per_gpu": (rows, f"{role}.training_args.per_device_train_batch_size"),
         "gradient_accumulation_steps": (passes, f"{role}.training_args.gradient_accumulation_steps"),
         "gradient_clipping": (limit, clipping),
     }
     for name, (value, source) in wanted.items():
-        given = getattr(options, name)
-        if given not in (None, "auto", value):
-            yield Violation(f"{path}.{name}", f"{value:g} ({source}), or auto", f"{path}.{name}=auto", given)
+        value_set = getattr(options, name)
+        if value_set not in (None, "auto", value):
+            yield Violation(f"{path}.{name}", f"{value:g} ({source}), or auto", f"{path}.{name}=auto", value_set)
 
 
 def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
-    """By the number of ranks, before or after a sum: DeepSpeed asserts in some places and errs in others."""
+    """Check division by the number of ranks, before or after a sum: DeepSpeed asserts in some places and errs in
+    others."""
     factor, early = options.gradient_predivide_factor, options.prescale_gradients
     for name, value in (("prescale_gradients", early), ("gradient_predivide_factor", factor)):
         if not value or (value == 1.0 and value is not True):
@@ -162,7 +163,7 @@ def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
 
 
 def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedConfig) -> Iterator[Violation]:
-    """Accepted as far as it repeats `training_args`."""
+    """Accept it as far as it repeats `training_args`."""
     section = options.optimizer
     if section is None:
         return
@@ -183,11 +184,11 @@ def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedCo
         return
     yield from _unknown(f"{path}.params", params, frozenset(wanted), params)
     for name, value in wanted.items():
-        given = params.get(name, "auto")
-        if isinstance(given, tuple):
-            given = list(given)
-        if given not in ("auto", value):
-            yield Violation(f"{path}.params.{name}", f"{value}, as {source} says, or auto", "remove it", given)
+        value_set = params.get(name, "auto")
+        if isinstance(value_set, tuple):
+            value_set = list(value_set)
+        if value_set not in ("auto", value):
+            yield Violation(f"{path}.params.{name}", f"{value}, as {source} says, or auto", "remove it", value_set)
 
 
 def _is_count(value: Any) -> bool:

@@ -21,7 +21,7 @@ _ACTING = ("model_args", "strategy_args", "tags", "device_mapping", "world_size"
 
 
 def endpoint_rules(path: str, endpoint: str, model: str | None, variable: str | None) -> Iterator[Violation]:
-    """The address, the model's name and the variable of the key, which stand below `path`."""
+    """Check the address, the model's name and the variable of the key, which stand below `path`."""
     fix = f"{path}.endpoint=http://localhost:8000/v1"
     try:
         parts = urlsplit(endpoint)

@@ -18,7 +18,7 @@ _OPTIONS = "actor_infer.strategy_args.strategy_config"
 
 
 def engine_rules(config: RLConfig) -> Iterator[Violation]:
-    """`actor_infer` on an engine of its own, or on none."""
+    """Check `actor_infer` on an engine of its own, or on none."""
     worker = config.actor_infer
     options, name = worker.strategy_args.strategy_config, worker.strategy_args.strategy_name
     if not isinstance(options, EngineConfig):
@@ -81,7 +81,7 @@ def _vllm_sizes(config: RLConfig, options: VllmConfig) -> Iterator[Violation]:
 
 
 def _sampling(config: RLConfig, options: EngineConfig) -> Iterator[Violation]:
-    """What an engine can't draw from, in training and in validation."""
+    """Refuse what an engine can't draw from, in training and in validation."""
     sections = {"actor_infer.generating_args": config.actor_infer.generating_args}
     if config.validation_sampling is not None:
         path, args = config.validation_sampling

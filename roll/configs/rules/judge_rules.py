@@ -28,7 +28,7 @@ _FORMATS = ("score", "json", "brackets", "yes_no")
 
 
 def judge_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """The section, and what domains change in it."""
+    """Check the section, and what domains change in it."""
     judge, asking = config.judge, config.domains_of(JUDGE)
     if judge is None:
         if asking:
@@ -37,14 +37,14 @@ def judge_rules(config: RLVRConfig) -> Iterator[Violation]:
             fix = "judge: {endpoint: http://localhost:8000/v1, model: <name>}, or one with model_args"
             yield Violation("judge", f"a judge, because {path}.{asked} asks for one", fix, NO_VALUE)
         return
-    yield from _place_rules(judge)
+    yield from _endpoint_rules(judge)
     yield from _rubric_rules("judge", judge)
     for domain in asking:
         if config.rewards[domain].name == JUDGE:
             yield from _kwargs_rules(f"rewards.{domain}.reward_kwargs", judge, config.rewards[domain].reward_kwargs)
 
 
-def _place_rules(judge: JudgeConfig) -> Iterator[Violation]:
+def _endpoint_rules(judge: JudgeConfig) -> Iterator[Violation]:
     answer = judge.generating_args.max_new_tokens or 0
     if not answer:
         expected = "a number of tokens for the judge's answer, which response_length says nothing about"

@@ -23,9 +23,9 @@ def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
         sizes = " x ".join(f"{name} {size}" for name, size in worker.parallel_sizes.items())
         expected = f"a layout whose ranks ({sizes} = {together}) divide the role's {worker.ranks} rank(s)"
         key = "ulysses_size" if worker.model_args.ulysses_size > 1 else "ring_attention_size"
-        place = path if isinstance(options, MegatronConfig) else f"{role}.model_args.{key}"
+        key_path = path if isinstance(options, MegatronConfig) else f"{role}.model_args.{key}"
         more = -(-worker.ranks // together) * together
-        yield Violation(place, expected, f"{more} ranks for {role}, or smaller sizes")
+        yield Violation(key_path, expected, f"{more} ranks for {role}, or smaller sizes")
     if isinstance(options, MegatronConfig):
         yield from _megatron_sizes(path, worker.ranks, options)
         yield from field_rules(role, options)
@@ -54,21 +54,21 @@ def _megatron_sizes(path: str, ranks: int, options: MegatronConfig) -> Iterator[
 
 
 def _recompute(role: str, worker: TrainConfig, options: MegatronConfig) -> Iterator[Violation]:
-    """Which layers are recomputed is said once: by the granularity, and by the keys that belong to it."""
+    """Check that what is recomputed is configured once: by the granularity, and by the keys that belong to it."""
     path, off = f"{role}.strategy_args.strategy_config", worker.model_args.disable_gradient_checkpointing
-    given = options.recompute_granularity
-    if given is not None and off:
+    granularity_set = options.recompute_granularity
+    if granularity_set is not None and off:
         expected = f"null, because {role}.model_args.disable_gradient_checkpointing is true"
-        yield Violation(f"{path}.recompute_granularity", expected, "keep one of the two", given)
+        yield Violation(f"{path}.recompute_granularity", expected, "keep one of the two", granularity_set)
         return
-    effective = given or (None if off else "full")
+    effective = granularity_set or (None if off else "full")
     of = {"recompute_method": "full", "recompute_num_layers": "full", "recompute_modules": "selective"}
     for key, granularity in of.items():
         value = getattr(options, key)
         if value is not None and effective != granularity:
             expected = f"null, because recompute_granularity is {effective or 'off'}"
-            found = list(value) if isinstance(value, tuple) else value
-            yield Violation(f"{path}.{key}", expected, f"{path}.recompute_granularity={granularity}", found)
+            value_set = list(value) if isinstance(value, tuple) else value
+            yield Violation(f"{path}.{key}", expected, f"{path}.recompute_granularity={granularity}", value_set)
     modules = options.recompute_modules
     for name in modules or ():
         if name not in RECOMPUTED:
@@ -117,7 +117,7 @@ def shape_rules(role: str, worker: WorkerConfig, model: str, shape: ModelShape) 
 
 
 def _divides(key: str, size: int, counts: dict[str, int | None], model: str) -> Iterator[Violation]:
-    """The first of a model's counts that `size` doesn't divide, with the sizes that would do."""
+    """Report the first of a model's counts that `size` doesn't divide, with the sizes that would do."""
     for what, count in counts.items():
         if count is not None and 0 < count < 2**40 and count % size:
             legal = ", ".join(map(str, divisors(count)))

@@ -8,7 +8,7 @@ from dataclasses import fields
 from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
 from roll.configs.errors import NO_VALUE, Violation
 from roll.configs.rules.data_rules import template_rules
-from roll.configs.rules.policy_rules import given_twice, named_rules
+from roll.configs.rules.policy_rules import duplicate_options, named_rules
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.configs.schema.preference_config import DPOConfig, PreferenceConfig
 from roll.configs.schema.sft_config import SFTConfig
@@ -22,7 +22,7 @@ def length_rules(config: OfflineConfig) -> Iterator[Violation]:
 
 
 def file_rules(config: OfflineConfig) -> Iterator[Violation]:
-    """Where rows come from."""
+    """Check where rows come from."""
     for path, data in sections_of(config).items():
         if not data.file_name:
             yield Violation(f"{path}.file_name", "a file", f"{path}.file_name=data.jsonl", NO_VALUE)
@@ -37,15 +37,15 @@ def file_rules(config: OfflineConfig) -> Iterator[Violation]:
 
 
 def sections_of(config: OfflineConfig) -> dict[str, OfflineDataArgs]:
-    """The sections that name rows, by path."""
-    found: dict[str, OfflineDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
+    """Return the sections that name rows, by path."""
+    sections: dict[str, OfflineDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
     if config.validation is not None:
-        found["validation.data_args"] = config.validation.data_args
-    return found
+        sections["validation.data_args"] = config.validation.data_args
+    return sections
 
 
 def warnings(config: OfflineConfig) -> Iterator[str]:
-    """What is allowed but probably not meant."""
+    """Return what is allowed but probably not meant."""
     if config.validates and not (config.eval_steps or config.val_before_train):
         yield "rows are held out, but eval_steps and val_before_train are off: validation won't run"
 
@@ -54,7 +54,7 @@ RULES = (length_rules, file_rules)
 
 
 def sft_warnings(config: SFTConfig) -> Iterator[str]:
-    """What is allowed but probably not meant."""
+    """Return what is allowed but probably not meant."""
     yield from warnings(config)
     data = config.actor_train.data_args
     if config.train_on == "all" and data.prompt is not None and data.response is not None:
@@ -65,7 +65,7 @@ _SIMPO_BETA = 1.0
 
 
 def pair_rules(config: PreferenceConfig) -> Iterator[Violation]:
-    """Passes of whole pairs."""
+    """Check that a pass consists of whole pairs."""
     args, key = config.actor_train.training_args, "actor_train.training_args.per_device_train_batch_size"
     size = args.per_device_train_batch_size
     if config.pairs and size % 2:
@@ -74,10 +74,10 @@ def pair_rules(config: PreferenceConfig) -> Iterator[Violation]:
 
 
 def loss_rules(config: DPOConfig) -> Iterator[Violation]:
-    """The loss, its options, and what it compares with."""
+    """Check the loss, its options, and what it compares with."""
     yield from named_rules(config.loss_type, "loss_type", tuple(PREFERENCE_LOSSES))
     defaults = {spec.name: spec.default for spec in fields(config)}
-    yield from given_twice(config, "loss_type_args", config.loss, defaults.get)
+    yield from duplicate_options(config, "loss_type_args", config.loss, defaults.get)
     if config.uses_reference and config.reference is None and not config.reference_is_actor:
         free = ", ".join(name for name, loss in PREFERENCE_LOSSES.items() if not loss.reference)
         expected = f"a reference, because loss_type {config.loss_type} compares with one"
@@ -93,7 +93,7 @@ def loss_rules(config: DPOConfig) -> Iterator[Violation]:
 
 
 def dpo_warnings(config: DPOConfig) -> Iterator[str]:
-    """What is allowed but probably not meant."""
+    """Return what is allowed but probably not meant."""
     yield from warnings(config)
     if config.loss_type == "simpo" and config.loss_options["beta"] < _SIMPO_BETA:
         yield f"simpo was published with beta 2.0 to 2.5; it is {config.loss_options['beta']:g}"

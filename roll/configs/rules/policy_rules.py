@@ -18,14 +18,14 @@ from roll.configs.schema.sft_config import SFTConfig
 
 
 def named_rules(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
-    """A name that the table has, or a path of the user's own."""
+    """Check that a name is in the table, or a path of the user's own."""
     if value not in known and not OWN_PATH.match(value):
         expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
         yield Violation(path, expected, nearest(value, known), value)
 
 
-def given_twice(config: Any, path: str, entry: Entry, default_of: Callable[[str], Any]) -> Iterator[Violation]:
-    """An option that is written, and whose own key isn't at its default; `default_of` knows those of keys."""
+def duplicate_options(config: Any, path: str, entry: Entry, default_of: Callable[[str], Any]) -> Iterator[Violation]:
+    """Refuse an option that is written while its own key isn't at its default; `default_of` returns a key's default."""
     for name, value in getattr(config, path).items():
         option = entry.options.get(name)
         key = option.source or option.key if option is not None else ""
@@ -41,8 +41,8 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     yield from _named(config.adv_estimator, "adv_estimator", known)
     yield from _named(config.policy_loss, "policy_loss", tuple(LOSSES))
     default_of = functools.partial(getattr, PolicyOptimisation())
-    yield from given_twice(config, "adv_estimator_args", config.estimator, default_of)
-    yield from given_twice(config, "policy_loss_args", config.loss, default_of)
+    yield from duplicate_options(config, "adv_estimator_args", config.estimator, default_of)
+    yield from duplicate_options(config, "policy_loss_args", config.loss, default_of)
     if config.group_size == 1:
         size = config.group_size_key
         for key, why in (*_needs_group(config), *config.needs_group):
@@ -65,7 +65,7 @@ def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]
 
 
 def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
-    """What compares the responses of one prompt."""
+    """Check what compares the responses of one prompt."""
     zero = "compares the responses of one prompt: with one response every advantage is 0"
     if config.estimator.compares_group:
         yield f"adv_estimator {config.adv_estimator}", zero
@@ -92,7 +92,8 @@ def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def _part_rules(config: RLConfig) -> Iterator[Violation]:
-    """An estimator that normalises the parts of rewards itself has parts, and nothing else normalises or joins them."""
+    """Check that an estimator that normalises the parts of rewards has parts, and nothing else normalises or joins
+    them."""
     name = config.adv_estimator
     if not (isinstance(config, RLVRConfig) and any(config.reward_terms(domain) for domain in config.rewards)):
         expected = (
@@ -111,7 +112,7 @@ def _part_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def kl_rules(config: RLConfig) -> Iterator[Violation]:
-    """KL terms and the reference they need."""
+    """Check KL terms and the reference they need."""
     if config.add_token_level_kl and config.use_kl_loss and not config.allow_both_kl:
         expected = "one KL term: add_token_level_kl already puts it into the reward"
         fix = "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true"
@@ -160,7 +161,7 @@ def loss_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
-    """Samples of older weights are corrected for once: neither never nor twice."""
+    """Check that samples of older weights are corrected for exactly once."""
     correction, ratio = config.train_infer_correction, config.async_generation_ratio
     if config.loss.decouples and correction is not None and correction.importance_upper is not None:
         yield Violation(
@@ -185,7 +186,7 @@ def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def teacher_rules(config: RLConfig | SFTConfig) -> Iterator[Violation]:
-    """The teacher, and what its weight leaves to rewards."""
+    """Check the teacher, and what its weight leaves to rewards."""
     yield from named_rules(config.distill.divergence, "distill.divergence", tuple(DIVERGENCES))
     if isinstance(config, RLConfig):
         yield from _tags(config)
@@ -202,13 +203,13 @@ def teacher_rules(config: RLConfig | SFTConfig) -> Iterator[Violation]:
 
 
 def _tags(config: RLConfig) -> Iterator[Violation]:
-    """Every tag has one teacher."""
+    """Check that every tag has one teacher."""
     if config.teacher is not None and config.teacher.tags:
         expected = "none: it teaches all tasks that none of teachers teaches"
         yield Violation("teacher.tags", expected, "teachers={<name>: {tags: ...}}", list(config.teacher.tags))
-    seen: set[str] = set()
+    taught: set[str] = set()
     for name, model in config.teachers.items():
         for tag in model.tags or (name,):
-            if tag in seen:
+            if tag in taught:
                 yield Violation(f"teachers.{name}.tags", "each tag at one teacher", "remove it from one of them", tag)
-            seen.add(tag)
+            taught.add(tag)

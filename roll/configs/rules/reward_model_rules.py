@@ -14,7 +14,7 @@ from roll.configs.schema.reward_config import REWARD_MODEL, REWARD_MODELS, Rewar
 from roll.configs.schema.rlvr_config import RLVRConfig
 
 _CLASSIFIER = "ForSequenceClassification"
-_MOST_LABELS_SHOWN = 8
+_MAX_LABELS_SHOWN = 8
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _WEIGHT_KEYS = {REWARD_MODEL: "reward_model_weight", JUDGE: "judge_weight"}
 
@@ -44,7 +44,7 @@ def reward_model_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 
 def _missing_models(config: RLVRConfig, path: str, reward: RewardConfig) -> Iterator[Violation]:
-    """Names that no entry of `reward_models` has, and a model that is added to itself."""
+    """Refuse names that no entry of `reward_models` has, and a model that is added to itself."""
     asked = {f"{path}.reward_models_weights.{name}": name for name in reward.reward_models_weights}
     if reward.scorer == REWARD_MODELS:
         asked[f"{path}.name"] = reward.name.removeprefix(f"{REWARD_MODELS}.")
@@ -54,8 +54,8 @@ def _missing_models(config: RLVRConfig, path: str, reward: RewardConfig) -> Iter
             fix = nearest(name, tuple(config.reward_models)) or f"reward_models: {{{name}: {{model_args: ...}}}}"
             yield Violation(key, f"a model of the section reward_models, which has {known}", fix, name)
     if reward.name in reward.added and reward.scorer == REWARD_MODELS:
-        said = f"{reward.name} is this domain's score already and can't be added to itself"
-        yield problem(f"{path}.reward_models_weights", said, "remove it, and set weight or rule_weight")
+        message = f"{reward.name} is this domain's score already and can't be added to itself"
+        yield problem(f"{path}.reward_models_weights", message, "remove it, and set weight or rule_weight")
 
 
 def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
@@ -79,7 +79,7 @@ def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
 
 
 def classifier_checks(role: str, model: RewardModelConfig, file: Path, limit: Any) -> Iterator[Violation]:
-    """What a local model's config.json says already: that it is a classifier, its labels, its length.
+    """Check what a local model's config.json shows already: that it is a classifier, its labels, its length.
 
     `limit`: positions that the model was built for; not a number where it doesn't say.
     """
@@ -101,9 +101,9 @@ def classifier_checks(role: str, model: RewardModelConfig, file: Path, limit: An
 
 
 def label_violations(label: int | None, labels: list[str], role: str = REWARD_MODEL) -> Iterator[Violation]:
-    """A label that isn't there, or none where the model has several."""
-    names = ", ".join(f"{i} ({name})" for i, name in enumerate(labels[:_MOST_LABELS_SHOWN]))
-    names += ", ..." if len(labels) > _MOST_LABELS_SHOWN else ""
+    """Refuse a label that isn't there, or none where the model has several."""
+    names = ", ".join(f"{i} ({name})" for i, name in enumerate(labels[:_MAX_LABELS_SHOWN]))
+    names += ", ..." if len(labels) > _MAX_LABELS_SHOWN else ""
     if label is None and len(labels) != 1:
         expected = f"one of the model's {len(labels)} outputs: {names}"
         yield Violation(f"{role}.label", expected, f"{role}.label=0", None)

@@ -60,14 +60,14 @@ _ADDRESS = re.compile(r"^https?://[^\s/@]+(/\S*)?$")
 
 
 def sandbox_rules(config: RLConfig) -> Iterator[Violation]:
-    """The sandbox is one that there is, or the address of one."""
+    """Check that the sandbox is a known one, or the address of one."""
     if config.sandbox not in SANDBOXES and not _ADDRESS.match(config.sandbox):
         expected = f"one of {', '.join(SANDBOXES)}, or the address of a sandbox server, http://host:port"
         yield Violation("sandbox", expected, nearest(config.sandbox, SANDBOXES), config.sandbox)
 
 
 def score_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """What becomes of scores before the estimator."""
+    """Check what becomes of scores before the estimator."""
     for key in ("reward_norm", "use_reward_scaling"):
         if config.estimator.needs_greedy and getattr(config, key):
             off = "null" if key == "reward_norm" else "false"
@@ -94,14 +94,14 @@ def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation
 
 
 def printable_rules(path: str, name: str, what: str) -> Iterator[Violation]:
-    """A name that metrics carry is a line of text that people can read."""
+    """Check that a name that metrics carry is a line of readable text."""
     if not name.strip() or not name.isprintable() or name != name.strip() or len(name) > MAX_NAME:
         expected = f"a {what}'s name of printable characters, at most {MAX_NAME}, without white space around it"
         yield Violation(path, expected, "rename it", name)
 
 
 def _parts(path: str, reward: RewardConfig) -> Iterator[Violation]:
-    """A weighted sum has terms, each scored by a function."""
+    """Check that a weighted sum has terms, each scored by a function."""
     if reward.name != WEIGHTED:
         if reward.parts:
             yield no_effect(f"{path}.parts", f" unless name is {WEIGHTED}", f"{path}.name={WEIGHTED}, or remove it")
@@ -115,8 +115,8 @@ def _parts(path: str, reward: RewardConfig) -> Iterator[Violation]:
         yield from printable_rules(f"{path}.parts", part, "part")
         if reward.reward_model_weight is not None and part in COMBINED_PARTS:
             taken = ", ".join(COMBINED_PARTS)
-            said = f"a part is called {part}, a name that the sum with a reward model uses ({taken})"
-            yield problem(f"{path}.parts", said, "rename it")
+            message = f"a part is called {part}, a name that the sum with a reward model uses ({taken})"
+            yield problem(f"{path}.parts", message, "rename it")
         if term.name not in known and not OWN_PATH.match(term.name):
             expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"
             yield Violation(
@@ -126,7 +126,7 @@ def _parts(path: str, reward: RewardConfig) -> Iterator[Violation]:
 
 
 def _options(path: str, name: str, kwargs: Mapping[str, Any]) -> Iterator[Violation]:
-    """A pattern can be compiled, an address be asked; what else a function takes is compared with its signature."""
+    """Check patterns and addresses; a function's other options are compared with its signature."""
     if name in ("regex", "format") and kwargs.get("pattern") is not None:
         try:
             compile_pattern(kwargs["pattern"])
@@ -137,23 +137,23 @@ def _options(path: str, name: str, kwargs: Mapping[str, Any]) -> Iterator[Violat
 
 
 def response_filter_rules(path: str, rule: ResponseFilterConfig) -> Iterator[Violation]:
-    """A filter of responses has a bound, and lets something through."""
+    """Check that a filter of responses has a bound, and lets something through."""
     low, high = rule.filter_args.threshold_down, rule.filter_args.threshold_up
-    place = f"{path}.filter_args"
+    args_path = f"{path}.filter_args"
     if rule.type == "no_filter":
         for key, bound in (("threshold_down", low), ("threshold_up", high)):
             if bound is not None:
                 fix = f"{path}.type=score_filter (or length_filter), or remove it"
-                yield no_effect(f"{place}.{key}", " with type: no_filter", fix, bound)
+                yield no_effect(f"{args_path}.{key}", " with type: no_filter", fix, bound)
     elif low is None and high is None:
-        yield Violation(place, "threshold_down or threshold_up", f"{place}.threshold_down=0", NO_VALUE)
+        yield Violation(args_path, "threshold_down or threshold_up", f"{args_path}.threshold_down=0", NO_VALUE)
     elif low is not None and high is not None and low >= high:
         expected = f"less than threshold_up ({high}), or every response is dropped"
-        yield Violation(f"{place}.threshold_down", expected, "the lower bound first, or type: no_filter", low)
+        yield Violation(f"{args_path}.threshold_down", expected, "the lower bound first, or type: no_filter", low)
 
 
 def filter_rules(path: str, rule: QueryFilterConfig) -> Iterator[Violation]:
-    """A filter lets something through."""
+    """Check that a filter lets something through."""
     args = rule.filter_args
     if rule.type == "mean_filter" and args.threshold_down >= args.threshold_up:
         expected = f"less than threshold_up ({args.threshold_up}), or every group is dropped"

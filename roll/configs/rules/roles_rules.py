@@ -36,7 +36,7 @@ def training_rules(role: str, worker: TrainConfig) -> Iterator[Violation]:
 
 
 def role_rules(config: RunConfig) -> Iterator[Violation]:
-    """Each configured role by itself."""
+    """Check each configured role by itself."""
     for role, worker in config.sections.items():
         if isinstance(worker, JudgeConfig) and worker.endpoint is not None:
             continue  # nothing of it is started
@@ -96,7 +96,7 @@ def _size_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[
         yield Violation(f"{role}.world_size", expected, "remove it: device_mapping says enough", worker.world_size)
     if config.executor == "inline" and worker.ranks > 1:
         expected = f"one rank with executor inline, not {worker.ranks}"
-        yield Violation(f"{role}.device_mapping", expected, "executor=ray, or one slot", _given(worker))
+        yield Violation(f"{role}.device_mapping", expected, "executor=ray, or one slot", _placement_of(worker))
     if isinstance(options, Fsdp2Config):
         yield from _fsdp_rules(role, worker, options)
     beyond = [slot for slot in worker.slots if slot >= config.num_nodes * config.num_gpus_per_node]
@@ -104,7 +104,7 @@ def _size_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[
         slots = f"{config.num_nodes} x {config.num_gpus_per_node} = {config.num_nodes * config.num_gpus_per_node}"
         expected = f"slots below num_nodes x num_gpus_per_node = {slots}; {beyond[0]} isn't there"
         fix = f"num_gpus_per_node={-(-(beyond[-1] + 1) // config.num_nodes)}, or fewer slots"
-        yield Violation(f"{role}.device_mapping", expected, fix, _given(worker))
+        yield Violation(f"{role}.device_mapping", expected, fix, _placement_of(worker))
 
 
 def _fsdp_rules(role: str, worker: WorkerConfig, options: Fsdp2Config) -> Iterator[Violation]:
@@ -134,7 +134,7 @@ def _devices(role: str, worker: WorkerConfig, needed: int) -> Violation:
 
 
 def placement_rules(config: RunConfig) -> Iterator[Violation]:
-    """Ranks against nodes."""
+    """Check ranks against nodes."""
     cpus, slots = config.ray_init.num_cpus, config.num_nodes * config.num_gpus_per_node
     if cpus is not None and 100 * cpus < slots:
         expected = f"at least {-(-slots // 100)}: each of the {slots} device slots takes 1/100 of a CPU"
@@ -143,8 +143,8 @@ def placement_rules(config: RunConfig) -> Iterator[Violation]:
         yield Violation("num_nodes", "1 with executor inline", "executor=ray", config.num_nodes)
     for role, rank in config.placement.split_ranks():
         expected = f"ranks within one node; rank {rank} has slots on two"
-        yield Violation(f"{role}.device_mapping", expected, "reorder the slots", _given(config.roles[role]))
+        yield Violation(f"{role}.device_mapping", expected, "reorder the slots", _placement_of(config.roles[role]))
 
 
-def _given(worker: WorkerConfig) -> object:
+def _placement_of(worker: WorkerConfig) -> object:
     return list(worker.device_mapping) if worker.device_mapping else f"world_size {worker.ranks}"

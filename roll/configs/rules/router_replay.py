@@ -15,7 +15,7 @@ _ENGINE, _TRAINER = (f"{role}.strategy_args.strategy_config" for role in ("actor
 
 
 def router_replay_rules(config: RLConfig) -> Iterator[Violation]:
-    """The engine tells its choice, and the trainer's routers can be told."""
+    """Check that the engine reports its choice of experts, and that the trainer's routers can repeat it."""
     if not config.router_replay:
         return
     if config.replays:
@@ -67,6 +67,6 @@ def _megatron(options: MegatronConfig) -> Iterator[Violation]:
 
 
 def routed_model_rules(config: RLConfig, name: str, shape: ModelShape) -> Iterator[Violation]:
-    """The policy has experts; of a model whose config.json is at hand."""
+    """Check that the policy has experts; of a model whose config.json is at hand."""
     if config.router_replay and shape.experts == 0:
         yield Violation(_KEY, f"false: {name} has no experts between which a router chooses", "remove it", True)

@@ -46,7 +46,7 @@ def token_budget_rules(config: RunConfig) -> Iterator[Violation]:
 
 
 def sampling_rules(config: RLConfig) -> Iterator[Violation]:
-    """Sampling in training must be what the trainer's log-probs describe; validation is free."""
+    """Check that sampling in training is what the trainer's log-probs describe; validation is free."""
     path, args = "actor_infer.generating_args", config.actor_infer.generating_args
     yield from _generating_rules(config, path, args)
     if not config.val_only:
@@ -74,15 +74,15 @@ def _generating_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iter
 
 
 def _fire_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
-    """A first token of its own leaves others to train on, and is no part of a stop string."""
+    """Check that a first token of its own leaves others to train on, and is no part of a stop string."""
     if args.fire_temperature is None:
         return
     if args.stop_strings:
-        said = "a stop string that begins in the first token isn't found: that token is sampled by itself"
-        yield problem(f"{path}.fire_temperature", said, f"remove it, or {path}.stop_strings")
+        message = "a stop string that begins in the first token isn't found: that token is sampled by itself"
+        yield problem(f"{path}.fire_temperature", message, f"remove it, or {path}.stop_strings")
     if (args.max_new_tokens or config.response_length) < 2:
-        said = "responses of one token have none that the policy chose"
-        yield problem(f"{path}.fire_temperature", said, "response_length=2 or more, or remove it")
+        message = "responses of one token have none that the policy chose"
+        yield problem(f"{path}.fire_temperature", message, "response_length=2 or more, or remove it")
 
 
 def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
@@ -96,7 +96,7 @@ def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> 
 
 
 def end_rules(config: RunConfig) -> Iterator[Violation]:
-    """A run ends."""
+    """Check that the run ends."""
     if not config.max_steps and not config.num_train_epochs and not config.only_validates:
         has_epochs = "num_train_epochs" in type(config).__dataclass_fields__
         expected = "a number of steps" + (", because num_train_epochs is off too" if has_epochs else "")
@@ -105,7 +105,7 @@ def end_rules(config: RunConfig) -> Iterator[Violation]:
 
 
 def schedule_rules(config: RunConfig) -> Iterator[Violation]:
-    """Where the run resumes."""
+    """Check where the run resumes."""
     wanted = config.resume_from_checkpoint
     if isinstance(wanted, str) and wanted.lower() in ("true", "false", ""):
         fix = "write true or false without quotes"
@@ -120,7 +120,7 @@ _LOST = {
 
 
 def checkpoint_rules(config: RunConfig) -> Iterator[Violation]:
-    """What checkpoints hold can be used, and what a resumed run takes out of one is in there."""
+    """Check that what checkpoints hold can be used, and that what a resumed run takes out of one is in there."""
     contents, wanted = config.checkpoint_config, config.checkpoint_config.load_contents
     saved = contents.saved
     path = "checkpoint_config.save_contents"
@@ -131,18 +131,18 @@ def checkpoint_rules(config: RunConfig) -> Iterator[Violation]:
         rest = " and ".join(content for content in saved if content in ("optimizer", "extra"))
         yield Violation(path, f"model too: {rest} can't be used without the weights", "add model", list(saved))
     for key in ("save_contents", "load_contents"):
-        given = getattr(contents, key)
-        for content in sorted({content for content in given if given.count(content) > 1}):
+        listed = getattr(contents, key)
+        for content in sorted({content for content in listed if listed.count(content) > 1}):
             yield Violation(f"checkpoint_config.{key}", "each content once", "remove one", content)
     yield from _load_rules(config, wanted)
     lacking = [content for content in wanted if content not in saved and content in _LOST]
     saves = config.save_steps or config.save_best
     if config.resume_from_checkpoint in (True, "auto", "best") and saves and lacking:
-        said = "; ".join(_LOST[content] for content in lacking)
+        losses = "; ".join(_LOST[content] for content in lacking)
         yield problem(
             path,
             f"the checkpoints of this run couldn't be resumed from bit for bit, which resume_from_checkpoint asks for: "
-            f"{said}",
+            f"{losses}",
             f"add {', '.join(lacking)}, or take {', '.join(lacking)} out of checkpoint_config.load_contents",
             list(saved),
         )
@@ -182,7 +182,7 @@ def name_rules(config: RunConfig) -> Iterator[Violation]:
 
 
 def profiler_rules(config: RunConfig) -> Iterator[Violation]:
-    """Steps that the run has, roles and ranks that it starts, and not too many files."""
+    """Check for steps that the run has, roles and ranks that it starts, and not too many files."""
     steps, options, roles = config.profile_steps, config.profiler, config.roles
     last = config.max_steps if config.max_steps and not config.only_validates else None
     for step in steps:
@@ -210,7 +210,7 @@ def profiler_rules(config: RunConfig) -> Iterator[Violation]:
 
 
 def replay_rules(config: RLConfig) -> Iterator[Violation]:
-    """A run and its steps are named, and something is trained."""
+    """Check that a run and its steps are named, and that something is trained."""
     if config.replay_from is None:
         return
     try:

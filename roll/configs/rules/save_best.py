@@ -19,7 +19,7 @@ _LOGPROBS = ("chosen_logprob", "rejected_logprob")
 
 
 def save_best_rules(config: RunConfig) -> Iterator[Violation]:
-    """Whether checkpoints can be compared by what `save_best` names."""
+    """Return whether checkpoints can be compared by what `save_best` names."""
     if config.save_best is None or not config.validates or not config.eval_steps:
         return  # without validations `acts_if_rules` has said so
     best, names = best_by(config.save_best), validation_metrics(config)
@@ -29,12 +29,12 @@ def save_best_rules(config: RunConfig) -> Iterator[Violation]:
         expected = f"a metric of this run's validations: {listed or 'val/...'}"
         yield Violation("save_best", expected, nearest(best.metric, names), config.save_best)
     elif best.better is None:
-        said = f"higher values of {best.metric} may be better, or lower ones"
-        yield problem("save_best", said, f"save_best=max:{best.metric}, or save_best=min:{best.metric}")
+        message = f"higher values of {best.metric} may be better, or lower ones"
+        yield problem("save_best", message, f"save_best=max:{best.metric}, or save_best=min:{best.metric}")
     elif isinstance(config, RLVRConfig) and _is_unscored(config, best.metric):
-        said = f"{best.metric} is always the same: no reward scores these responses (name: none)"
+        message = f"{best.metric} is always the same: no reward scores these responses (name: none)"
         fix = "score them in `rewards`, or choose a metric that doesn't come from a reward, e.g. min:.../length_mean"
-        yield problem("save_best", said, fix, config.save_best)
+        yield problem("save_best", message, fix, config.save_best)
 
 
 def validation_metrics(config: RunConfig) -> list[str]:
@@ -82,7 +82,7 @@ def _of_environments(config: AgenticConfig) -> list[str]:
 
 
 def _is_unscored(config: RLVRConfig, metric: str) -> bool:
-    """Whether only rewards that give every response 0 are behind a metric."""
+    """Return whether only rewards that give every response 0 are behind a metric."""
     if metric.rpartition("/")[2] in ("length_mean", "failed"):
         return False
     parts = metric.split("/")

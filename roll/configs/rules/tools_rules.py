@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z_][\w-]{0,63}")
 
 
 def tool_rules(config: RLConfig) -> Iterator[Violation]:
-    """Every tool by itself, and how they are called."""
+    """Check every tool by itself, and how they are called."""
     yield from _twice("tools", [tool.name for tool in config.tools])
     for i, tool in enumerate(config.tools):
         yield from _tool(f"tools[{i}]", tool, config)
@@ -33,7 +33,7 @@ def tool_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def parser_rule(path: str, parser: str) -> Iterator[Violation]:
-    """A form of tool calls that is known."""
+    """Check that the form of tool calls is a known one."""
     if parser != "auto" and parser not in TOOL_PARSERS and not OWN_PATH.match(parser):
         known = ("auto", *TOOL_PARSERS)
         expected = f"one of {', '.join(known)}; or your own as package.module:function or file.py:function"
@@ -92,7 +92,7 @@ def _server(path: str, server: McpServer) -> Iterator[Violation]:
 
 
 def domain_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """Which domains use which tools and simulated users."""
+    """Check which domains use which tools and simulated users."""
     known, users = [tool.name for tool in config.tools], [user.name for user in config.interactions]
     yield from _twice("interactions", users)
     for i, user in enumerate(config.interactions):
@@ -116,12 +116,12 @@ def domain_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 
 def _templates(config: RLVRConfig, domain: str, path: str) -> Iterator[Violation]:
-    """Several turns need the tokenizer's own chat template."""
-    found = {"global_template": config.global_template}
-    found |= {f"tag_to_template.{tag}": config.tag_to_template.get(tag) for tag in config.tags_of(domain)}
+    """Check for the tokenizer's own chat template, which several turns need."""
+    templates = {"global_template": config.global_template}
+    templates |= {f"tag_to_template.{tag}": config.tag_to_template.get(tag) for tag in config.tags_of(domain)}
     if config.global_template is None:
-        found["actor_train.data_args.template"] = config.actor_train.data_args.template
-    for key, template in found.items():
+        templates["actor_train.data_args.template"] = config.actor_train.data_args.template
+    for key, template in templates.items():
         if template not in (None, "native"):
             expected = f"native, because {path} makes conversations of this domain's prompts"
             yield Violation(key, expected, f"{key}=native", template)
@@ -147,7 +147,7 @@ def _interaction(path: str, user: InteractionConfig) -> Iterator[Violation]:
 
 
 def env_tool_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """Which environments use which tools."""
+    """Check which environments use which tools."""
     known = [tool.name for tool in config.tools]
     for tag, env in config.custom_envs.items():
         path = f"custom_envs.{tag}.tools"

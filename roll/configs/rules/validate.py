@@ -92,9 +92,9 @@ REWARD_MODEL_RULES: tuple[Rule, ...] = (*offline.REWARD_MODEL_RULES, *_RUN)
 
 
 def _listed(config: RunConfig, kind: Literal["rules", "warnings"]) -> tuple[Callable[[Any], Iterator[Any]], ...]:
-    found: tuple[Callable[[Any], Iterator[Any]], ...]
-    found = load_object(getattr(pipeline_of(config.pipeline), kind), key="pipeline")
-    return found
+    functions: tuple[Callable[[Any], Iterator[Any]], ...]
+    functions = load_object(getattr(pipeline_of(config.pipeline), kind), key="pipeline")
+    return functions
 
 
 def validate(config: RunConfig, *, sound: bool = True) -> list[Violation]:
@@ -103,14 +103,14 @@ def validate(config: RunConfig, *, sound: bool = True) -> list[Violation]:
 
 
 def warnings_of(config: RunConfig) -> list[str]:
-    """What is allowed but probably not meant."""
-    found = [warning for of in _listed(config, "warnings") for warning in of(config)]
+    """Return what is allowed but probably not meant."""
+    warnings = [warning for of in _listed(config, "warnings") for warning in of(config)]
     for role, worker in config.trained_roles.items():
         if worker.model_args.dtype == "fp16":
-            found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
+            warnings.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
     if not (config.exports or config.save_steps or config.save_best or config.only_validates):
-        found.append("export_model is false and save_steps is 0: the trained weights are lost when the run ends")
-    return found
+        warnings.append("export_model is false and save_steps is 0: the trained weights are lost when the run ends")
+    return warnings
 
 
 def _clips(config: RLConfig) -> tuple[float, float]:
@@ -140,7 +140,7 @@ def _rollout_warnings(config: RLConfig) -> Iterator[str]:
 
 
 def _tiny_mini_batches(config: RLConfig) -> Iterator[str]:
-    """The default is one response: many slow updates, each of a gradient that is mostly noise."""
+    """Warn of the default of one response: many slow updates, each of a gradient that is mostly noise."""
     if config.val_only:
         return
     for batch in config.batch.train_batches:

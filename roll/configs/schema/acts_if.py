@@ -33,7 +33,7 @@ class ActsIf:
 
     @property
     def phrase(self) -> str:
-        """The condition as it goes on after "Acts only"."""
+        """Return the condition as it goes on after "Acts only"."""
         names = [f"`{value}`" for value in self.values]
         listed = " or ".join(names)
         if self.words:
@@ -44,19 +44,19 @@ class ActsIf:
             return f"with {' and '.join(f'`{value}_*`' for value in self.values)}"
         return f"{'without' if self.unless else 'with'} `{self.key.lstrip('^')}`{f' {listed}' if listed else ''}"
 
-    def holds(self, found: Any) -> bool:
-        """Whether the key acts, given what `key` is."""
+    def holds(self, actual: Any) -> bool:
+        """Return whether the key acts, given what `key` is."""
         if self.key == BACKEND:
-            there = str(found).startswith(self.values)
+            there = str(actual).startswith(self.values)
         elif self.values:
-            there = any(value in self.values for value in (found if isinstance(found, tuple) else (found,)))
+            there = any(value in self.values for value in (actual if isinstance(actual, tuple) else (actual,)))
         else:
-            there = bool(found)
+            there = bool(actual)
         return there is not self.unless
 
 
 def acting(default: Any, *conditions: ActsIf, idle: tuple[Any, ...] = (), **metadata: Any) -> Any:
-    """A field that acts only under conditions. `idle`: values besides the default that ask for nothing.
+    """Declare a field that acts only under conditions. `idle`: values besides the default that ask for nothing.
 
     `accelerator` (in `metadata`): values that need one, each with the package that it also needs, or None.
     """

@@ -83,15 +83,15 @@ class AgenticConfig(RLConfig):
 
     @property
     def managers(self) -> dict[str, EnvManager]:
-        """Those there are, by their keys."""
+        """Return those there are, by their keys."""
         val = {} if self.val_env_manager is None else {"val_env_manager": self.val_env_manager}
         return {"train_env_manager": self.train_env_manager, **val}
 
     @property
     def env_processes(self) -> EnvWorkers:
-        """`env_workers`, or what follows from `max_env_num_per_worker` of the managers."""
-        given = [(m.episodes_at_once, m.max_env_num_per_worker) for m in self.managers.values()]
-        sized = [(episodes, each) for episodes, each in given if each is not None]
+        """Return `env_workers`, or what follows from `max_env_num_per_worker` of the managers."""
+        limits = [(m.episodes_at_once, m.max_env_num_per_worker) for m in self.managers.values()]
+        sized = [(episodes, each) for episodes, each in limits if each is not None]
         if not sized:
             return self.env_workers
         processes, most = max(-(-episodes // each) for episodes, each in sized), max(each for _, each in sized)
@@ -99,14 +99,14 @@ class AgenticConfig(RLConfig):
 
     @property
     def needs_group(self) -> tuple[tuple[str, str], ...]:
-        found = []
+        needs = []
         rule = self.reward_normalization
         per_episode = self.adv_estimator != "step_reinforce"  # compares turns, of which one episode has several
         if rule.grouping == "traj_group" and rule.method != "identity" and per_episode:
-            found.append(("reward_normalization", "compares the episodes of a group: one alone gets 0"))
+            needs.append(("reward_normalization", "compares the episodes of a group: one alone gets 0"))
         if self.train_env_manager.group_filter.type == "std_filter":
-            found.append(("train_env_manager.group_filter std_filter", "drops groups of one"))
-        return tuple(found)
+            needs.append(("train_env_manager.group_filter std_filter", "drops groups of one"))
+        return tuple(needs)
 
     @property
     def warm_start_path(self) -> Path:
@@ -157,8 +157,8 @@ class AgenticConfig(RLConfig):
 
     @property
     def prompt_templates(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        found = [self.template_variables(tag) for tag in self.custom_envs]
-        return tuple(("native", each) for number, each in enumerate(found) if each not in found[:number])
+        variables = [self.template_variables(tag) for tag in self.custom_envs]
+        return tuple(("native", each) for number, each in enumerate(variables) if each not in variables[:number])
 
     def domain_weight(self, domain: str) -> float:
         assert domain in self.custom_envs
@@ -169,7 +169,7 @@ class AgenticConfig(RLConfig):
         return manager.tags or tuple(self.custom_envs)
 
     def partition_of(self, manager: EnvManager) -> tuple[int, ...]:
-        """Groups of each of its tags."""
+        """Return the groups of each of its tags."""
         if manager.num_groups_partition is not None:
             return manager.num_groups_partition
         return split_evenly(manager.num_env_groups, self.tags_of(manager))

@@ -21,20 +21,20 @@ _PROGRAM = needs("command", why="only a program is started anew for each episode
 _LOCAL = unless("remote", why="a remote agent is started by nobody here", fix="remove it, or remote")
 
 
-def exit_codes(given: Any) -> dict[int, float] | None:
+def exit_codes(section: Any) -> dict[int, float] | None:
     """Return exit codes with their rewards, from YAML's numbers or texts of numbers; null as it is, as a run writes it.
 
     Raises `ValueError`.
     """
-    if given is None:
+    if section is None:
         return None
-    if not isinstance(given, Mapping):
+    if not isinstance(section, Mapping):
         raise ValueError("it isn't a section")
-    found = {int(str(code)): float(reward) for code, reward in given.items()}
-    for code, reward in found.items():
+    rewards = {int(str(code)): float(reward) for code, reward in section.items()}
+    for code, reward in rewards.items():
         if not 0 <= code <= 255 or not -1e12 < reward < 1e12:
             raise ValueError(f"{code}: {reward} isn't a code from 0 to 255 with a finite reward")
-    return found
+    return rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class AgentEnv:
 
     @property
     def score_source(self) -> ScoreSource:
-        """Where the reward comes from."""
+        """Return where the reward comes from."""
         if self.score is not None:
             return self.score
         return "callback" if self.remote else "return" if self.agent is not None else "output"
@@ -159,18 +159,18 @@ class AgentEnv:
 
     @property
     def side_prompts(self) -> tuple[str, ...]:
-        """Texts of system messages among `side_calls`, with those of harnesses."""
+        """Return the texts of system messages among `side_calls`, with those of harnesses."""
         texts = [each for each in self.side_calls if len(each.split()) > 1]
         return (*texts, *(text for each in self.side_calls for text in SIDE_PROMPTS.get(each, ())))
 
     @property
     def ignored_fields(self) -> frozenset[str]:
-        """`ignore_fields`, with those of harnesses."""
+        """Return `ignore_fields`, with those of harnesses."""
         return expand_fields(self.ignore_fields)
 
     @property
     def rewards_by_exit_code(self) -> Mapping[int, float]:
-        """Those of `score: exit`."""
+        """Return those of `score: exit`."""
         return self.exit_rewards or {}
 
 

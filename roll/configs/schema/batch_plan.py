@@ -47,12 +47,12 @@ class TrainBatch:
 
     @property
     def fits(self) -> bool:
-        """Whether mini-batches fill the responses exactly."""
+        """Return whether mini-batches fill the responses exactly."""
         return self.rows % self.mini_batch == 0
 
     @property
     def division(self) -> str:
-        """How data-parallel ranks follow from the role's ranks; empty where each rank has rows of its own."""
+        """Return how data-parallel ranks follow from the role's ranks; empty where each rank has rows of its own."""
         worker = self.worker
         if worker.model_parallel_size == 1:
             return ""
@@ -61,13 +61,13 @@ class TrainBatch:
 
     @property
     def product(self) -> str:
-        """The mini-batch as a product."""
+        """Return the mini-batch as a product."""
         args = self.worker.training_args
         cut = f"{args.per_device_train_batch_size} per device x {args.gradient_accumulation_steps} accumulation"
         return f"{cut} x {self.worker.data_parallel} data-parallel rank(s) = {self.mini_batch}"
 
     def nearest_accumulations(self) -> list[int]:
-        """The nearest `gradient_accumulation_steps` below and above that fit, if any do."""
+        """Return the nearest `gradient_accumulation_steps` below and above that fit, if any do."""
         if self.rows % self.rows_per_pass:
             return []
         passes, now = self.rows // self.rows_per_pass, self.worker.training_args.gradient_accumulation_steps
@@ -97,15 +97,15 @@ class BatchPlan:
 
     @property
     def train_batches(self) -> tuple[TrainBatch, ...]:
-        """Those of all training roles."""
+        """Return those of all training roles."""
         return tuple(self.of(role) for role in self.roles)
 
     def of(self, role: str) -> TrainBatch:
-        """The batch of one training role."""
+        """Return the batch of one training role."""
         return TrainBatch(role=role, worker=self.roles[role], rows=self.rows, epochs=self.epochs)
 
     def nearest_sizes(self) -> list[int]:
-        """The nearest `rollout_batch_size` below and above that fits every training role."""
+        """Return the nearest `rollout_batch_size` below and above that fits every training role."""
         step = math.lcm(*(b.mini_batch // math.gcd(b.mini_batch, self.group_size) for b in self.train_batches))
         below, above = self.tasks // step * step, -(-self.tasks // step) * step
         return sorted({size * self.size_unit for size in (below, above) if size > 0})
@@ -125,7 +125,7 @@ class BatchPlan:
             yield Violation(f"{batch.role}.training_args", expected, fix)
 
     def explain(self) -> str:
-        """The arithmetic in words."""
+        """Explain the arithmetic in words."""
         rows = self.words[1]
         lines = [f"{self._sum()} {rows} per step" if self.words[0] != rows else f"{self.rows} {rows} per step"]
         for batch in self.train_batches:

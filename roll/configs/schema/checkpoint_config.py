@@ -14,9 +14,9 @@ STATE_CONTENTS: tuple[CheckpointContent, ...] = ("model", "optimizer", "extra")
 _RESUMES = needs("^resume_from_checkpoint", fix="set resume_from_checkpoint, or remove the key")
 
 
-def is_address(place: object) -> bool:
-    """Whether a place is one for fsspec, `protocol://...`, and not a folder."""
-    return isinstance(place, str) and "://" in place
+def is_address(location: object) -> bool:
+    """Return whether a location is one for fsspec, `protocol://...`, and not a folder."""
+    return isinstance(location, str) and "://" in location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class CheckpointConfig:
 
     @property
     def address(self) -> str | None:
-        """Where checkpoints are uploaded to; None: they stay on the disk."""
+        """Return where checkpoints are uploaded to; None: they stay on the disk."""
         return self.output_dir if is_address(self.output_dir) else None
 
     @property

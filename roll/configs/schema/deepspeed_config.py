@@ -104,19 +104,20 @@ class DeepSpeedConfig(StrategyConfig):
 
     @property
     def stage(self) -> int:
-        """ZeRO stage; 0 without one."""
+        """Return the ZeRO stage; 0 without one."""
         stage = self.zero_optimization.get("stage", 0)
         return stage if isinstance(stage, int) else 0
 
     @property
     def fills_shares(self) -> bool:
-        """Whether an empty module is sharded and then filled: not if ZeRO 3 makes something else of whole weights."""
+        """Return whether an empty module is sharded and then filled: not if ZeRO 3 makes something else of whole
+        weights."""
         zero = self.zero_optimization
         offloaded = zero.get("offload_param") or {}
         again = zero.get("zero_hpz_partition_size", 1) > 1 or zero.get("zero_quantized_nontrainable_weights", False)
         return self.stage < 3 or not (again or offloaded.get("device") == "nvme")
 
     def offloads(self, section: Literal["offload_optimizer", "offload_param"]) -> bool:
-        """Whether these states live off the device."""
-        given = self.zero_optimization.get(section)
-        return isinstance(given, dict) and given.get("device", "none") != "none"
+        """Return whether these states live off the device."""
+        options = self.zero_optimization.get(section)
+        return isinstance(options, dict) and options.get("device", "none") != "none"

@@ -102,7 +102,7 @@ _GONE = {
 
 
 def _by_name(texts: Mapping[str, tuple[str, str]], engine: int) -> dict[str, str]:
-    """What to say about each name; `engine` is its column."""
+    """Return what to say about each name; `engine` is its column."""
     return {name: text for text, names in texts.items() for name in names[engine].split()}
 
 
@@ -127,7 +127,7 @@ class EngineConfig(StrategyConfig):
     doesn't have, or that another key of the run sets, is refused."""
 
     def knows(self, key: str) -> bool:
-        """Whether there is something to say about an entry of `engine_args` itself."""
+        """Return whether there is something to say about an entry of `engine_args` itself."""
         return key in self.reserved or key in self.gone
 
     @property

@@ -48,7 +48,7 @@ class RoleConfig:
 
     @property
     def scripted(self) -> bool:
-        """Whether it is played in the environment's process."""
+        """Return whether it is played in the environment's process."""
         return self.player not in (POLICY, ENDPOINT)
 
 
@@ -108,7 +108,7 @@ class CustomEnv:
 
     @property
     def agent(self) -> AgentEnv | None:
-        """How its agents are run; None: it is an environment."""
+        """Return how its agents are run; None: it is an environment."""
         return self.env_config if isinstance(self.env_config, AgentEnv) else None
 
 
@@ -141,7 +141,7 @@ class EnvManager:
 
     @property
     def episodes_at_once(self) -> int:
-        """Of all groups, redundant ones included."""
+        """Return the episodes of all groups, redundant ones included."""
         return self.num_env_groups * (self.group_size + self.group_size_redundancy)
 
 
@@ -190,7 +190,7 @@ class RewardNormalization:
 
 
 def split_evenly(num_groups: int, tags: Sequence[str]) -> tuple[int, ...]:
-    """Groups of each tag when no partition is given; the first tags get what is left over."""
+    """Return the groups of each tag when no partition is given; the first tags get what is left over."""
     if not tags:
         raise ValueError("there are no tags to split groups among; name the environments in custom_envs")
     each, left = divmod(num_groups, len(tags))
@@ -221,10 +221,11 @@ def names_in(template: str) -> list[str]:
 
 
 def unknown_names(template: str, known: Sequence[str]) -> list[str]:
-    """Those of them that aren't known, each once."""
+    """Return the names in a template that aren't known, each once."""
     return [name for name in dict.fromkeys(names_in(template)) if name not in known]
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """The text. What is filled in isn't looked at again: the text of an environment may have braces of its own."""
+    """Return the template with values filled in. What is filled in isn't looked at again: the text of an environment
+    may have braces of its own."""
     return _SLOT.sub(lambda slot: f"{{{slot['literal']}}}" if slot["literal"] else str(values[slot["name"]]), template)

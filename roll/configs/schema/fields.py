@@ -25,7 +25,7 @@ def number(
     lt: float | None = None,
     acts_if: tuple[ActsIf, ...] = (),
 ) -> Any:
-    """A number within bounds; a null that the type allows passes."""
+    """Declare a number within bounds; a null that the type allows passes."""
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
     return acting(default, *acts_if, bounds={k: v for k, v in bounds.items() if v is not None})
 
@@ -33,7 +33,7 @@ def number(
 def one_or_many(
     default: tuple[Any, ...] = (), *, args: str | None = None, commas: bool = False, acts_if: tuple[ActsIf, ...] = ()
 ) -> Any:
-    """A tuple that a YAML author may also write as a single value, with `commas` also as one text with commas.
+    """Declare a tuple that a YAML author may also write as a single value, with `commas` also as one text with commas.
 
     With `args` its entries are names, as in `named`, and that field holds options by name.
     """
@@ -42,20 +42,22 @@ def one_or_many(
 
 
 def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
-    """A value in a notation of its own; `parser` raises `ValueError` for what it doesn't understand."""
+    """Declare a value in a notation of its own; `parser` raises `ValueError` for what it doesn't understand."""
     return field(default=default, metadata={"parser": parser, "expected": expected})
 
 
 def named(default: str, *, args: str) -> Any:
-    """A name that a YAML author may also write as `{name: ..., option: ...}`; the options go to the field `args`."""
+    """Declare a name that a YAML author may also write as `{name: ..., option: ...}`; the options go to the field
+    `args`."""
     return field(default=default, metadata={"args": args})
 
 
 def args_of(sibling: str, entries: Mapping[str, Entry]) -> Any:
-    """Options of what the field `sibling` names, typed by its entry; those of the user's own are taken as they are."""
+    """Return the options of what the field `sibling` names, typed by its entry; those of the user's own are taken as
+    they are."""
     return field(default_factory=dict, metadata={"args_of": sibling, "entries": entries})
 
 
 def args_by_name(entries: Mapping[str, Entry]) -> Any:
-    """Options by name, typed by the entry of that name; those of the user's own are taken as they are."""
+    """Return the options by name, typed by the entry of that name; those of the user's own are taken as they are."""
     return field(default_factory=dict, metadata={"args_by_name": entries})

@@ -35,7 +35,8 @@ class ModelShape:
 
     @property
     def attention_share(self) -> float:
-        """FLOPs of a sequence of l tokens are proportional to l + this x l^2; 0 where sizes aren't known.
+        """Return c, where the FLOPs of a sequence of l tokens are proportional to l + c l^2; 0 where sizes aren't
+        known.
 
         Matrices take 2 FLOPs per weight and token: 2 (2 h^2 + 2 h k + 3 h m) per layer, with hidden size h, width k of
         keys, width m of a gated MLP; causal attention 2 h l per token of a sequence of l. Experts count as one.
@@ -47,7 +48,8 @@ class ModelShape:
 
 
 def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
-    """The shape of a local model folder, or of a hub model that is in the hub's cache; None when that isn't known.
+    """Return the shape of a local model folder, or of a hub model that is in the hub's cache; None when that isn't
+    known.
 
     `overrides` are the user's `model_config_kwargs`.
     """

@@ -95,7 +95,7 @@ class OfflineConfig(RunConfig):
 
     @property
     def row_words(self) -> str:
-        """What users call the rows of a step."""
+        """Return what users call the rows of a step."""
         return "rows"
 
     def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:  # noqa: ARG002 - for subclasses

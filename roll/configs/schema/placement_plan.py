@@ -47,7 +47,7 @@ def parse_device_mapping(value: Any) -> tuple[int, ...]:
 def _spans(text: str) -> list[range]:
     if match := _RANGE.match(text):
         arguments = match.group(1) or match.group(2)
-        numbers = [_whole_number(part.strip()) for part in arguments.split(",")]
+        numbers = [_slot_number(part.strip()) for part in arguments.split(",")]
         if len(numbers) > 3 or (len(numbers) == 3 and numbers[2] == 0):
             raise ValueError(f"range({arguments}) isn't a range")
         return [range(*numbers)]
@@ -61,13 +61,13 @@ def _spans(text: str) -> list[range]:
 
 def _span(part: str) -> range:
     span = _SPAN.match(part)
-    first, last = (_whole_number(text) for text in (span.groups() if span else (part, part)))
+    first, last = (_slot_number(text) for text in (span.groups() if span else (part, part)))
     if last < first:
         raise ValueError(f"the span {part!r} runs backwards")
     return range(first, last + 1)
 
 
-def _whole_number(text: str) -> int:
+def _slot_number(text: str) -> int:
     if not re.match(r"^-?\d{1,9}$", text, re.ASCII):
         raise ValueError(f"{text!r} isn't a slot number")
     return int(text)
@@ -107,7 +107,7 @@ class PlacementPlan:
         ]
 
     def explain(self) -> str:
-        """One line per role, and who shares slots with whom."""
+        """Return one line per role, and who shares slots with whom."""
         lines = [f"{self.num_nodes} node(s) x {self.num_gpus_per_node} slot(s) = {self.num_slots} slot(s)"]
         for role, ranks in self.roles.items():
             each = [f"{index}:{','.join(map(str, slots))}" for index, slots in enumerate(ranks)]

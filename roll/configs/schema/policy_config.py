@@ -280,17 +280,17 @@ class PolicyOptimisation:
 
     @property
     def reads_pg_clip(self) -> bool:
-        """Whether `pg_clip` is a bound of the range."""
+        """Return whether `pg_clip` is a bound of the range."""
         return self.pg_clip_low is None or self.pg_clip_high is None
 
     @property
     def caps_weights(self) -> bool:
-        """Whether something reads `decoupled_ppo_cap`."""
+        """Return whether something reads `decoupled_ppo_cap`."""
         return "behave_cap" in self.loss.options or (self.use_kl_loss and self.kl_loss_ratio)
 
     @property
     def dual_clip(self) -> float | None:
-        """The bound of the dual clip, None where it is off."""
+        """Return the bound of the dual clip, None where it is off."""
         return self.dual_clip_c if self.dual_clip_loss else None
 
     @property
@@ -315,48 +315,48 @@ class PolicyOptimisation:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a KL term reads reference log-probs."""
+        """Return whether a KL term reads reference log-probs."""
         in_reward = self.add_token_level_kl and self.init_kl_coef > 0
         return in_reward or (self.use_kl_loss and self.kl_loss_coef > 0)
 
     @property
     def full_kl(self) -> bool:
-        """Whether a KL term reads whole distributions."""
+        """Return whether a KL term reads whole distributions."""
         return self.full_kl_penalty or self.full_kl_loss
 
     @property
     def full_kl_penalty(self) -> bool:
-        """Whether that in the reward does."""
+        """Return whether that in the reward does."""
         return self.add_token_level_kl and self.init_kl_coef > 0 and self.kl_penalty == "full"
 
     @property
     def full_kl_loss(self) -> bool:
-        """Whether that in the loss does."""
+        """Return whether that in the loss does."""
         return self.use_kl_loss and self.kl_loss_coef > 0 and self.kl_loss_type == "full"
 
     @property
     def uses_critic(self) -> bool:
-        """Whether the estimator reads values."""
+        """Return whether the estimator reads values."""
         return self.estimator.needs_critic
 
     @property
     def estimator(self) -> Estimator:
-        """What the catalog says of `adv_estimator`."""
+        """Return what the catalog says of `adv_estimator`."""
         return estimator_of(self.adv_estimator)
 
     @property
     def loss(self) -> Loss:
-        """What the catalog says of `policy_loss`."""
+        """Return what the catalog says of `policy_loss`."""
         return loss_of(self.policy_loss)
 
     @property
     def estimator_options(self) -> dict[str, Any]:
-        """Options in force: those written in `adv_estimator_args`, and those that keys of their own give."""
+        """Return the options in force: those written in `adv_estimator_args`, and those that keys of their own give."""
         return {**self._from_keys(self.estimator), **self.adv_estimator_args}
 
     @property
     def loss_options(self) -> dict[str, Any]:
-        """Options in force: those written in `policy_loss_args`, and those that keys of their own give."""
+        """Return the options in force: those written in `policy_loss_args`, and those that keys of their own give."""
         return {**self._from_keys(self.loss), **self.policy_loss_args}
 
     def _from_keys(self, entry: Entry) -> dict[str, Any]:

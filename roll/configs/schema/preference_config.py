@@ -84,7 +84,7 @@ class PreferenceConfig(OfflineConfig):
 
     @property
     def pairs(self) -> bool:
-        """Whether rows are pairs."""
+        """Return whether rows are pairs."""
         raise NotImplementedError
 
     @property
@@ -97,9 +97,9 @@ class PreferenceConfig(OfflineConfig):
 
     def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:
         assert isinstance(data, PreferenceDataArgs)
-        found: dict[str, str | tuple[str, ...]] = {"chosen_key": data.chosen_key, "rejected_key": data.rejected_key}
-        found = found if self.pairs else {"response": data.response or SINGLE_COLUMNS}
-        return found if data.prompt is None else {"prompt": data.prompt, **found}
+        columns: dict[str, str | tuple[str, ...]] = {"chosen_key": data.chosen_key, "rejected_key": data.rejected_key}
+        columns = columns if self.pairs else {"response": data.response or SINGLE_COLUMNS}
+        return columns if data.prompt is None else {"prompt": data.prompt, **columns}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +139,12 @@ class DPOConfig(PreferenceConfig):
 
     @property
     def loss(self) -> PreferenceLoss:
-        """What the catalog says of `loss_type`."""
+        """Return what the catalog says of `loss_type`."""
         return preference_loss_of(self.loss_type)
 
     @property
     def loss_options(self) -> dict[str, Any]:
-        """Options in force: those written in `loss_type_args`, and those that keys of their own give."""
+        """Return the options in force: those written in `loss_type_args`, and those that keys of their own give."""
         return {
             **{name: getattr(self, option.key) for name, option in self.loss.options.items()},
             **self.loss_type_args,
@@ -156,12 +156,12 @@ class DPOConfig(PreferenceConfig):
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the loss compares with a reference."""
+        """Return whether the loss compares with a reference."""
         return self.loss.reference
 
     @property
     def reference_is_actor(self) -> bool:
-        """Whether the reference is the actor without its adapters."""
+        """Return whether the reference is the actor without its adapters."""
         return self.uses_reference and self.reference is None and self.actor_train.model_args.uses_lora
 
     @property

@@ -20,7 +20,7 @@ class ReplaySource:
 
     @property
     def chosen(self) -> bool:
-        """Whether steps were named."""
+        """Return whether steps were named."""
         return self.last is not None
 
 

@@ -167,20 +167,20 @@ class RewardConfig:
 
     @property
     def scorer(self) -> str:
-        """`name`, or `reward_models` for one of those."""
+        """Return `name`, or `reward_models` for one of those."""
         return REWARD_MODELS if self.name.startswith(f"{REWARD_MODELS}.") else self.name
 
     @property
     def is_function(self) -> bool:
-        """Whether `name` is a function, which runs in processes of its own."""
+        """Return whether `name` is a function, which runs in processes of its own."""
         return self.scorer not in (REWARD_MODEL, REWARD_MODELS, JUDGE)
 
     @property
     def added(self) -> dict[str, float]:
-        """What is added to the score of `name`, by role, with its weight."""
+        """Return what is added to the score of `name`, by role, with its weight."""
         named = {REWARD_MODEL: self.reward_model_weight, JUDGE: self.judge_weight}
-        found = {role: weight for role, weight in named.items() if weight is not None}
-        return {**found, **{f"{REWARD_MODELS}.{name}": w for name, w in self.reward_models_weights.items()}}
+        weights = {role: weight for role, weight in named.items() if weight is not None}
+        return {**weights, **{f"{REWARD_MODELS}.{name}": w for name, w in self.reward_models_weights.items()}}
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class RewardConfig:
 
     @property
     def uses_reward_model(self) -> bool:
-        """Whether the reward model has a say."""
+        """Return whether the reward model has a say."""
         return REWARD_MODEL in self.models
 
 

@@ -162,12 +162,12 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def needs_group(self) -> tuple[tuple[str, str], ...]:
-        """What a pipeline has of its own that compares the members of a group: (key, why)."""
+        """Return what a pipeline has of its own that compares the members of a group: (key, why)."""
         return ()
 
     @property
     def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
-        """How validation samples, and the key that says so; None without validation."""
+        """Return how validation samples, and the key that says so; None without validation."""
         section = getattr(self, self.validation_key)
         return None if section is None else (f"{self.validation_key}.generating_args", section.generating_args)
 
@@ -196,7 +196,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def replays(self) -> bool:
-        """Whether episodes come from a recording; then nothing plays any."""
+        """Return whether episodes come from a recording; then nothing plays any."""
         return self.replay_from is not None
 
     @property
@@ -222,12 +222,12 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def teacher_advantages(self) -> bool:
-        """Whether sampled tokens have advantages by what the teacher says of them."""
+        """Return whether sampled tokens have advantages by what the teacher says of them."""
         return self.teacher is not None and self.distill.use_as == "advantage"
 
     @property
     def teacher_loss(self) -> bool:
-        """Whether the loss compares the policy's distribution with the teacher's."""
+        """Return whether the loss compares the policy's distribution with the teacher's."""
         return self.teacher is not None and self.distill.use_as == "loss"
 
     @property
@@ -250,11 +250,12 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def reference_is_actor(self) -> bool:
-        """Whether reference log-probs are those of `actor_train` without its adapters: no model is started for them."""
+        """Return whether reference log-probs are those of `actor_train` without its adapters: no model is started for
+        them."""
         return self.uses_reference and self.reference is None and self.actor_train.model_args.uses_lora
 
     def default_model(self, role: str) -> str | None:
-        """The policy's model is no classifier, so it is nothing for a reward model."""
+        """Return no policy's model for a reward model: it is no classifier."""
         if role.split(".")[0] in ("reward_model", "reward_models"):
             return self.reward_pretrain
         if role.split(".")[0] in ("judge", "teacher", "teachers"):
@@ -269,7 +270,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def max_open_groups(self) -> int | None:
-        """Groups that are played at once; None: as many as there are."""
+        """Return the number of groups that are played at once; None: as many as there are."""
         return None
 
     @property

@@ -120,12 +120,12 @@ class RLVRConfig(RLConfig):
     @property
     def prompt_templates(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         sections = [self.actor_train.data_args, *([self.validation.data_args] if self.validation else [])]
-        found: list[tuple[str, Mapping[str, Any]]] = []
+        templates: list[tuple[str, Mapping[str, Any]]] = []
         for domain in self.rewards:
             usual = [self.global_template or data.template for data in sections]
             own = [self.tag_to_template[tag] for tag in self.tags_of(domain) if tag in self.tag_to_template]
-            found += [(template, self.template_variables(domain)) for template in (*usual, *own)]
-        return tuple(each for number, each in enumerate(found) if each not in found[:number])
+            templates += [(template, self.template_variables(domain)) for template in (*usual, *own)]
+        return tuple(each for number, each in enumerate(templates) if each not in templates[:number])
 
     def reward_terms(self, domain: str) -> dict[str, float]:
         reward = self.rewards[domain]

@@ -39,9 +39,9 @@ class RayInit:
 
     @property
     def options(self) -> dict[str, int]:
-        """Those that were given."""
-        given = {"num_cpus": self.num_cpus, "object_store_memory": self.object_store_memory}
-        return {name: value for name, value in given.items() if value is not None}
+        """Return those that were given."""
+        values = {"num_cpus": self.num_cpus, "object_store_memory": self.object_store_memory}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class RunConfig:
 
     @property
     def profiles(self) -> bool:
-        """Whether the profiler writes anything."""
+        """Return whether the profiler writes anything."""
         return bool(self.profile_steps) or self.profiler.ray_timeline
 
     @property
@@ -183,7 +183,7 @@ class RunConfig:
 
     @property
     def exports(self) -> bool:
-        """Whether the run ends with a trained model that is written to `export_path`."""
+        """Return whether the run ends with a trained model that is written to `export_path`."""
         return self.export_model and not self.only_validates
 
     @property
@@ -198,51 +198,51 @@ class RunConfig:
 
     @property
     def one_token_responses(self) -> bool:
-        """Whether a response is one token by its definition, so that its length says nothing."""
+        """Return whether a response is one token by its definition, so that its length says nothing."""
         return False
 
     @property
     def sections(self) -> dict[str, WorkerConfig]:
-        """The model roles that the configuration has a section for, by name."""
+        """Return the model roles that the configuration has a section for, by name."""
         # A key that can't be a section isn't looked at: it may hold a STAND_IN, which would end the rules about roles.
         specs = [spec for spec in fields(self) if not _PLAIN.fullmatch(str(spec.type))]
         values = {spec.name: getattr(self, spec.name) for spec in specs}
         return {name: value for name, value in values.items() if isinstance(value, WorkerConfig)}
 
     def kind_of(self, role: str) -> Literal["policy", "value", "reward"]:
-        """What the model of a role gives: log-probs of tokens, values of tokens, or a score."""
+        """Return what the model of a role gives: log-probs of tokens, values of tokens, or a score."""
         if role.startswith("reward_model"):
             return "reward"
         return "value" if role == "critic" else "policy"
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:
-        """Those of them that will be started."""
+        """Return those of them that will be started."""
         return self.sections
 
     @property
     def trained_roles(self) -> dict[str, TrainConfig]:
-        """Those that will be trained."""
+        """Return those that will be trained."""
         return {role: worker for role, worker in self.roles.items() if isinstance(worker, TrainConfig)}
 
     @property
     def validates(self) -> bool:
-        """Whether there is something held out to validate on."""
+        """Return whether there is something held out to validate on."""
         raise NotImplementedError
 
     @property
     def only_validates(self) -> bool:
-        """Whether nothing is trained."""
+        """Return whether nothing is trained."""
         return False
 
     @property
     def joins_ray(self) -> bool:
-        """Whether the run joins a Ray cluster that is there; else it starts one of its own."""
+        """Return whether the run joins a Ray cluster that is there; else it starts one of its own."""
         return self.num_nodes > 1
 
     @property
     def makes_model(self) -> bool:
-        """Whether the run itself makes its starting model if that isn't there."""
+        """Return whether the run itself makes its starting model if that isn't there."""
         return self.prepare is not None
 
     @property
@@ -258,7 +258,7 @@ class RunConfig:
 
     @property
     def output_folders(self) -> dict[str, Path]:
-        """All folders that the run writes into, by their keys."""
+        """Return all folders that the run writes into, by their keys."""
         extra = {key: Path(name) for key, name in self.extra_output_dirs.items() if name}
         return {
             "output_dir": self.output_path,
@@ -281,7 +281,7 @@ class RunConfig:
 
     @property
     def temperature(self) -> float:
-        """Of the distribution that log-probs are of."""
+        """Return the temperature of the distribution that log-probs are of."""
         return 1.0
 
     @property
@@ -291,7 +291,7 @@ class RunConfig:
 
     @property
     def batch(self) -> BatchPlan:
-        """How a step's rows become optimizer steps."""
+        """Return how a step's rows become optimizer steps."""
         raise NotImplementedError
 
     def default_model(self, role: str) -> str | None:  # noqa: ARG002 - for subclasses
@@ -309,7 +309,7 @@ class RunConfig:
         return path
 
     def tokenizer_path(self, role: str) -> str | None:
-        """A role's own tokenizer, or that of the actor whose tokens it reads; None: its model's."""
+        """Return a role's own tokenizer, or that of the actor whose tokens it reads; None: its model's."""
         own = self.sections[role].model_args.tokenizer_name_or_path
         actor = self.sections.get("actor_train")
         reads_actors = role in ("actor_infer", "reference", "critic") and actor is not None
@@ -326,11 +326,11 @@ class RunConfig:
 
     @property
     def hazards(self) -> tuple[str, ...]:
-        """What was asked for that puts the machine at risk; the plan and the summary repeat it."""
+        """Return what was asked for that puts the machine at risk; the plan and the summary repeat it."""
         return ()
 
     def explain_results(self) -> str:
-        """What the run leaves behind, in words, and what it puts at risk."""
+        """Return what the run leaves behind, in words, and what it puts at risk."""
         return "\n".join((self._explain_files(), *self._explain_profile(), *self.hazards))
 
     def _explain_profile(self) -> tuple[str, ...]:

@@ -112,10 +112,10 @@ class TrainingArgs:
 
     @property
     def decay_style(self) -> str:
-        """How `wsd` and `warmup_stable_decay` fall."""
+        """Return how `wsd` and `warmup_stable_decay` fall."""
         return self.wsd_decay_style or ("cosine" if self.lr_scheduler_type == "warmup_stable_decay" else "linear")
 
     @property
     def warms_up(self) -> bool:
-        """Whether the learning rate rises at first."""
+        """Return whether the learning rate rises at first."""
         return self.warmup_steps > 0 or self.warmup_ratio > 0

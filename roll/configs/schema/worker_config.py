@@ -157,7 +157,7 @@ class ModelArgs:
 
     @property
     def uses_lora(self) -> bool:
-        """Whether adapters are trained instead of the weights."""
+        """Return whether adapters are trained instead of the weights."""
         return self.lora_rank > 0 or self.adapter_name_or_path is not None
 
     @property
@@ -273,7 +273,7 @@ class DataArgs:
 
     @property
     def has_rows(self) -> bool:
-        """Whether any source is named."""
+        """Return whether any source is named."""
         return bool(self.file_name or self.procedural or self.dataset)
 
     @property

@@ -137,7 +137,7 @@ class Sent:
     """For the engines; empty for a streaming transport."""
     summary: TransferSummary | None
     """None where nothing was looked at: in one process, without `checksum`; and of a rank that sends nothing."""
-    kept: list[Handle]
+    retained: list[Handle]
     """For an engine that comes later, readable as `object_store` (`file` with that transport); empty without `keep`."""
 
 
@@ -208,8 +208,8 @@ def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy
         assert copy is not None
         moved = TransferStats(checksum=False)
         resent = copy.name == route.snapshot
-        whole = _watched(iter(copy) if resent else stream, stats, later)
-        stream = moved.watch(whole if resent else copy.encoded(whole, route.base, route.snapshot))
+        watched = _watched(iter(copy) if resent else stream, stats, later)
+        stream = moved.watch(watched if resent else copy.encoded(watched, route.base, route.snapshot))
     else:
         stream = _watched(stream, stats, later)
     handles: list[Handle] = []
@@ -217,8 +217,8 @@ def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy
         handles = module.send(route, stream)
     else:
         _go_through(stream)
-    kept = later.finish() if later is not None else handles if route.keep else []
-    return Sent(handles, replace(stats.summary(), moved=moved.summary().bytes), kept)
+    retained = later.finish() if later is not None else handles if route.keep else []
+    return Sent(handles, replace(stats.summary(), moved=moved.summary().bytes), retained)
 
 
 def _go_through(stream: NamedWeights) -> None:

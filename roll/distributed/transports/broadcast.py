@@ -117,7 +117,7 @@ class _Outbox(Outbox):
         self._flats: list[Tensor | None] = [None] * SLOTS
         self._numbers = [0] * SLOTS
 
-    def place(self, device: torch.device) -> torch.device:
+    def buffer_device(self, device: torch.device) -> torch.device:
         return device
 
     def buffer(self, slot: int, size: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.rendezvous import TransferChannel
-from roll.distributed.transports.shm_places import Place
+from roll.distributed.transports.shm_places import ShmRegion
 from roll.distributed.transports.shm_segments import Token
 
 SLOTS = 2
@@ -51,19 +51,19 @@ class Bucket:
 
     @property
     def filled(self) -> Tensor:
-        """The buffer as far as it is used, uint8."""
+        """Return the buffer as far as it is used, uint8."""
         assert self._flat is not None
         return self._flat[: self.used]
 
-    def takes(self, tensor: Tensor, place: Place | None) -> bool:
-        """Return whether this tensor can be the next one; `place`: where it lies in shared memory."""
-        if place is not None:
-            return self.token == place.token
+    def takes(self, tensor: Tensor, region: ShmRegion | None) -> bool:
+        """Return whether this tensor can be the next one; `region`: where it lies in shared memory."""
+        if region is not None:
+            return self.token == region.token
         return self.token is None and self._free + tensor.nbytes <= self._capacity
 
-    def add(self, name: str, tensor: Tensor, place: Place | None) -> None:
-        """Take in a tensor that it `takes`, by a copy unless it has a place."""
-        start = self._free if place is None else place.start
+    def add(self, name: str, tensor: Tensor, region: ShmRegion | None) -> None:
+        """Take in a tensor that it `takes`, by a copy unless it lies in a region of shared memory."""
+        start = self._free if region is None else region.start
         end = start + tensor.nbytes
         if self._flat is not None:
             self._flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
@@ -81,23 +81,23 @@ class Bucket:
 def packed(
     stream: NamedWeights,
     take: Callable[[int, torch.device], tuple[int, Tensor | None]],
-    place_of: Callable[[Tensor], Place | None] = lambda _: None,
+    shared_at: Callable[[Tensor], ShmRegion | None] = lambda _: None,
 ) -> Iterator[Bucket]:
-    """Copy a stream into buckets, except for what lies in memory that the receivers can open (`place_of`).
+    """Copy a stream into buckets, except for what lies in memory that the receivers can open (`shared_at`).
 
     `take(bytes, device)` gives what goes into the next bucket, which begins with a tensor of so many bytes, and its
     buffer; none for a bucket of another rank. No tensor of the stream is held longer than its copy takes.
     """
     bucket: Bucket | None = None
     for name, tensor in stream:
-        place = place_of(tensor)
-        if bucket is not None and not bucket.takes(tensor, place):
+        region = shared_at(tensor)
+        if bucket is not None and not bucket.takes(tensor, region):
             yield bucket
             bucket = None
         if bucket is None:
-            capacity, flat = take(tensor.nbytes, tensor.device) if place is None else (0, None)
-            bucket = Bucket(capacity, flat, None if place is None else place.token)
-        bucket.add(name, tensor, place)
+            capacity, flat = take(tensor.nbytes, tensor.device) if region is None else (0, None)
+            bucket = Bucket(capacity, flat, None if region is None else region.token)
+        bucket.add(name, tensor, region)
     if bucket is not None:
         yield bucket
 
@@ -153,14 +153,14 @@ class Outbox(ABC):
             nonlocal owner
             owner = index % self._senders if size <= self.route.bucket_bytes else 0
             step = index // self._senders
-            capacity = max(size, buffer_size(step, self.route.bucket_bytes, self.place(device)))
+            capacity = max(size, buffer_size(step, self.route.bucket_bytes, self.buffer_device(device)))
             if owner != self._mine:
                 return capacity, None
             free_up_to(len(mine) - SLOTS + 1)
             flat = self.buffer(len(mine) % SLOTS, capacity, device)
             return (len(flat) if self._senders == 1 else capacity), flat
 
-        for bucket in packed(stream, take, self.place_of if self._senders == 1 else lambda _: None):
+        for bucket in packed(stream, take, self.shared_at if self._senders == 1 else lambda _: None):
             if owner == self._mine:
                 self.ship(index, len(mine) % SLOTS, bucket)
                 mine.append(index)
@@ -169,13 +169,13 @@ class Outbox(ABC):
             self.channel.publish(f"bucket/{index}", None)
         free_up_to(len(mine))
 
-    def place_of(self, tensor: Tensor) -> Place | None:
+    def shared_at(self, tensor: Tensor) -> ShmRegion | None:
         """Return where every receiver finds this tensor without a copy. Default: nowhere."""
         del tensor
         return None
 
     @abstractmethod
-    def place(self, device: torch.device) -> torch.device:
+    def buffer_device(self, device: torch.device) -> torch.device:
         """Return where buffers for tensors of this device are."""
 
     @abstractmethod

@@ -105,15 +105,15 @@ class WeightCopy:
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         """Copy a whole tensor, into the memory of the one before if it fits."""
-        kept = self._old.pop(name, None)
-        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            kept = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self._tensors[name] = kept.copy_(tensor)
+        copy = self._old.pop(name, None)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self._tensors[name] = copy.copy_(tensor)
         count_copied(tensor.nbytes)
 
-    def _changes(self, name: str, kept: Tensor, current: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _changes(self, name: str, previous: Tensor, current: Tensor) -> Iterator[tuple[str, Tensor]]:
         bits = _bits(current)
-        index = (bits != _bits(kept)).nonzero().flatten()
+        index = (bits != _bits(previous)).nonzero().flatten()
         if not len(index):
             return
         short = torch.int32 if current.numel() <= torch.iinfo(torch.int32).max else torch.int64
@@ -122,7 +122,7 @@ class WeightCopy:
             yield name, current
             return
         values = current.view(-1)[index]
-        _patch(kept, index, values)
+        _patch(previous, index, values)
         yield name + _INDEX, index.to(short)
         yield name + _VALUES, values
 
@@ -132,6 +132,6 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(_BITS[tensor.itemsize])
 
 
-def _patch(kept: Tensor, index: Tensor, values: Tensor) -> None:
-    _bits(kept).index_copy_(0, index, _bits(values))
+def _patch(previous: Tensor, index: Tensor, values: Tensor) -> None:
+    _bits(previous).index_copy_(0, index, _bits(values))
     count_copied(values.nbytes)

@@ -65,9 +65,9 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
 
 def discard(root: Path, *, keep: Sequence[Handle] = ()) -> None:
     """Delete versions below `root` other than these, finished or not."""
-    kept = {Path(handle).name for handle in keep}
+    retained = {Path(handle).name for handle in keep}
     for folder in [*root.glob(f"{_VERSION}*"), *root.glob(f"{_UNFINISHED}*")]:
-        if folder.name not in kept:
+        if folder.name not in retained:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -20,9 +20,9 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Outbox, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel, sender_name
-from roll.distributed.transports.shm_places import Place, locate, register
+from roll.distributed.transports.shm_places import ShmRegion, locate, register
 from roll.distributed.transports.shm_segments import (
-    KEPT_SIZES,
+    REUSABLE_SIZES,
     Bytes,
     DeviceSegment,
     ShmSegment,
@@ -59,7 +59,7 @@ class _Outbox(Outbox):
         super().__init__(route, channel)
         self.slots: list[ShmSegment | DeviceSegment | None] = [None] * SLOTS
 
-    def place(self, device: torch.device) -> torch.device:
+    def buffer_device(self, device: torch.device) -> torch.device:
         return device if self.route.on_device else torch.device("cpu")
 
     def buffer(self, slot: int, size: int, device: torch.device) -> Tensor:
@@ -72,9 +72,9 @@ class _Outbox(Outbox):
             self.slots[slot] = segment
         return segment.flat
 
-    def place_of(self, tensor: Tensor) -> Place | None:
-        place = locate(tensor)
-        return place if place is not None and place.stays else None
+    def shared_at(self, tensor: Tensor) -> ShmRegion | None:
+        region = locate(tensor)
+        return region if region is not None and region.stays else None
 
     def ship(self, index: int, slot: int, bucket: Bucket) -> None:
         token, segment = bucket.token, self.slots[slot]
@@ -190,7 +190,7 @@ def _opened_once(token: Token, most: int) -> Bytes | Tensor:
     with _still_open_lock:
         segment = _still_open.pop(token["name"], None)
         segment = attach(token) if segment is None else segment
-        if token["size"] in KEPT_SIZES or "stays" in token:
+        if token["size"] in REUSABLE_SIZES or "stays" in token:
             _still_open[token["name"]] = segment
             while len(_still_open) > most:
                 _still_open.popitem(last=False)

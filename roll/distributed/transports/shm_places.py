@@ -23,7 +23,7 @@ _ALIGN = 64  # bytes, as torch's own allocator aligns tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShmRegion:
     """Where a tensor lies in shared memory of the host."""
 
     token: Token
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def stays(self) -> bool:
-        """Whether nobody writes there before the whole transfer is over."""
+        """Return whether nobody writes there before the whole transfer is over."""
         return "stays" in self.token
 
 
@@ -54,7 +54,7 @@ def register(token: Token, memory: Bytes) -> None:
     _regions[key] = token, weakref.ref(memory, lambda _: _regions.pop(key, None))
 
 
-def locate(tensor: Tensor) -> Place | None:
+def locate(tensor: Tensor) -> ShmRegion | None:
     """Return where other processes of the machine find this tensor; None if it lies in no registered memory."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.nbytes:
         return None
@@ -64,7 +64,7 @@ def locate(tensor: Tensor) -> Place | None:
             continue
         start = tensor.data_ptr() - memory.ctypes.data
         if start >= 0 and start + tensor.nbytes <= memory.nbytes:
-            return Place(token, start, start + tensor.nbytes == memory.nbytes)
+            return ShmRegion(token, start, start + tensor.nbytes == memory.nbytes)
     return None
 
 
@@ -90,8 +90,8 @@ def share(tensors: Iterable[Tensor]) -> int:
     register({"path": f"/proc/{os.getpid()}/fd/{fd}", "size": size, "name": _name(fd), "stays": True}, memory)
     for tensor, start in zip(moved, starts, strict=True):
         # A storage of its own for each: what looks at storages (checkpoints, sizes) finds them apart.
-        place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
-        tensor.data = place.copy_(tensor)
+        target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
+        tensor.data = target.copy_(tensor)
     return sum(tensor.nbytes for tensor in moved)
 
 

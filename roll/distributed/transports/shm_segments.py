@@ -39,12 +39,12 @@ _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """All pages at once: one by one, when they are first touched, they take several times as long."""
 _numbers = itertools.count()
 
-_KEPT_SEGMENTS = 2
-KEPT_SIZES = range(1 << 20, (64 << 20) + 1)
+_MAX_REUSABLE = 2
+REUSABLE_SIZES = range(1 << 20, (64 << 20) + 1)
 """Bytes of a segment that its process keeps for the next transfer. Smaller ones cost little to make, and larger ones
 are of a tensor that needed it."""
-_kept: list[ShmSegment] = []
-_kept_lock = threading.Lock()
+_reusable: list[ShmSegment] = []
+_reusable_lock = threading.Lock()
 
 
 def available() -> bool:
@@ -128,10 +128,10 @@ def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> 
     """Make a segment for tensors of this device."""
     if on_device and device.type == "cuda":
         return DeviceSegment(size, device)
-    with _kept_lock:
-        fitting = [segment for segment in _kept if segment.size >= size] if size in KEPT_SIZES else []
+    with _reusable_lock:
+        fitting = [segment for segment in _reusable if segment.size >= size] if size in REUSABLE_SIZES else []
         if fitting:
-            _kept.remove(fitting[0])
+            _reusable.remove(fitting[0])
             return fitting[0]
     return ShmSegment(transfer, size)
 
@@ -141,11 +141,11 @@ def keep(segment: ShmSegment | DeviceSegment) -> None:
 
     Fresh memory costs as much as several copies, at both ends.
     """
-    if isinstance(segment, ShmSegment) and segment.size in KEPT_SIZES:
+    if isinstance(segment, ShmSegment) and segment.size in REUSABLE_SIZES:
         segment.outlive()
-        with _kept_lock:
-            if len(_kept) < _KEPT_SEGMENTS:
-                _kept.append(segment)
+        with _reusable_lock:
+            if len(_reusable) < _MAX_REUSABLE:
+                _reusable.append(segment)
                 return
     segment.close()
 

@@ -54,10 +54,10 @@ class HubEnv(Env):
                 "name an interpreter that has it at env_workers.python (`roll envs test`: --python)"
             ) from None
         except Exception as error:
-            raise HubError(f"{hub.package} fails to import: {_said(error)}") from error
+            raise HubError(f"{hub.package} fails to import: {_with_type(error)}") from error
 
     def made(self, *arguments: Any, known: Iterable[str] = (), **options: Any) -> Any:
-        """What `make` gives, or `HubError` with the package's own message. `known`: the ids that there are."""
+        """Return what `make` gives, or `HubError` with the package's own message. `known`: the ids that there are."""
         known = list(known)
         if known and self.hub_id not in known:
             near = did_you_mean(self.hub_id, known)
@@ -69,10 +69,12 @@ class HubEnv(Env):
                 raise
             except (Exception, SystemExit) as error:
                 fix = ". Install it, or put its folder on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
-                raise HubError(f"{self.scheme} can't make {self.hub_id!r}: {_said(error).rstrip('.')}{fix}") from error
+                raise HubError(
+                    f"{self.scheme} can't make {self.hub_id!r}: {_with_type(error).rstrip('.')}{fix}"
+                ) from error
 
     def make(self, *arguments: Any, **options: Any) -> Any:
-        """The package's environment."""
+        """Make the package's environment."""
         raise NotImplementedError
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
@@ -103,16 +105,16 @@ class HubEnv(Env):
     def no_options(self, options: Mapping[str, Any]) -> None:
         """Refuse the options of a reset, for packages that know none."""
         if options:
-            given = ", ".join(sorted(options))
-            raise ValueError(f"{self.scheme} has no options for reset, got {given}: leave them out")
+            names = ", ".join(sorted(options))
+            raise ValueError(f"{self.scheme} has no options for reset, got {names}: leave them out")
 
 
 def ended(reward: float, *, success: bool, terminated: bool = True, **more: Any) -> StepResult:
-    """The last step of an episode."""
+    """Return the last step of an episode."""
     metrics = {**more.pop("metrics", {}), "success": float(success)}
     return StepResult(reward=reward, terminated=terminated, truncated=not terminated, metrics=metrics, **more)
 
 
-def _said(error: BaseException) -> str:
+def _with_type(error: BaseException) -> str:
     text = " ".join(str(error).replace("*" * 10, "").split())
     return f"{type(error).__name__}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}"

@@ -68,6 +68,6 @@ class GemEnv(HubEnv):
 
 
 def _shown(observation: Any, info: Mapping[str, Any]) -> Observation:
-    """What GEM shows, and below it what is to be done next (`suffix`)."""
+    """Return what GEM shows, and below it what is to be done next (`suffix`)."""
     parts = (str(observation).strip(), str(info.get("suffix") or "").strip())
     return Observation.of("\n".join(part for part in parts if part))

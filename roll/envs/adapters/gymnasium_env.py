@@ -76,7 +76,7 @@ class GymnasiumEnv(HubEnv):
         return self._package.make(self.hub_id, **options)
 
     def game(self) -> Game:
-        """What is known of the game."""
+        """Return what is known of the game."""
         spec = self._env.spec
         return GAMES.get(spec.name if spec is not None and not spec.namespace else "", Game(about=""))
 
@@ -97,11 +97,12 @@ class GymnasiumEnv(HubEnv):
         return StepResult(reward=reward, terminated=False, observation=shown)
 
     def state(self, text: str) -> str:
-        """The name of the state in which the text is shown."""
+        """Return the name of the state in which the text is shown."""
         return text
 
     def solution(self, max_actions: int) -> Sequence[str] | None:
-        """The best way from here by the table of all transitions, where the game has one (gymnasium's toy games)."""
+        """Return the best way from here by the table of all transitions, where the game has one (gymnasium's toy
+        games)."""
         env = self._env.unwrapped
         table = getattr(env, "P", None)
         if not isinstance(table, Mapping) or not self.actions or not isinstance(getattr(env, "s", None), Integral):
@@ -149,19 +150,19 @@ class GymnasiumEnv(HubEnv):
             return lambda observation, _: show(env, observation)
         if why := spaces.unreadable(space):
             raise HubError(f"its observation is {why}; give render: file.py:function, which makes a text of it")
-        return lambda observation, _: spaces.told(space, observation, game.numbers)
+        return lambda observation, _: spaces.as_text(space, observation, game.numbers)
 
-    def _names(self, given: Sequence[str] | None) -> tuple[str, ...]:
+    def _names(self, actions: Sequence[str] | None) -> tuple[str, ...]:
         space = self._env.action_space
         if spaces.kind_of(space) != "Discrete":
-            if given is not None:
+            if actions is not None:
                 raise ValueError("actions: only those of a Discrete space have names; leave it out")
             return ()
         if self._parse is not None:
             return ()
         count = int(space.n)
-        names = tuple(given) if given is not None else self._game.actions
-        if given is not None and (len(names) != count or len(set(map(str.casefold, names))) != count):
+        names = tuple(actions) if actions is not None else self._game.actions
+        if actions is not None and (len(names) != count or len(set(map(str.casefold, names))) != count):
             raise ValueError(f"actions: got {list(names)}, expected {count} different names, one for each action")
         first = int(space.start)
         return names if len(names) == count else tuple(str(first + i) for i in range(count))

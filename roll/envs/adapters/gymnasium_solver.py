@@ -11,7 +11,7 @@ from typing import Any
 
 _DISCOUNT = 0.99  # Below 1: of two ways to the same reward the shorter one is better
 _TOLERANCE = 1e-8
-_MOST_SWEEPS = 5000
+_MAX_SWEEPS = 5000
 
 
 def best_walk(
@@ -21,7 +21,8 @@ def best_walk(
     max_actions: int,
     succeeded: Callable[[float, bool, Mapping[str, Any], float], bool],
 ) -> list[str] | None:
-    """What the best policy does from here in a copy of the game; None where that is no success within `max_actions`.
+    """Return what the best policy does from here in a copy of the game; None where that is no success within
+    `max_actions`.
 
     Args:
         env: gymnasium's environment, wrappers included; it isn't changed.
@@ -42,7 +43,7 @@ def best_walk(
 
 
 def best_actions(table: Mapping[int, Mapping[int, Any]]) -> dict[int, int]:
-    """By state, the first action of the greatest value (value iteration, Sutton and Barto, section 4.4)."""
+    """Return, by state, the first action of the greatest value (value iteration, Sutton and Barto, section 4.4)."""
     import numpy as np
 
     states, actions = len(table), len(table[0])
@@ -55,7 +56,7 @@ def best_actions(table: Mapping[int, Mapping[int, Any]]) -> dict[int, int]:
                 chance[state, action, i], to[state, action, i] = probability, after
                 reward[state, action, i], going_on[state, action, i] = gain, not over
     values = np.zeros(states)
-    for _ in range(_MOST_SWEEPS):
+    for _ in range(_MAX_SWEEPS):
         worth = (chance * (reward + _DISCOUNT * going_on * values[to])).sum(-1)
         better = worth.max(-1)
         if np.abs(better - values).max() < _TOLERANCE:

@@ -17,7 +17,7 @@ _COLOURS = {"red": "r", "green": "g", "blue": "b", "purple": "p", "yellow": "y",
 _AGENT = (">", "v", "<", "^")  # By MiniGrid's numbers of directions
 _UP = 3  # In its own view the agent looks up
 _USEFUL = (0, 1, 2, 3, 5)  # Left, Right, Forward, Pickup, Toggle: what a way to the goal is made of
-_MOST_STATES = 4000
+_MAX_STATES = 4000
 
 _GAME = Game(
     about="You are in a grid world, and reach what the mission says.\n"
@@ -64,22 +64,22 @@ class MiniGridEnv(GymnasiumEnv):
 
     def game(self) -> Game:
         # Some have the first three actions only.
-        return Game(about=_GAME.about, actions=_GAME.actions[: int(self._env.action_space.n)], show=self._told)
+        return Game(about=_GAME.about, actions=_GAME.actions[: int(self._env.action_space.n)], show=self._as_text)
 
     def state(self, text: str) -> str:
-        """All of the grid, also where the agent sees part of it."""
+        """Return all of the grid, also where the agent sees part of it."""
         env = self._env.unwrapped
         return f"{env.hash(32)} {_cell(env.carrying)} {env.mission}" if self._view == "agent" else text
 
     def solution(self, max_actions: int) -> Sequence[str] | None:
-        """The shortest way to a reward, found by trying; None where the search would be too large.
+        """Return the shortest way to a reward, found by trying; None where the search would be too large.
 
         It turns, walks, picks up and toggles. Missions that need something to be put down aren't found.
         """
         useful = [action for action in _USEFUL if action < len(self.actions)]
-        seen = {self._key(self._env.unwrapped)}
+        visited = {self._key(self._env.unwrapped)}
         queue: deque[tuple[Any, tuple[str, ...]]] = deque([(self._env.unwrapped, ())])
-        while queue and len(seen) < _MOST_STATES:
+        while queue and len(visited) < _MAX_STATES:
             env, walk = queue.popleft()
             if len(walk) >= max_actions:
                 return None
@@ -88,24 +88,26 @@ class MiniGridEnv(GymnasiumEnv):
                 _, reward, terminated, truncated, _ = after.step(action)
                 if reward > 0:
                     return [*walk, self.actions[action]]
-                if terminated or truncated or (key := self._key(after)) in seen:
+                if terminated or truncated or (key := self._key(after)) in visited:
                     continue
-                seen.add(key)
+                visited.add(key)
                 queue.append((after, (*walk, self.actions[action])))
         return None
 
     def _key(self, env: Any) -> tuple[Any, ...]:
         return env.grid.encode().tobytes(), tuple(map(int, env.agent_pos)), int(env.agent_dir), _cell(env.carrying)
 
-    def _told(self, env: Any, _: Mapping[str, Any]) -> str:
+    def _as_text(self, env: Any, _: Mapping[str, Any]) -> str:
         if self._view == "full":
-            grid, seen, at, facing = env.grid, None, tuple(map(int, env.agent_pos)), int(env.agent_dir)
+            grid, visible, at, facing = env.grid, None, tuple(map(int, env.agent_pos)), int(env.agent_dir)
         else:
-            grid, seen = env.gen_obs_grid()
+            grid, visible = env.gen_obs_grid()
             at, facing = (grid.width // 2, grid.height - 1), _UP
         rows = [
             [
-                _AGENT[facing] if (x, y) == at else _cell(grid.get(x, y), seen=seen is None or bool(seen[x, y]))
+                _AGENT[facing]
+                if (x, y) == at
+                else _cell(grid.get(x, y), visible=visible is None or bool(visible[x, y]))
                 for x in range(grid.width)
             ]
             for y in range(grid.height)
@@ -116,16 +118,16 @@ class MiniGridEnv(GymnasiumEnv):
 
 
 def _copied(env: Any) -> Any:
-    """A copy that can be stepped. It shares what never changes, and windows, which can't be copied."""
+    """Return a copy that can be stepped. It shares what never changes, and windows, which can't be copied."""
     fixed = [cell for cell in env.grid.grid if cell is not None and cell.type in _FIXED]
     shared = [*fixed, env.window, env.clock, env.observation_space, env.action_space, env.spec]
     return copy.deepcopy(env, {id(part): part for part in shared if part is not None})
 
 
-def _cell(thing: Any, *, seen: bool = True) -> str:
-    """The sign of what is in a cell: one letter, and one for its colour."""
-    if thing is None or not seen:
-        return _PLAIN["empty" if seen else "unseen"]
+def _cell(thing: Any, *, visible: bool = True) -> str:
+    """Return the sign of what is in a cell: one letter, and one for its colour."""
+    if thing is None or not visible:
+        return _PLAIN["empty" if visible else "unseen"]
     if thing.type == "door":
         return ("O" if thing.is_open else "L" if thing.is_locked else "D") + _COLOURS[thing.color]
     if thing.type in _COLOURED:

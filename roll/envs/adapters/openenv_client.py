@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-_MOST_BYTES = 16 * 2**20
+_MAX_MESSAGE_BYTES = 16 * 2**20
 _SHOWN = 300
 
 
@@ -42,25 +42,25 @@ class Session(Protocol):
 
 
 def fetched(url: str, headers: Mapping[str, str], timeout_s: float, body: Any = None) -> Any:
-    """The JSON at an address; posts `body` if there is one. Raises `OpenEnvError`."""
+    """Fetch the JSON at an address; posts `body` if there is one. Raises `OpenEnvError`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     for name, value in headers.items():
         request.add_unredirected_header(name, value)  # a token is for this server, not for where it points
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            text = answer.read(_MOST_BYTES + 1)
+            text = answer.read(_MAX_MESSAGE_BYTES + 1)
     except urllib.error.HTTPError as error:
-        said = error.read(_SHOWN).decode(errors="replace")
-        raise OpenEnvError(f"{url} answered {error.code}: {said}", str(error.code)) from None
+        reply = error.read(_SHOWN).decode(errors="replace")
+        raise OpenEnvError(f"{url} answered {error.code}: {reply}", str(error.code)) from None
     except (OSError, ValueError) as error:
         raise OpenEnvError(f"{url} can't be reached: {error}") from None
     return _parsed(text, url)
 
 
 def _parsed(text: bytes | str, url: str) -> Any:
-    if len(text) > _MOST_BYTES:
-        raise OpenEnvError(f"{url} answered with more than {_MOST_BYTES:,} bytes")
+    if len(text) > _MAX_MESSAGE_BYTES:
+        raise OpenEnvError(f"{url} answered with more than {_MAX_MESSAGE_BYTES:,} bytes")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -117,8 +117,8 @@ class WebSocketSession:
                 return data
             case {"type": "error", "data": dict(data)}:
                 details = f" {data['errors']}" if data.get("errors") else ""
-                said = f"{self._url}: {data.get('message')}{details}"[:_SHOWN]
-                raise OpenEnvError(said, str(data.get("code", "")))
+                problem = f"{self._url}: {data.get('message')}{details}"[:_SHOWN]
+                raise OpenEnvError(problem, str(data.get("code", "")))
         raise OpenEnvError(f"{self._url} answered {str(answer)[:_SHOWN]!r}, expected an observation")
 
     def _wait(self, doing: Any, what: str) -> Any:
@@ -135,7 +135,7 @@ class WebSocketSession:
         import aiohttp
 
         self._client = aiohttp.ClientSession(headers=self._headers)
-        self._socket = await self._client.ws_connect(self._url, max_msg_size=_MOST_BYTES)
+        self._socket = await self._client.ws_connect(self._url, max_msg_size=_MAX_MESSAGE_BYTES)
 
     async def _exchange(self, message: Mapping[str, Any]) -> Any:
         import aiohttp

@@ -104,7 +104,7 @@ class OpenEnvEnv(HubEnv):
             self._session = None
 
     def _asked_field(self) -> str | None:
-        """The one text field of the server's actions, asked once per address and process."""
+        """Return the one text field of the server's actions, asked for once per address and process."""
         cls = type(self)  # one for each address
         if not cls.was_asked:
             try:
@@ -138,7 +138,7 @@ class OpenEnvEnv(HubEnv):
                 raise OpenEnvError(
                     f"{self._base} answered {str(answer)[:200]!r}, expected observation, reward and done"
                 )
-        text = _told(fields) if self._show is None else self._show(fields)
+        text = _as_text(fields) if self._show is None else self._show(fields)
         if not isinstance(text, str):
             raise TypeError(f"render: gave {text!r:.80}, expected text")
         if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
@@ -157,7 +157,8 @@ def _authorization(token_env: str | None) -> dict[str, str]:
 
 
 def _text_field(schema: Any) -> str | None:
-    """The name of the only field besides `metadata`, if it is a text; of several, the only one that is required."""
+    """Return the name of the only field besides `metadata`, if it is a text; of several, the only one that is
+    required."""
     match schema:
         case {"action": {"properties": dict(properties), **rest}}:
             named = [name for name in properties if name != "metadata"]
@@ -173,17 +174,17 @@ def _text_field(schema: Any) -> str | None:
     return None
 
 
-def _told(fields: Mapping[str, Any]) -> str:
-    """An observation's fields as text, without those of the protocol."""
-    said = {
+def _as_text(fields: Mapping[str, Any]) -> str:
+    """Return an observation's fields as text, without those of the protocol."""
+    shown = {
         name: value
         for name, value in fields.items()
         if name not in ("done", "reward", "metadata") and value not in (None, "", [], {})
     }
-    if len(said) == 1:
-        (value,) = said.values()
+    if len(shown) == 1:
+        (value,) = shown.values()
         return _plain(value)
-    return "\n".join(f"{name}: {_plain(value)}" for name, value in said.items())
+    return "\n".join(f"{name}: {_plain(value)}" for name, value in shown.items())
 
 
 def _plain(value: Any) -> str:

@@ -17,7 +17,7 @@ from roll.utils.seeding import stable_hash
 
 
 def narrow_seed(seed: int, bits: int) -> int:
-    """A seed that fits `bits` bits. A smaller one is itself, so it plays what it plays without this project.
+    """Return a seed that fits `bits` bits. A smaller one is itself, so it plays what it plays without this project.
 
     A larger one is hashed: two of n seeds play the same episode with a chance of about n^2 / 2^(bits + 1).
     """

@@ -55,7 +55,7 @@ class ReasoningGymEnv(HubEnv):
         return ended(score, success=score >= self._success_from, answer=action)
 
     def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is one answer
-        """The data set's own answer, where there is one and its verifier takes it."""
+        """Return the data set's own answer, where there is one and its verifier takes it."""
         answer = self._entry.get("answer")
         if answer is None:
             return None

@@ -19,7 +19,7 @@ _LONGEST = 2000  # Characters of an action that numbers are looked for in
 
 
 def kind_of(space: Any) -> str:
-    """`Discrete`, `Box`, ...: the name of the space's nearest class of gymnasium."""
+    """Return `Discrete`, `Box`, ...: the name of the space's nearest class of gymnasium."""
     for cls in type(space).__mro__:
         if cls.__module__.startswith("gymnasium."):
             return cls.__name__
@@ -42,17 +42,17 @@ def unreadable(space: Any) -> str:
     return f"a {kind} space"
 
 
-def told(space: Any, value: Any, names: Sequence[str] = ()) -> str:
-    """An observation as text: numbers with 4 significant digits, one line for each part of a Dict.
+def as_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
+    """Return an observation as text: numbers with 4 significant digits, one line for each part of a Dict.
 
     Args:
         names: of the numbers of an array.
     """
     kind = kind_of(space)
     if kind == "Dict":
-        return "\n".join(f"{key}: {told(inner, value[key])}" for key, inner in space.spaces.items())
+        return "\n".join(f"{key}: {as_text(inner, value[key])}" for key, inner in space.spaces.items())
     if kind == "Tuple":
-        return ", ".join(told(inner, part) for inner, part in zip(space.spaces, value, strict=True))
+        return ", ".join(as_text(inner, part) for inner, part in zip(space.spaces, value, strict=True))
     if kind == "Discrete":
         return str(int(value))
     if kind in ("Box", "MultiDiscrete", "MultiBinary"):
@@ -75,8 +75,8 @@ def _number(value: Any) -> str:
 
 
 def reader(space: Any) -> Callable[[str], Any] | None:
-    """What makes an action of a text, and raises `InvalidAction` for one that isn't one. None: there is none for this
-    space. Not for `Discrete`, whose actions have names."""
+    """Return what makes an action of a text, and raises `InvalidAction` for one that isn't one. None: there is none for
+    this space. Not for `Discrete`, whose actions have names."""
     kind = kind_of(space)
     if kind in ("Box", "MultiDiscrete", "MultiBinary"):
         return lambda text: _read_array(space, kind, text)
@@ -86,13 +86,13 @@ def reader(space: Any) -> Callable[[str], Any] | None:
 
 
 def drawn(space: Any, rng: random.Random) -> str:
-    """An action drawn from the space, as text. Changes the space's own generator."""
+    """Draw an action from the space, as text. Changes the space's own generator."""
     space.seed(rng.randrange(2**31))
-    return told(space, space.sample())
+    return as_text(space, space.sample())
 
 
 def how_to_act(space: Any) -> str:
-    """A sentence for the policy about an action of such a space."""
+    """Return a sentence for the policy about an action of such a space."""
     kind = kind_of(space)
     if kind == "Box":
         low, high = (" ".join(_number(entry) for entry in bound.reshape(-1)) for bound in (space.low, space.high))
@@ -119,11 +119,11 @@ def _count(space: Any) -> str:
 def _read_array(space: Any, kind: str, text: str) -> Any:
     import numpy as np
 
-    found = _NUMBER.findall(text[:_LONGEST])
+    texts = _NUMBER.findall(text[:_LONGEST])
     wanted = int(np.prod(space.shape))
-    if len(found) != wanted or _NUMBER.sub("", text[:_LONGEST]).strip(" \t\n,;[]()"):
+    if len(texts) != wanted or _NUMBER.sub("", text[:_LONGEST]).strip(" \t\n,;[]()"):
         raise InvalidAction(f"got {text[:60]!r}, expected {_count(space)}. {how_to_act(space)}")
-    numbers = np.array([float(number) for number in found]).reshape(space.shape)
+    numbers = np.array([float(number) for number in texts]).reshape(space.shape)
     if kind != "Box" and (numbers != np.round(numbers)).any():
         raise InvalidAction(f"got {text[:60]!r}: {how_to_act(space)}")
     with np.errstate(over="ignore"):

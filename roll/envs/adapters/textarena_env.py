@@ -17,8 +17,8 @@ from roll.utils.importing import load_object
 
 _EXAMPLE = re.compile(r"\[[\w ,.+-]{1,30}\]")
 _DIGIT = re.compile(r"\d")
-_MOST_DIGITS = 1000
-_TOO_MANY_DIGITS = re.compile(rf"\d{{{_MOST_DIGITS + 1}}}")
+_MAX_DIGITS = 1000
+_TOO_MANY_DIGITS = re.compile(rf"\d{{{_MAX_DIGITS + 1}}}")
 GAME = -1  # TextArena's id of the game itself, as the sender of a message
 
 
@@ -30,7 +30,7 @@ class TextArenaGame:
         self._game = game
         self.inner = _unobserved(game)
         """The game's own class, without wrappers."""
-        self._said: dict[int, str] = {}
+        self._last_actions: dict[int, str] = {}
         game.reset(num_players=players, seed=seed)
 
     @property
@@ -39,25 +39,26 @@ class TextArenaGame:
         return int(self._game.state.current_player_id)
 
     def news(self) -> str:
-        """What the player whose turn it is hasn't been told yet; their own actions aren't repeated."""
+        """Return what the player whose turn it is hasn't been told yet; their own actions aren't repeated."""
         player, messages = self.inner.get_observation()
         names = self._game.state.role_mapping
         lines = []
         for sender, text, *kind in messages:
             # Some games send a player's action in their own name.
-            own = sender == player or (sender == GAME and self._said.get(player, "") in (text, text[1:-1]))
+            own = sender == player or (sender == GAME and self._last_actions.get(player, "") in (text, text[1:-1]))
             if own and kind and kind[0].name == "PLAYER_ACTION":
                 continue
             lines.append(text if sender == GAME else f"[{names.get(sender, f'Player {sender}')}] {text}")
         return "\n".join(line.strip("\n") for line in lines).strip() or "(nothing new)"
 
     def view(self) -> str:
-        """What the wrappers of the id show the player whose turn it is: the prompt and what came since, or a board."""
+        """Return what the wrappers of the id show the player whose turn it is: the prompt and what came since, or a
+        board."""
         return str(self._game.get_observation()[1]).strip()
 
     def step(self, action: str) -> bool:
         """Do an action of the player whose turn it is; whether the game is over."""
-        self._said[self.player] = action
+        self._last_actions[self.player] = action
         return bool(self._game.step(action)[0])
 
     def outcome(self) -> tuple[dict[int, float], dict[int, Mapping[str, Any]]]:
@@ -129,7 +130,7 @@ class TextArenaEnv(HubEnv):
         return observation
 
     def sample_action(self, rng: random.Random) -> str | None:
-        """A move as the rules write it: what stands in square brackets there, with other digits perhaps."""
+        """Draw a move as the rules write it: what stands in square brackets there, with other digits perhaps."""
         if self.actions or not self._examples:
             return None
 
@@ -141,11 +142,11 @@ class TextArenaEnv(HubEnv):
     def act(self, action: str) -> StepResult:
         assert self._game is not None, "reset comes first"
         if _TOO_MANY_DIGITS.search(action):  # games make a number of them, which Python refuses
-            raise InvalidAction(f"got a number of more than {_MOST_DIGITS} digits")
+            raise InvalidAction(f"got a number of more than {_MAX_DIGITS} digits")
         if not self._game.step(action):
             return StepResult(reward=0.0, terminated=False, observation=self._observe(self._game))
         rewards, details = self._game.outcome()
-        metrics = {"invalid_end": float(any(said.get("invalid_move") for said in details.values()))}
+        metrics = {"invalid_end": float(any(detail.get("invalid_move") for detail in details.values()))}
         if not self.roles:
             reward = rewards.get(0, 0.0)
             return ended(reward, success=reward >= self._success_from, metrics=metrics)
@@ -181,7 +182,7 @@ class TextArenaEnv(HubEnv):
 
 
 def _unobserved(game: Any) -> Any:
-    """The game without the wrappers that keep what it showed."""
+    """Return the game without the wrappers that keep what it showed."""
     while hasattr(game, "env"):
         game = game.env
     return game

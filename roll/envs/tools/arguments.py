@@ -35,7 +35,7 @@ class ArgumentChecker:
         self._validator = kind(dict(schema), registry=Registry())
         self._required = tuple(schema.get("required", ()))
 
-    def checked(self, said: str) -> dict[str, Any]:
+    def checked(self, text: str) -> dict[str, Any]:
         """Return the arguments that a call says.
 
         Raises:
@@ -43,7 +43,7 @@ class ArgumentChecker:
             ToolFailure: the schema refers to something that isn't there.
         """
         try:
-            arguments = json.loads(said)
+            arguments = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ToolError(f"the arguments aren't valid JSON: {error}") from error
         if not isinstance(arguments, dict):

@@ -73,7 +73,7 @@ class Tool(ABC):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether calls of one episode change what later ones meet: they are then made one after the other."""
+        """Return whether calls of one episode change what later ones meet: they are then made one after the other."""
         return type(self).create is not Tool.create
 
     def spec(self, name: str) -> ToolSpec:

@@ -30,15 +30,15 @@ class FunctionTool(Tool):
         self._function, self._options = function, dict(options)
         self.description = inspect.getdoc(function) or ""
         takes = _parameters(function)
-        told = (parameters or {}).get("properties", {})  # of a schema that says what the policy gives
-        kept = [one for one in takes if one.kind is one.KEYWORD_ONLY and one.name not in told]
-        for one in kept:
+        in_schema = (parameters or {}).get("properties", {})  # of a schema that says what the policy gives
+        reserved = [one for one in takes if one.kind is one.KEYWORD_ONLY and one.name not in in_schema]
+        for one in reserved:
             if one.default is one.empty and one.name not in self._options:
                 raise ValueError(f"{key}: {function.__name__} needs {one.name}, which the policy doesn't give: options")
         for one in takes:
             if one.kind is one.POSITIONAL_ONLY:
                 raise ValueError(f"{key}: {function.__name__} takes {one.name} by position alone; remove the /")
-        self._hidden = {*self._options, *(one.name for one in kept)}
+        self._hidden = {*self._options, *(one.name for one in reserved)}
         if parameters is not None:
             self.parameters = parameters
             return

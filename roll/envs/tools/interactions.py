@@ -78,14 +78,16 @@ class ModelInteraction(BaseInteraction):
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> str:
         missing = [name for name in names_in(self._config.prompt) if name not in kwargs]
         if missing:
-            said = f"interaction_kwargs of the row have no {missing[0]!r}, which interactions.{self.name}.prompt names"
-            raise EpisodeError("env_error", said)
+            problem = (
+                f"interaction_kwargs of the row have no {missing[0]!r}, which interactions.{self.name}.prompt names"
+            )
+            raise EpisodeError("env_error", problem)
         self._goals[instance_id] = filled(self._config.prompt, kwargs)
         return instance_id
 
     async def generate_response(self, instance_id: str, messages: Messages, **kwargs: Any) -> UserTurn:  # noqa: ARG002
-        said = [m for m in messages if m["role"] in ("user", "assistant")]
-        exchanged = [{**m, "role": "user" if m["role"] == "assistant" else "assistant"} for m in said]
+        dialogue = [m for m in messages if m["role"] in ("user", "assistant")]
+        exchanged = [{**m, "role": "user" if m["role"] == "assistant" else "assistant"} for m in dialogue]
         body: dict[str, Any] = {"messages": [{"role": "system", "content": self._goals[instance_id]}, *exchanged]}
         body |= {"model": self._config.model or ""}
         body |= self._config.request_args
@@ -174,8 +176,10 @@ class UserSession:
     def _add(self, score: Any) -> None:
         value = 0.0 if score is None else score
         if not isinstance(value, Real) or not math.isfinite(value):
-            said = f"the simulated user {self._config.name} gave {score!r:.80} as its score, expected a finite number"
-            raise EpisodeError("env_error", said)
+            problem = (
+                f"the simulated user {self._config.name} gave {score!r:.80} as its score, expected a finite number"
+            )
+            raise EpisodeError("env_error", problem)
         self.score += self._config.score_weight * float(value)
 
     async def close(self) -> None:
@@ -188,13 +192,13 @@ class UserSession:
         name, timeout = self._config.name, self._config.timeout_s
         call = getattr(self._user, method)
         # What they share with tools: the key `name` of a row says whom to ask, and isn't for the method.
-        given = {key: value for key, value in kwargs.items() if key != "name"}
-        future = self._loop.submit(asyncio.wait_for(call(*args, **given), timeout))
+        arguments = {key: value for key, value in kwargs.items() if key != "name"}
+        future = self._loop.submit(asyncio.wait_for(call(*args, **arguments), timeout))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.TimeoutError:
-            said = f"the simulated user {name} took longer than timeout_s = {timeout:g} s in {method}"
-            raise EpisodeError("timeout", said) from None
+            problem = f"the simulated user {name} took longer than timeout_s = {timeout:g} s in {method}"
+            raise EpisodeError("timeout", problem) from None
         except EpisodeError:
             raise
         except Exception as error:

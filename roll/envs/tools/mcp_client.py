@@ -224,5 +224,5 @@ def _tail(file: Any) -> str:
     """Return the end of what a server wrote to its standard error."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1000))
-    said = file.read().decode("utf-8", "replace").strip()
-    return f"; it said: {said}" if said else ""
+    stderr = file.read().decode("utf-8", "replace").strip()
+    return f"; it wrote: {stderr}" if stderr else ""

@@ -19,7 +19,7 @@ from roll.types.trajectory import Task
 _OUTPUT_BYTES = 1 << 16
 _SESSION_BYTES = 1 << 22
 _SESSION_S = 24 * 3600.0
-_SAID = {
+_ENDINGS = {
     "timeout": "it ran longer than {seconds:g} s and was stopped",
     "memory": "it used more than {memory_mb} MiB of memory and was stopped",
     "output": "it printed too much and was stopped",
@@ -100,16 +100,16 @@ class PythonTool(Tool):
             state.running = self._sandbox.start(Program(source=_source()), limits)
         running, mark = state.running, secrets.token_hex(16)
         ends_at, lines = time.monotonic() + self._seconds, list[bytes]()
-        kept, ended = 0, not running.write(_request(code, mark), timeout_s=self._seconds)
+        size, ended = 0, not running.write(_request(code, mark), timeout_s=self._seconds)
         while not ended:
             line = running.read_line(max(0.0, ends_at - time.monotonic()))
             if line is None:
                 ended = True
             elif line.strip() == mark.encode():
                 break
-            elif kept < _OUTPUT_BYTES:
+            elif size < _OUTPUT_BYTES:
                 lines.append(line)
-                kept += len(line)
+                size += len(line)
         printed = b"".join(lines).decode("utf-8", "replace")
         if not ended:
             return self._reply(printed.removesuffix("\n"), None)
@@ -126,7 +126,7 @@ class PythonTool(Tool):
         text = printed.strip("\n")
         if outcome is None:
             return ToolReply(text or "(nothing was printed)")
-        why = _SAID.get(outcome.ending, "the process ended")
+        why = _ENDINGS.get(outcome.ending, "the process ended")
         why = why.format(seconds=self._seconds, memory_mb=self._memory_mb)
         error = outcome.stderr.decode("utf-8", "replace").strip()[-500:]
         return ToolReply("\n".join(part for part in (text, error, f"Error: {why}") if part), is_error=True)
@@ -143,10 +143,10 @@ def _source() -> str:
 
 def _folders(packages: Sequence[str]) -> list[str]:
     """Return where packages are installed. Raises `ValueError` for one that isn't."""
-    found = []
+    folders = []
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.origin:
             raise ValueError(f"the tool python: there is no package {name!r} here; pip install it, or leave it out")
-        found.append(str(Path(spec.origin).parents[1]))
-    return list(dict.fromkeys(found))
+        folders.append(str(Path(spec.origin).parents[1]))
+    return list(dict.fromkeys(folders))

@@ -65,10 +65,10 @@ class Retrieval(Tool):
         }
 
     def call(self, arguments: Mapping[str, Any], state: Any) -> str:  # noqa: ARG002
-        found = self.ranked(arguments["query"], arguments.get("top_k", self._top_k))
-        if not found:
+        passages = self.ranked(arguments["query"], arguments.get("top_k", self._top_k))
+        if not passages:
             return "Nothing was found."
-        shown = [self._passages[number] for number, _ in found]
+        shown = [self._passages[number] for number, _ in passages]
         return "\n\n".join(f"[{i}] {title}\n{text}" for i, (title, text) in enumerate(shown, 1))
 
     def ranked(self, query: str, top_k: int) -> list[tuple[int, float]]:

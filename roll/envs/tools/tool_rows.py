@@ -27,14 +27,14 @@ def row_tools(payload: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ..
 def row_tool_kwargs(payload: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what a row says of each tool: its `create_kwargs` and `execute_kwargs` together, or all of it where it has
     neither. Raises `ValueError`."""
-    found = _mapping(payload, "tools_kwargs")
+    tools = _mapping(payload, "tools_kwargs")
     result = {}
-    for name, said in found.items():
-        if said is None:
+    for name, of_tool in tools.items():
+        if of_tool is None:
             continue  # parquet has a column for every tool that some row names
-        if not isinstance(said, Mapping):
-            raise ValueError(f"tools_kwargs.{name} must have keys, got {said!r:.80}")
-        parts = {key: value for key, value in said.items() if value is not None}
+        if not isinstance(of_tool, Mapping):
+            raise ValueError(f"tools_kwargs.{name} must have keys, got {of_tool!r:.80}")
+        parts = {key: value for key, value in of_tool.items() if value is not None}
         nested = [parts.pop(key) for key in ("create_kwargs", "execute_kwargs") if key in parts]
         for key in ("calc_reward_kwargs", "release_kwargs"):
             if nested and parts.pop(key, None):

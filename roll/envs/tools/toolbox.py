@@ -121,8 +121,8 @@ class Toolbox:
         """Return the tools of these entries for one episode; `kwargs` is what its row says of each, by name."""
         entries = [self._entries[tool] for name in names for tool in self._tools_of(name)]
         if unknown := [name for name in kwargs if name not in {entry.name for entry in entries}]:
-            said = f"tools_kwargs names the tool {unknown[0]!r}, which this row can't call"
-            raise EpisodeError("env_error", f"{said}; it can call {', '.join(entry.name for entry in entries)}")
+            problem = f"tools_kwargs names the tool {unknown[0]!r}, which this row can't call"
+            raise EpisodeError("env_error", f"{problem}; it can call {', '.join(entry.name for entry in entries)}")
         return EpisodeTools(self._loop, entries, task, kwargs)
 
     def _tools_of(self, name: str) -> list[str]:
@@ -144,9 +144,9 @@ class Toolbox:
                 tool.description = config.description
             if not tool.description:
                 raise ValueError(f"tools.{config.name}: {name} has no description; write one: the policy is told it")
-            spec, places = tool.spec(name), asyncio.Semaphore(config.concurrency)
+            spec, slots = tool.spec(name), asyncio.Semaphore(config.concurrency)
             checker = ArgumentChecker(name, spec.parameters)
-            self._entries[name] = _Entry(name, spec, tool, config, checker, places)
+            self._entries[name] = _Entry(name, spec, tool, config, checker, slots)
             self._by_config[config.name].append(name)
 
     def _made(self, config: ToolConfig) -> list[tuple[str, Tool]]:
@@ -155,19 +155,19 @@ class Toolbox:
             return self._served(config)
         if config.path is None:
             entry = TOOLS[config.name]
-            given: dict[str, Any] = {"sandbox": self._sandbox} if entry.sandboxed else {}
-            return [(config.name, load_object(entry.path, key=key)(**given, **config.options))]
-        found = load_object(config.path, key=f"{key}.path")
-        if inspect.isclass(found):
-            if wrong := [f"{name}: {said}" for name, said in signature_of(found, skip=0).problems(config.options)]:
+            arguments: dict[str, Any] = {"sandbox": self._sandbox} if entry.sandboxed else {}
+            return [(config.name, load_object(entry.path, key=key)(**arguments, **config.options))]
+        target = load_object(config.path, key=f"{key}.path")
+        if inspect.isclass(target):
+            if wrong := [f"{name}: {reason}" for name, reason in signature_of(target, skip=0).problems(config.options)]:
                 raise ValueError(f"{key}.options: {config.path} can't be made: {'; '.join(wrong)}")
-            made = found(**config.options)
+            made = target(**config.options)
             if not isinstance(made, Tool):
                 raise ValueError(f"{key}.path: {config.path} isn't derived from roll.envs.tools.base.Tool")
             return [(config.name, made)]
-        if not callable(found):
+        if not callable(target):
             raise ValueError(f"{key}.path: {config.path} is neither a function nor a class")
-        return [(config.name, FunctionTool(found, config.options, key=f"{key}.path", parameters=config.parameters))]
+        return [(config.name, FunctionTool(target, config.options, key=f"{key}.path", parameters=config.parameters))]
 
     def _served(self, config: ToolConfig) -> list[tuple[str, Tool]]:
         from roll.envs.tools.mcp_client import McpConnection, McpTool, require_mcp
@@ -240,8 +240,8 @@ class EpisodeTools:
         try:
             answer = await asyncio.wait_for(self._called(entry, arguments), entry.config.timeout_s)
         except asyncio.TimeoutError:
-            said = f"{entry.name} didn't answer within {entry.config.timeout_s:g} s"
-            return _refused(call, said, "timeouts", limit)
+            problem = f"{entry.name} didn't answer within {entry.config.timeout_s:g} s"
+            return _refused(call, problem, "timeouts", limit)
         except ToolError as error:
             return _refused(call, str(error), "refused", limit)
         except ToolFailure as error:
@@ -249,7 +249,7 @@ class EpisodeTools:
         except Exception as error:  # the boundary to code of the user's own; the policy reads what a caller would
             if not entry.warned:
                 entry.warned = True
-                logger.warning("the tool %s raised; the policy is told so (said once)", entry.name, exc_info=error)
+                logger.warning("the tool %s raised; the policy is told so (logged once)", entry.name, exc_info=error)
             return _refused(call, f"{type(error).__name__}: {error}", "failed", limit)
         reply = ToolReply(answer) if isinstance(answer, str) else answer
         if not isinstance(reply, ToolReply):

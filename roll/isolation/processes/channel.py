@@ -80,7 +80,7 @@ class Channel:
 
 
 def _hidden(fd: int) -> int:
-    """The same end under a number that nobody guesses."""
+    """Move an end to a number that nobody guesses."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = min(most, _HIGHEST) if most > 0 else _HIGHEST
     moved = fd

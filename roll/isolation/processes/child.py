@@ -61,15 +61,15 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its id, which is also its group's."""
+        """Return its id, which is also its group's."""
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Whether it has exited; a pipe says nothing about that while a grandchild holds it open."""
+        """Return whether it has exited; a pipe doesn't show that while a grandchild holds it open."""
         return self._process.poll() is not None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, negative for a signal; None if it is still running after that time."""
+        """Return its exit code, negative for a signal; None if it is still running after that time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout_s)
         return None
@@ -80,7 +80,7 @@ class ChildProcess:
             self._stderr.truncate(0)
 
     def how_it_ended(self, when: str) -> str:
-        """`ended with exit code 3 <when>; it wrote: ...`. Kills what is left of its group."""
+        """Return `ended with exit code 3 <when>; it wrote: ...`. Kills what is left of its group."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         code = self._process.returncode
@@ -90,9 +90,9 @@ class ChildProcess:
             how = f"ended with signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
         size = os.fstat(self._stderr.fileno()).st_size
         self._stderr.seek(max(0, size - _MAX_STDERR_TAIL))
-        said = self._stderr.read().decode(errors="replace").strip()
+        stderr = self._stderr.read().decode(errors="replace").strip()
         self.kill()
-        return f"{how} {when}" + (f"; it wrote: {said}" if said else "")
+        return f"{how} {when}" + (f"; it wrote: {stderr}" if stderr else "")
 
     def kill(self) -> None:
         """End the process and all of its group; harmless when it has ended already."""
@@ -107,7 +107,7 @@ class ChildProcess:
 
 
 def _signal_name(number: int) -> str:
-    """`SIGKILL`, or the number of a signal without a name."""
+    """Return `SIGKILL`, or the number of a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -117,7 +117,7 @@ def _signal_name(number: int) -> str:
 def child_environment(
     environment: Mapping[str, str] | None = None, *, foreign: bool = False, hash_seed: int = 0
 ) -> dict[str, str]:
-    """The parent's environment, or a given one, with its import path, a fixed hash seed (sets have an order) and one
+    """Return the parent's environment, or another, with its import path, a fixed hash seed (sets have an order) and one
     thread. `foreign`: for another interpreter, which must not find the packages of this one."""
     here = str(Path.cwd())
     path = [entry or here for entry in sys.path]
@@ -136,7 +136,7 @@ def child_environment(
 
 
 def short_traceback(skip: int) -> str:
-    """The current exception without its first `skip` frames, cut in the middle when long."""
+    """Return the current exception without its first `skip` frames, cut in the middle when long."""
     kind, value, frames = sys.exc_info()
     for _ in range(skip):
         frames = frames.tb_next if frames is not None else None

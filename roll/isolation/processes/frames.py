@@ -47,7 +47,7 @@ class Frames:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a message has begun to arrive."""
+        """Return whether a message has begun to arrive."""
         return bool(self._bytes)
 
     def feed(self, packet: bytes) -> list[Any]:

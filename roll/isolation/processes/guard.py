@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 
-_LOOK_S = 1.0
+_POLL_SECONDS = 1.0
 
 
 class Guard:
@@ -76,7 +76,7 @@ def watch(pipe: int, parent: int) -> set[int]:
     rest = b""
     while True:
         # A process that the parent has forked may hold the pipe open.
-        if not select.select([pipe], [], [], _LOOK_S)[0]:
+        if not select.select([pipe], [], [], _POLL_SECONDS)[0]:
             if os.getppid() != parent:
                 return groups
             continue

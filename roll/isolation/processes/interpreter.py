@@ -34,10 +34,10 @@ def start_code() -> str:
 
 
 def own_entries(path: Sequence[str]) -> list[str]:
-    """The entries of a `sys.path` that aren't an interpreter's own: neither its library nor its installed packages."""
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places += [*site.getsitepackages(), site.getusersitepackages()]
-    homes = [Path(place) for place in places if place]
+    """Return the entries of a `sys.path` outside an interpreter's own library and its installed packages."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages()]
+    homes = [Path(path_) for path_ in paths if path_]
     return [
         entry
         for entry in path
@@ -45,10 +45,10 @@ def own_entries(path: Sequence[str]) -> list[str]:
     ]
 
 
-def found_interpreter(python: str) -> str | None:
-    """The absolute path of an interpreter, given as a path or as a name on the PATH; None if there is none.
+def resolve_interpreter(python: str) -> str | None:
+    """Return the absolute path of an interpreter, given as a path or as a name on the PATH; None if there is none.
 
     A link isn't followed: that of a virtual environment is what leads to its packages.
     """
-    found = shutil.which(str(Path(python).expanduser()))
-    return None if found is None else str(Path(found).absolute())
+    path = shutil.which(str(Path(python).expanduser()))
+    return None if path is None else str(Path(path).absolute())

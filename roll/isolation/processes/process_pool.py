@@ -160,9 +160,9 @@ class ProcessPool(ABC, Generic[T]):
     def enqueue(self, item: T) -> None:
         """Have an item begun as soon as a process has room."""
         self._queue.append(item)
-        self.place()
+        self.assign_queued()
 
-    def place(self) -> None:
+    def assign_queued(self) -> None:
         """Give queued items to processes, the least loaded first."""
         while self._queue:
             free = [process for process in self._processes if self._has_room(process, self._queue[0])]
@@ -177,7 +177,7 @@ class ProcessPool(ABC, Generic[T]):
             self._begin(process, self._queue.popleft())
 
     def _has_room(self, process: WorkerProcess[T], item: T) -> bool:  # noqa: ARG002
-        """Whether a process may be given a further item."""
+        """Return whether a process may be given another item."""
         return len(process.assigned) < (process.slots or self._max_assigned)
 
     def retire(self, process: WorkerProcess[T]) -> None:
@@ -189,7 +189,7 @@ class ProcessPool(ABC, Generic[T]):
             self._retired.add(process)
             self._processes[process.index] = self._new_process(process.index)
         self.end_if_unused(process)
-        self.place()
+        self.assign_queued()
 
     def end_if_unused(self, process: WorkerProcess[T]) -> None:
         """End a retired process that has nothing left to do."""
@@ -207,7 +207,7 @@ class ProcessPool(ABC, Generic[T]):
                 loaded.set_exception(self._load_error(problem))
             else:
                 loaded.set_result(None)
-        self.place()  # it may take several at once
+        self.assign_queued()  # it may take several at once
 
     def ended(self, process: WorkerProcess[T], ended: Ended) -> None:
         """Replace a process that is gone."""
@@ -225,7 +225,7 @@ class ProcessPool(ABC, Generic[T]):
                 if not loaded.done():
                     loaded.set_exception(self._load_error(ended.reason))
                 self._lost(items, ended, None)
-                self.place()
+                self.assign_queued()
                 return
         self.counters["restarts"] += 1
         try:
@@ -240,7 +240,7 @@ class ProcessPool(ABC, Generic[T]):
         self._lost(items, ended, successor)
         if was_retired and not successor.assigned:
             self._kill_retired(successor)
-        self.place()
+        self.assign_queued()
 
     def _start_processes(self) -> None:
         self._processes = [self._new_process(index) for index in range(len(self._starts))]
@@ -287,7 +287,7 @@ class ProcessPool(ABC, Generic[T]):
         self._loop.stop()
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        """A bug of ours, or no further process can be started: better an end than calls that are never answered."""
+        """Fail all calls after a bug of ours, or if no process can be started, so that none waits forever."""
         error = context.get("exception")
         logger.error("the %s pool failed: %s", self.name, context["message"], exc_info=error)
         self._end(f"the {self.name} pool failed: {type(error).__name__}: {error}")

@@ -68,13 +68,13 @@ class Pool(Protocol, Generic[T]):
     counters: Counter[str]
 
     def ready(self, process: WorkerProcess[T]) -> None:
-        """It has loaded what it needs."""
+        """Note that it has loaded what it needs."""
 
     def answered(self, process: WorkerProcess[T], call: Call, answer: tuple[Any, ...]) -> None:
-        """A call has come back."""
+        """Take the answer to a call."""
 
     def ended(self, process: WorkerProcess[T], ended: Ended) -> None:
-        """It is gone, with all it started; nothing further will be told about it."""
+        """Note that it is gone, with all it started; no other method is called for it again."""
 
 
 class WorkerProcess(Generic[T]):
@@ -100,7 +100,11 @@ class WorkerProcess(Generic[T]):
         self._unsent = deque(packets(pool.setup, self._secret))
         self._frames = Frames(self._secret)
         self._started_at = self._heard_at = time.monotonic()
-        self._seen: tuple[int, int, float] = (0, 0, 0.0)  # The shared memory, and when it was first seen like that
+        self._last_progress: tuple[int, int, float] = (
+            0,
+            0,
+            0.0,
+        )  # The shared memory, and when it was first seen like that
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pipe = ours
         shared = os.memfd_create("progress", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -132,7 +136,7 @@ class WorkerProcess(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether it has answered everything."""
+        """Return whether it has answered everything."""
         return not self._calls
 
     def send(self, call: Call) -> None:
@@ -177,7 +181,7 @@ class WorkerProcess(Generic[T]):
             self._end("timeout", f"its process did nothing for over {pool.timeout_s:g} s between calls")
 
     def _check_async(self, now: float) -> None:
-        """A call is cancelled in the process when its time is over. If it goes on, something blocks the event loop."""
+        """End the process if a call outlives its cancellation at its deadline: something blocks the event loop then."""
         limit_s = self._pool.timeout_s
         overdue = [call for call in self._calls.values() if now - call.sent_at > limit_s * 1.1 + _ASYNC_GRACE_S]
         if overdue:
@@ -198,18 +202,18 @@ class WorkerProcess(Generic[T]):
         self._memory.close()
 
     def _running(self) -> tuple[Call | None, float]:
-        """The call under way, and when it started. The memory is the child's, so its times are only believed between
-        when the call was sent and when it was first seen."""
+        """Return the call under way, and when it started. The memory is the child's, so its times are only believed
+        between when the call was sent and when it was first seen."""
         now = time.monotonic()
         number, started_ns = self._progress[0], self._progress[1]
         if self._progress[0] != number:
             return None, now  # just now
-        if self._seen[:2] != (number, started_ns):
-            self._seen = (number, started_ns, now)
+        if self._last_progress[:2] != (number, started_ns):
+            self._last_progress = (number, started_ns, now)
         call = self._calls.get(number)
         if call is None:
             return None, now
-        return call, max(min(started_ns / 1e9, self._seen[2]), call.sent_at)
+        return call, max(min(started_ns / 1e9, self._last_progress[2]), call.sent_at)
 
     def _write(self) -> None:
         if self.gone:
@@ -279,7 +283,7 @@ class WorkerProcess(Generic[T]):
                 self.refuse("it sent an unknown message")
 
     def _hand_on(self, answers: Any) -> None:
-        """Only what answers a call under way is believed; anything else is dropped and counted."""
+        """Pass on what answers a call under way; anything else is dropped and counted."""
         for answer in answers if isinstance(answers, list) else [None]:
             match answer:
                 case (int(number), _, *_) if number in self._calls:

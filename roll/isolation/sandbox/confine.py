@@ -71,16 +71,16 @@ def landlock_rules(paths: Mapping[str, int], *, writes_alone: bool = False) -> i
     rules = _call(_LANDLOCK[0], data, ctypes.c_size_t(len(data)), ctypes.c_uint(0))
     for path, rights in paths.items():
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            parent_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # a link out of what bwrap shows; nobody can read it then
         try:
             if not os.path.isdir(path):
                 rights &= _ON_FILES  # the others are refused for what isn't a folder
-            rule = struct.pack("=Qi", rights & files, place)
+            rule = struct.pack("=Qi", rights & files, parent_fd)
             _call(_LANDLOCK[1], ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
         finally:
-            os.close(place)
+            os.close(parent_fd)
     return rules
 
 

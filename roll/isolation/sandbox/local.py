@@ -19,7 +19,7 @@ from roll.isolation.sandbox.mechanisms import MECHANISMS
 from roll.isolation.sandbox.parent_process import WarmParent
 from roll.isolation.sandbox.readable import interpreter
 
-_MOST_PARENTS = 16
+_MAX_PARENTS = 16
 _PREFIX = "roll-sandbox-"
 _YOUNG_S = 300.0
 
@@ -36,7 +36,7 @@ class LocalSandbox(Sandbox):
         self._interpreter = interpreter(import_paths)
         self.skipped = self._interpreter.skipped
         """Paths that were asked for and that this user can't read: programs can't either."""
-        self._turns = threading.BoundedSemaphore(parallel or min(_MOST_PARENTS, 2 * (os.cpu_count() or 1)))
+        self._turns = threading.BoundedSemaphore(parallel or min(_MAX_PARENTS, 2 * (os.cpu_count() or 1)))
         self._lock = threading.Lock()
         self._idle: list[WarmParent] = []
         self.folder = ""
@@ -98,7 +98,7 @@ class LocalSandbox(Sandbox):
                     self._idle.remove(parent)
                     parent.done = False
                     return parent
-            spare = self._idle.pop(0) if len(self._idle) >= _MOST_PARENTS else None
+            spare = self._idle.pop(0) if len(self._idle) >= _MAX_PARENTS else None
             if not self.folder:
                 _remove_empty_folders()
                 self.folder = tempfile.mkdtemp(prefix=_PREFIX)

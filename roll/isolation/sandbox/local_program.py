@@ -24,8 +24,8 @@ from roll.isolation.sandbox.parent_process import WarmParent
 _TICK_S = 0.05
 _GRACE_S = 5.0  # Beyond the wall time, before the warm parent itself is given up
 _CHUNK = 65_536
-_MOST_FILES = 2_000
-_MOST_FOLDER_MB = 8  # Times `Limits.file_mb`
+_MAX_FILES = 2_000
+_FOLDER_SIZE_FACTOR = 8  # Times `Limits.file_mb`
 
 
 class LocalProgram(Running):
@@ -108,7 +108,7 @@ class LocalProgram(Running):
 
     @property
     def parent_pid(self) -> int:
-        """Its warm parent."""
+        """Return the process id of its warm parent."""
         return self._parent.pid
 
     # --- the seam ----------------------------------------------------------------------
@@ -208,10 +208,10 @@ class LocalProgram(Running):
         if not data:
             self._close(name)
             return
-        kept = self._out if name == "out" else self._err
+        buffer = self._out if name == "out" else self._err
         room = self._limits.output_bytes - self._printed[name]
         self._printed[name] += len(data)
-        kept += data[: max(0, room)]
+        buffer += data[: max(0, room)]
         if len(data) > room:
             self._stop("output", f"more than {self._limits.output_bytes} bytes on std{name}")
 
@@ -230,9 +230,9 @@ class LocalProgram(Running):
             self._stop("timeout", f"more than {limits.cpu_s:g} s of CPU")
         else:
             entries, size = usage.folder_usage(self._home)
-            if entries > _MOST_FILES or size > (limits.file_mb << 20) * _MOST_FOLDER_MB:
+            if entries > _MAX_FILES or size > (limits.file_mb << 20) * _FOLDER_SIZE_FACTOR:
                 self._stop(
-                    "killed", f"more than {_MOST_FILES} files, or {_MOST_FOLDER_MB * limits.file_mb} MiB of them"
+                    "killed", f"more than {_MAX_FILES} files, or {_FOLDER_SIZE_FACTOR * limits.file_mb} MiB of them"
                 )
 
     def _stop(self, ending: Ending, note: str) -> None:
@@ -297,9 +297,9 @@ class LocalProgram(Running):
 
 
 def _write_file(folder: str, path: str, content: bytes) -> None:
-    place = PurePosixPath(path)
-    if place.is_absolute() or ".." in place.parts or not place.parts:
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or ".." in relative.parts or not relative.parts:
         raise ValueError(f"program file {path!r}: expected a relative path without '..'")
-    file = Path(folder, place)
+    file = Path(folder, relative)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)

@@ -59,8 +59,8 @@ def _greet(sandbox: Sandbox) -> None:
     """Run a small program; raise `SandboxError` unless it ends well."""
     outcome = sandbox.run(Program(source=f"print({_GREETING.decode().strip()!r})"), Limits(wall_s=30.0))
     if outcome.stdout != _GREETING:
-        said = outcome.stderr.decode(errors="replace")[-500:]
-        raise SandboxError(f"a program that prints a word ended as {outcome.ending} {outcome.note}: {said}")
+        stderr = outcome.stderr.decode(errors="replace")[-500:]
+        raise SandboxError(f"a program that prints a word ended as {outcome.ending} {outcome.note}: {stderr}")
 
 
 def probe_sandbox(name: str) -> str:

@@ -19,7 +19,7 @@ from roll.isolation.sandbox.readable import Interpreter
 
 _START_S = 90.0  # it may import sympy first, on a machine that does other things
 _ANSWER_BYTES = 65_536
-_MOST_OPEN_FILES = 256
+_MAX_OPEN_FILES = 256
 
 WARM_MODULES = (
     "abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum",
@@ -111,12 +111,12 @@ class WarmParent:
             self.send(f"{len(text):020d}".encode() + text + b"\n", _START_S)
             self.answer(_START_S)
         except SandboxError as error:
-            said = self._process.errors()
+            stderr = self._process.errors()
             self.close()
             skipped = ", ".join(interpreter.skipped)
             raise SandboxUnavailable(
                 f"{error}, with {interpreter.executable}"
-                + (f"; it wrote: {said}" if said else "")
+                + (f"; it wrote: {stderr}" if stderr else "")
                 + (f"; paths that this user can't read: {skipped}" if skipped else "")
             ) from error
         self.pid = (usage.descendants(self._process.pid) or [self._process.pid])[-1]
@@ -126,7 +126,7 @@ class WarmParent:
 
     @property
     def answers(self) -> int:
-        """The descriptor that becomes readable when there is an answer."""
+        """Return the descriptor that becomes readable when there is an answer."""
         return self._process.answers
 
     def send(self, data: bytes, timeout_s: float) -> None:
@@ -189,7 +189,7 @@ class WarmParent:
     def worn_out(self) -> bool:
         """Return whether its supervisor has so many files open that another should take its place."""
         try:
-            return len(os.listdir(f"/proc/{self._process.pid}/fd")) > _MOST_OPEN_FILES
+            return len(os.listdir(f"/proc/{self._process.pid}/fd")) > _MAX_OPEN_FILES
         except OSError:
             return False  # bwrap's can't be seen; it opens none
 

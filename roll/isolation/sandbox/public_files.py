@@ -29,10 +29,10 @@ def public_parts(path: str) -> tuple[str, ...]:
 
 def _parts(folder: str) -> tuple[str, ...] | None:
     """Return the public parts of a public folder; None: all of it is."""
-    whole: list[str] = []
+    folders: list[str] = []
     parts: list[str] = []
-    with os.scandir(folder) as found:
-        entries = list(found)
+    with os.scandir(folder) as iterator:
+        entries = list(iterator)
     for entry in entries:
         if entry.is_symlink():
             continue
@@ -45,10 +45,10 @@ def _parts(folder: str) -> tuple[str, ...] | None:
             parts.append("")  # gone since it was listed, or nothing that could be read
             continue
         if inner is None:
-            whole.append(entry.path)
+            folders.append(entry.path)
         else:
             parts.extend(inner or ("",))
-    return (*whole, *filter(None, parts)) if parts else None
+    return (*folders, *filter(None, parts)) if parts else None
 
 
 def _is_public(about: os.stat_result) -> bool:

@@ -57,8 +57,8 @@ def interpreter(import_paths: Sequence[str] = ()) -> Interpreter:
             raise SandboxUnavailable(
                 f"the interpreter's own library {folder} can't be read: {error}; use a Python that this user can read"
             ) from error
-        kept = (entry for entry in entries if entry not in _LEFT_OUT and not entry.startswith("config-"))
-        rights.update((str(Path(folder, entry)), confine.READ) for entry in kept)
+        packages = (entry for entry in entries if entry not in _LEFT_OUT and not entry.startswith("config-"))
+        rights.update((str(Path(folder, entry)), confine.READ) for entry in packages)
     shared = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "-")
     coarse = [executable, *library]
     if shared.is_file():
@@ -66,16 +66,16 @@ def interpreter(import_paths: Sequence[str] = ()) -> Interpreter:
         coarse.append(str(shared))
     system = dict.fromkeys(_SYSTEM, confine.RUN)
     devices = dict.fromkeys(_DEVICES, confine.DEVICE)
-    further = {os.path.realpath(path): confine.READ for path in import_paths}
-    wanted = {**rights, **system, **further}
+    extra = {os.path.realpath(path): confine.READ for path in import_paths}
+    wanted = {**rights, **system, **extra}
     skipped = tuple(path for path in wanted if not os.access(path, os.R_OK) and path not in system)
     if executable in skipped or set(library) & set(skipped):
         raise SandboxUnavailable(f"the interpreter {executable} can't be read by this user")
     readable = {path: right for path, right in wanted.items() if os.access(path, os.R_OK)}
-    coarse += [path for path in (*system, *further) if path in readable]
+    coarse += [path for path in (*system, *extra) if path in readable]
     return Interpreter(
         executable=executable,
-        import_path=(*library, *dynamic, *(path for path in further if path in readable)),
+        import_path=(*library, *dynamic, *(path for path in extra if path in readable)),
         rights={**readable, **{path: right for path, right in devices.items() if os.path.exists(path)}},
         coarse=tuple(coarse),
         skipped=skipped,

@@ -18,7 +18,7 @@ TOKEN_VARIABLE = "ROLL_SANDBOX_TOKEN"
 """The environment variable with the token that a server asks for."""
 _GRACE_S = 10.0  # Beyond the wall time, for the way there and back
 _CONNECTIONS = 3
-_MOST_ANSWER = 64 << 20
+_MAX_RESPONSE_BYTES = 64 << 20
 
 
 class RemoteSandbox(Sandbox):
@@ -33,10 +33,10 @@ class RemoteSandbox(Sandbox):
     def check(self) -> None:
         """Ask the server whether it contains programs; raise `SandboxUnavailable` if not."""
         try:
-            said = self._post("/health", {}, timeout_s=10.0)
+            health = self._post("/health", {}, timeout_s=10.0)
         except SandboxError as error:
             raise SandboxUnavailable(str(error)) from error
-        if said.get("contained") is not True:
+        if health.get("contained") is not True:
             raise SandboxUnavailable(f"{self.name} doesn't contain programs; start it with a sandbox that does")
 
     def run(self, program: Program, limits: Limits) -> Outcome:
@@ -77,9 +77,9 @@ class RemoteSandbox(Sandbox):
                     raise ValueError("expected an object")
                 return answer
             except urllib.error.HTTPError as error:
-                said = error.read(500).decode(errors="replace")
+                body_text = error.read(500).decode(errors="replace")
                 hint = f"; set {TOKEN_VARIABLE} to its token" if error.code == 401 else ""
-                raise SandboxError(f"{self.name}{path} answered {error.code}: {said}{hint}") from error
+                raise SandboxError(f"{self.name}{path} answered {error.code}: {body_text}{hint}") from error
             except urllib.error.URLError as error:
                 # Only a connection that wasn't made is tried again: otherwise the program may have run already.
                 refused = isinstance(error.reason, ConnectionRefusedError)
@@ -102,8 +102,8 @@ def _read(response: Any, deadline: float) -> bytes:
     data = bytearray()
     while chunk := response.read1(65_536):
         data += chunk
-        if len(data) > _MOST_ANSWER:
-            raise ValueError(f"more than {_MOST_ANSWER} bytes")
+        if len(data) > _MAX_RESPONSE_BYTES:
+            raise ValueError(f"more than {_MAX_RESPONSE_BYTES} bytes")
         if time.monotonic() > deadline:
             raise TimeoutError("not all of it came in time")
     return bytes(data)

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_MOST_ENTRIES = 10_000
+_MAX_ENTRIES = 10_000
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Usage:
 
 def descendants(pid: int) -> list[int]:
     """Return the processes that `pid` started, and those that they started."""
-    found: list[int] = []
+    below: list[int] = []
     waiting = [pid]
     while waiting:
         parent = waiting.pop()
@@ -37,9 +37,9 @@ def descendants(pid: int) -> list[int]:
                     children = [int(child) for child in file.read().split()]
             except (OSError, ValueError):
                 continue
-            found += children
+            below += children
             waiting += children
-    return found
+    return below
 
 
 def usage_of(pids: list[int]) -> Usage:
@@ -70,10 +70,10 @@ def mapped_bytes(pid: int) -> int:
 def folder_usage(folder: str) -> tuple[int, int]:
     """Return the entries in a folder and the bytes that they take on disk; it stops counting at some thousands."""
     entries, size, waiting = 0, 0, [folder]
-    while waiting and entries < _MOST_ENTRIES:
+    while waiting and entries < _MAX_ENTRIES:
         try:
-            with os.scandir(waiting.pop()) as found:
-                for entry in found:
+            with os.scandir(waiting.pop()) as iterator:
+                for entry in iterator:
                     entries += 1
                     try:
                         size += entry.stat(follow_symlinks=False).st_blocks * 512
@@ -81,7 +81,7 @@ def folder_usage(folder: str) -> tuple[int, int]:
                             waiting.append(entry.path)
                     except OSError:
                         continue
-                    if entries >= _MOST_ENTRIES:
+                    if entries >= _MAX_ENTRIES:
                         break
         except OSError:
             continue

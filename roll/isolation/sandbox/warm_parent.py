@@ -253,11 +253,11 @@ def _execute(source: str, arguments: list[str], *, line_buffered: bool) -> None:
     os._exit(code)
 
 
-def _exit_code(said: object) -> int:
-    if said is None:
+def _exit_code(code: object) -> int:
+    if code is None:
         return 0
-    if isinstance(said, int):
-        return said & 0xFF
+    if isinstance(code, int):
+        return code & 0xFF
     with contextlib.suppress(BaseException):
-        sys.stderr.write(f"{said}\n")
+        sys.stderr.write(f"{code}\n")
     return 1

@@ -121,7 +121,7 @@ class WeightSync:
             route = replace(route, snapshot=route.transfer, base=self._common_copy(), senders=(0,), sources=())
         sent, summaries = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
         summary = self._compare(route, sent.summary, summaries, range(len(summaries)))
-        self._last[part] = _Last(version, summary, sent.kept, route.snapshot)
+        self._last[part] = _Last(version, summary, sent.retained, route.snapshot)
         if route.transport == "file":
             kept = [handle for last in self._last.values() for handle in last.kept]
             files.discard(self._folder, keep=[] if self._delta else kept)

@@ -262,7 +262,7 @@ class Report:
             reward_after=self._rewards[-1] if self._rewards else {},
             notices=[
                 *self._without_best(best),
-                *self._health.told(),
+                *self._health.messages(),
                 *(f"tracker {name}: {why}" for name, why in self._trackers.failed.items()),
             ],
             tokens=self._tokens,

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from roll.configs.checks.machine_folder_checks import SEEN_SECONDS, Sight, files_of, look, versions
+from roll.configs.checks.machine_folder_checks import MAX_VISIBILITY_DELAY_S, Sight, files_of, look, versions
 from roll.configs.errors import ConfigError, Violation
 from roll.configs.schema.checkpoint_config import is_address
 from roll.configs.schema.rl_config import RLConfig
@@ -119,7 +119,7 @@ def _markers(folders: Iterable[Path]) -> Iterator[dict[str, str]]:
 
 def _answers(folder: Path, name: str, expected: int) -> int:
     """Return how many machines' files are here, after waiting for all of them."""
-    deadline = time.monotonic() + SEEN_SECONDS
+    deadline = time.monotonic() + MAX_VISIBILITY_DELAY_S
     while (count := len(list(folder.glob(f"{name}.*")))) < expected and time.monotonic() < deadline:
         time.sleep(0.2)
     return count

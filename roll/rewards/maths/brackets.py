@@ -81,7 +81,7 @@ class Brackets(Cursor):
         return Node("set", items)
 
     def _condition_ahead(self) -> bool:
-        """Whether `{x | ...}` or `{x : ...}` follows rather than `{1, 2}`."""
+        """Return whether `{x | ...}` or `{x : ...}` follows rather than `{1, 2}`."""
         for token in self._tokens[self._at :]:
             if token.text in ("|", "mid", ":") and token.kind != "text":
                 self._bars += token.text == "|"

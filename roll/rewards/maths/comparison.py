@@ -92,7 +92,7 @@ def _quietly(tokens: Sequence[Token]) -> tuple[Node | None, str]:
 
 
 def _is_words(tokens: Sequence[Token]) -> bool:
-    """Whether an answer is words (`Yes`, `\\text{no}`, `January`), not a product of letters (`MN`, `mgh`)."""
+    """Return whether an answer is words (`Yes`, `\\text{no}`, `January`), not a product of letters (`MN`, `mgh`)."""
     if not all(token.kind in ("word", "text") or token.text in ("(", ")", ".", "-", "'", ",", "!") for token in tokens):
         return False
     return has_prose(tuple(tokens))

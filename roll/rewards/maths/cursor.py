@@ -42,10 +42,10 @@ class Cursor(ABC):
 
     @abstractmethod
     def _unit_starts(self, node: Node) -> bool:
-        """Whether what comes next, up to the end of the answer, is a unit of the number before it."""
+        """Return whether what comes next, up to the end of the answer, is a unit of the number before it."""
 
     def at_end(self) -> bool:
-        """Whether all tokens are read."""
+        """Return whether all tokens are read."""
         return self._at >= len(self._tokens)
 
     def here(self) -> str:
@@ -117,7 +117,7 @@ class Cursor(ABC):
         return False
 
     def _has_bar(self) -> bool:
-        """Whether one `|` stands in the brackets that come: `P(A|B)`."""
+        """Return whether one `|` stands in the brackets that come: `P(A|B)`."""
         depth = bars = 0
         for token in self._tokens[self._at :]:
             depth += (token.text in ("(", "[", "{", "{{")) - (token.text in (")", "]", "}", "}}"))
@@ -127,7 +127,7 @@ class Cursor(ABC):
         return bars == 1
 
     def _is_definition(self) -> bool:
-        """Whether a letter in brackets comes, and an equals sign: `p(x) = ...`."""
+        """Return whether a letter in brackets comes, and an equals sign: `p(x) = ...`."""
         at = 1
         while self._peek(at).kind in ("word", "command") and self._peek(at + 1).text == ",":
             at += 2

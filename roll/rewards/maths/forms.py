@@ -26,7 +26,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def lone_letter(node: Node) -> bool:
-    """Whether an answer is a single letter."""
+    """Return whether an answer is a single letter."""
     return node.op == "symbol" and len(str(node.value)) == 1
 
 
@@ -169,7 +169,8 @@ def last_side(node: Node) -> Node:
 
 
 def is_name(node: Node) -> bool:
-    """Whether the left side of an equation only says what the right side is: `x`, `f(x)`, `AB`, `a+b`, `P(2)`."""
+    """Return whether the left side of an equation only says what the right side is: `x`, `f(x)`, `AB`, `a+b`,
+    `P(2)`."""
     if node.op in ("symbol", "apply", "constant"):
         return True
     if node.op in ("add", "mul"):
@@ -190,7 +191,7 @@ def is_name(node: Node) -> bool:
 
 
 def is_inequality(node: Node) -> bool:
-    """Whether a relation says which numbers are allowed."""
+    """Return whether a relation says which numbers are allowed."""
     return node.op == "relation" and bool({"<", ">", "leq", "geq", "neq", "in"} & set(node.value))
 
 
@@ -229,7 +230,7 @@ def letters(node: Node) -> frozenset[str]:
 
 
 def counts(node: Node) -> bool:
-    """Whether an expression asks for whole numbers: `n!`, `(-1)^n`, `\\cos(n\\pi)`."""
+    """Return whether an expression asks for whole numbers: `n!`, `(-1)^n`, `\\cos(n\\pi)`."""
     return (
         node.op in ("factorial", "factorial2", "binomial")
         or (node.op == "pow" and exact_or_none(node.args[0]) is not None and bool(letters(node.args[1])))

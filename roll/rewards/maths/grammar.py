@@ -73,24 +73,25 @@ class Parser(Operands):
 
     @cached_property
     def _has_logic(self) -> bool:
-        """Whether a logical sign stands anywhere; looked for once, since arguments and brackets hold answers too."""
+        """Return whether a logical sign stands anywhere; looked for once, since arguments and brackets hold answers
+        too."""
         return any(token.text in ("wedge", "vee") for token in self._tokens)
 
     def _separator(self) -> str:
-        found = ""
+        separator = ""
         while True:
             token = self._peek()
             if token.text in (",", ";", "newline") and not self.at_end():
                 self._at += 1
-                found = found or ","
+                separator = separator or ","
             elif token.kind in ("text", "word") and token.text.strip(" ,").lower() in ("and", "or", "&"):
                 self._at += 1
-                found = token.text.strip(" ,").lower()
+                separator = token.text.strip(" ,").lower()
             elif token.text in ("wedge", "vee", "&") and token.kind != "text" and not self.at_end():
                 self._at += 1
-                found = "or" if token.text == "vee" else "and"
+                separator = "or" if token.text == "vee" else "and"
             else:
-                return found
+                return separator
 
     def _ratio(self) -> Node:
         items = [self._relation()]
@@ -204,7 +205,7 @@ class Parser(Operands):
         return ""
 
     def _is_unit_word(self) -> bool:
-        """Whether the next word is a unit; `C` and `F` behind a degree sign are, not letters to multiply by."""
+        """Return whether the next word is a unit; `C` and `F` behind a degree sign are, not letters to multiply by."""
         token, before = self._peek(), [self._peek(-1).text, self._peek(-2).text]
         after_degree = before[0] in ("circ", "degree") or before == ["}", "circ"] or before == ["}", "degree"]
         return (after_degree and token.text in ("C", "F")) or is_bare_unit(token.text, token.space)
@@ -277,18 +278,18 @@ class Parser(Operands):
                 return node
 
     def _times_ahead(self) -> bool:
-        """Whether `x` stands between numbers as a sign: `1.5 x 10^3`."""
+        """Return whether `x` stands between numbers as a sign: `1.5 x 10^3`."""
         return (
             self._peek().text == "x" and self._peek().space and self._peek(-1).kind == "number"
             and self._peek(1).kind == "number" and self._peek(1).space
         )  # fmt: skip
 
     def _power_of_number_ahead(self) -> bool:
-        """Whether `2^n` follows brackets: `n(n+1)2^{n-3}`."""
+        """Return whether `2^n` follows brackets: `n(n+1)2^{n-3}`."""
         return self._peek(-1).text == ")" and self._peek().kind == "number" and self._peek(1).text == "^"
 
     def _unit_starts(self, node: Node) -> bool:
-        """Whether what comes next, up to the end of the answer, is a unit of the number before it."""
+        """Return whether what comes next, up to the end of the answer, is a unit of the number before it."""
         token = self._peek()
         if token.kind not in ("word", "command") or (token.kind == "command" and token.text not in UPRIGHT):
             return False
@@ -304,11 +305,11 @@ class Parser(Operands):
 
     def _mixed_number(self) -> Node | None:
         """Return `1 1/2` or `1\\frac{1}{2}`; None when something else stands there."""
-        whole = self._peek()
-        if whole.kind != "number" or not whole.text.isdigit():
+        integer = self._peek()
+        if integer.kind != "number" or not integer.text.isdigit():
             return None
         if self._peek(1).kind == "number" and self._peek(2).text == "/" and self._peek(3).kind == "number":
-            parts = [whole.text, self._peek(1).text, self._peek(3).text]
+            parts = [integer.text, self._peek(1).text, self._peek(3).text]
             if not all(part.isdigit() for part in parts) or not 0 < int(parts[1]) < int(parts[2]):
                 raise Unreadable(repr(self._peek(1).text))
             self._at += 4
@@ -321,7 +322,7 @@ class Parser(Operands):
             if fraction.op == "div" and over.op == under.op == "number":
                 value = Fraction(value_of(over), value_of(under)) if value_of(under) else Fraction(2)
                 if not 0 < value < 1 or value * value_of(under) % 1:
-                    raise Unreadable(f"{whole.text}\\frac")  # 2\frac{3}{2}: a product or a sum
-                return self._postfix(number(int(whole.text) + value))
+                    raise Unreadable(f"{integer.text}\\frac")  # 2\frac{3}{2}: a product or a sum
+                return self._postfix(number(int(integer.text) + value))
             self._at = at
         return None

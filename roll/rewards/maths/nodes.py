@@ -53,7 +53,7 @@ def product(first: Node, second: Node, sign: str) -> Node:
 
 
 def is_vector(node: Node) -> bool:
-    """Whether a letter is marked as a vector, times a number perhaps."""
+    """Return whether a letter is marked as a vector, times a number perhaps."""
     if node.op == "mul":
         return is_vector(node.args[-1])
     return node.op == "symbol" and str(node.value).startswith("vec ")
@@ -65,28 +65,28 @@ def value_of(node: Node) -> Fraction:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether an expression has no letters, and is a single number."""
+    """Return whether an expression has no letters, and is a single number."""
     if node.op in ("symbol", "apply", "quantity", "list", "tuple", "set", "brackets", "relation", "based", "matrix"):
         return node == symbol("±")
     return all(is_constant(child) for child in node.args)
 
 
 def is_set(node: Node) -> bool:
-    """Whether a minus sign behind it takes members away."""
+    """Return whether a minus sign behind it takes members away."""
     return node.op in ("set", "brackets", "union", "intersection", "difference", "builder") or (
         node.op == "symbol" and str(node.value).startswith("mathbb")
     )
 
 
 def ends_in_bare_application(node: Node) -> bool:
-    """Whether its last factor is a function without brackets, of which it is unclear what a slash divides."""
+    """Return whether its last factor is a function without brackets, of which it is unclear what a slash divides."""
     while node.op == "mul":
         node = node.args[-1]
     return node.op == "call" and node.value[1] and node.value[0] not in ("ln", "log", "lg")
 
 
 def is_differential(node: Node) -> bool:
-    """Whether it is `dx`, `d^2 y` or the like."""
+    """Return whether it is `dx`, `d^2 y` or the like."""
     while node.op in ("mul", "pow"):
         node = node.args[0]
     return node.op == "symbol" and node.value in ("d", "partial")

@@ -231,7 +231,7 @@ class Operands(Brackets):
             return None
         at = self._at
         self._take(".")
-        whole, _, digits = text.partition(".")
+        integer, _, digits = text.partition(".")
         if self._is("overline", "bar") or (self._is("(") and not digits):
             if self._peek().text != "(":
                 self._at += 1
@@ -260,7 +260,7 @@ class Operands(Brackets):
         if not block.isdigit() or len(block) > 50:
             self._at = at
             return None
-        value = Fraction(int((whole or "0") + digits or "0"), 10 ** len(digits))
+        value = Fraction(int((integer or "0") + digits or "0"), 10 ** len(digits))
         return number(value + Fraction(int(block), (10 ** len(block) - 1) * 10 ** len(digits)))
 
     def _digits_of_group(self) -> str:

@@ -48,12 +48,12 @@ def both(answer: Node, gold: Node, point: dict[str, Any], imaginary: bool) -> tu
 
 
 def is_finite(*values: Any) -> bool:
-    """Whether all values are finite."""
+    """Return whether all values are finite."""
     return all(context().isfinite(value) for value in values)
 
 
 def close(a: Any, b: Any) -> bool:
-    """Whether two values to 60 digits are one, after some cancellation."""
+    """Return whether two values to 60 digits are one, after some cancellation."""
     return bool(abs(a - b) <= context().mpf(10) ** (20 - DIGITS) * max(abs(a), abs(b), 10**-20))
 
 

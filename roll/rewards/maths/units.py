@@ -108,7 +108,7 @@ class Unit:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing stands behind the number."""
+        """Return whether nothing stands behind the number."""
         return not self.dimensions and not self.nouns
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from roll.configs.catalog.transport_table import MOST_SENDERS
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import ALIGN, SLOTS, Entry, entry_of, unpacked
-from roll.distributed.transports.shm_places import Place, locate
+from roll.distributed.transports.shm_places import ShmRegion, locate
 from roll.distributed.transports.shm_segments import DeviceSegment, attach
 from roll.distributed.weights import tensor_of
 
@@ -119,13 +119,13 @@ class SharedBucket:
         settle(self._device)
         return Batch(self._path, self._entries, self._stays)
 
-    def _takes(self, tensor: Tensor, place: Place | None) -> bool:
+    def _takes(self, tensor: Tensor, place: ShmRegion | None) -> bool:
         if place is not None:
             return self._path == place.path
         fits = self._device == self._wanted(tensor) and self._used + tensor.nbytes <= len(self._flat)
         return self._path == self._own_path and fits
 
-    def _add(self, name: str, tensor: Tensor, place: Place | None) -> None:
+    def _add(self, name: str, tensor: Tensor, place: ShmRegion | None) -> None:
         if place is not None:
             self._path, self._stays, start = place.path, place.stays, place.start
             self._held.append(tensor)

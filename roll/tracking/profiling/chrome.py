@@ -84,7 +84,7 @@ def _overlapping(span: Span, pid: int, start_ns: int) -> list[Event]:
 
 def _memory(span: Span, pid: int, start_ns: int) -> list[Event]:
     """Return resident memory around a worker's call as a curve."""
-    found = [("rss_before_mib", span.start_ns), ("rss_after_mib", span.end_ns)]
+    points = [("rss_before_mib", span.start_ns), ("rss_after_mib", span.end_ns)]
     return [
         {
             "ph": "C",
@@ -94,7 +94,7 @@ def _memory(span: Span, pid: int, start_ns: int) -> list[Event]:
             "ts": micros(time_ns, start_ns),
             "args": {"MiB": span.attributes[key]},
         }
-        for key, time_ns in found
+        for key, time_ns in points
         if key in span.attributes
     ]
 
@@ -118,7 +118,7 @@ def read_trace(path: Path) -> dict[str, Any]:
     """Return what a trace file says; raises `ValueError`, which names it, for one that is broken."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            found: dict[str, Any] = json.load(file)
+            trace: dict[str, Any] = json.load(file)
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path} can't be read as a trace: {error}") from error
-    return found
+    return trace

@@ -63,11 +63,11 @@ class OperatorTrace:
         """Keep what was recorded since `start`, on the same thread."""
         try:
             profiler.__exit__(None, None, None)
-            found = _exported(profiler)
+            events = _exported(profiler)
         finally:
             _PROCESS.release()
         with self._lock:
-            self._events += found
+            self._events += events
 
     def _profiler(self) -> Any:
         # Kineto would write lines to the standard error at each start and stop.
@@ -90,16 +90,16 @@ class OperatorTrace:
         """Write the trace, the longest events if there are too many; return the totals by operator."""
         hosts = [event for event in self._events if event["cat"] in _HOST]
         devices = [event for event in self._events if event["cat"] in _DEVICE]
-        kept = longest(self._events, self._plan.max_events)
+        retained = longest(self._events, self._plan.max_events)
         about = {
             "track": self._track,
             "step": self._plan.step,
-            "cut_events": len(self._events) - len(kept),
+            "cut_events": len(self._events) - len(retained),
             "unwatched_calls": self.unwatched,
         }
-        write_trace(path, [*_relabelled(kept, self._track, start_ns)], about)
+        write_trace(path, [*_relabelled(retained, self._track, start_ns)], about)
         totals = {"operators": _rows(operator_times(hosts)), "kernels": _rows(operator_times(devices))}
-        return {**about, **totals, "file": path.name, "events": len(kept)}
+        return {**about, **totals, "file": path.name, "events": len(retained)}
 
 
 def longest(events: Sequence[Event], limit: int) -> Sequence[Event]:
@@ -144,8 +144,8 @@ def _exported(profiler: Any) -> list[Event]:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         with open(file, encoding="utf-8", errors="replace") as stream:
-            found = json.load(stream)
-    base_ns = int(found.get("baseTimeNanoseconds", 0))
+            trace = json.load(stream)
+    base_ns = int(trace.get("baseTimeNanoseconds", 0))
     return [
         {
             "name": event["name"],
@@ -157,7 +157,7 @@ def _exported(profiler: Any) -> list[Event]:
             "dur": round(float(event["dur"]) * 1000),
             "args": {key: value for key, value in event.get("args", {}).items() if key in _SHOWN_ARGS},
         }
-        for event in found["traceEvents"]
+        for event in trace["traceEvents"]
         if event.get("ph") == "X" and event.get("cat") in (*_HOST, *_DEVICE)
     ]
 
@@ -177,6 +177,6 @@ def _relabelled(events: Sequence[Event], track: str, start_ns: int) -> Iterator[
         yield from named(pid, name, {tid: f"{word} {real}" for real, tid in threads[key].items()})
     for event in events:
         key = ("device", event["pid"]) if event["cat"] in _DEVICE else ("host", 0)
-        place = {"pid": homes[key], "tid": threads[key][event["tid"]], "ts": micros(event["ts"], start_ns)}
+        ids = {"pid": homes[key], "tid": threads[key][event["tid"]], "ts": micros(event["ts"], start_ns)}
         args = {"args": event["args"]} if event["args"] else {}
-        yield {"ph": "X", "name": event["name"], "cat": event["cat"], **place, "dur": event["dur"] / 1000, **args}
+        yield {"ph": "X", "name": event["name"], "cat": event["cat"], **ids, "dur": event["dur"] / 1000, **args}

@@ -38,7 +38,7 @@ def as_otlp(spans: Sequence[Span], resource: Mapping[str, Value]) -> dict[str, A
 
 
 def _span(span: Span) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "traceId": span.context.trace_id,
         "spanId": span.context.span_id,
         "name": span.name,
@@ -49,12 +49,12 @@ def _span(span: Span) -> dict[str, Any]:
         "attributes": _attributes(span.attributes),
     }
     if span.parent_id:
-        found["parentSpanId"] = span.parent_id
+        record["parentSpanId"] = span.parent_id
     if span.links:
-        found["links"] = [{"traceId": link.trace_id, "spanId": link.span_id} for link in span.links]
+        record["links"] = [{"traceId": link.trace_id, "spanId": link.span_id} for link in span.links]
     if span.error:
-        found["status"] = {"code": _ERROR, "message": span.error}
-    return found
+        record["status"] = {"code": _ERROR, "message": span.error}
+    return record
 
 
 def _attributes(values: Mapping[str, Value]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ class OtlpCollector:
         self._address = address if address.endswith("/v1/traces") else f"{address}/v1/traces"
         self._exporter = OTLPSpanExporter(endpoint=self._address, timeout=_SECONDS)
         self._resource = resource
-        self._told = False
+        self._warned = False
 
     def export(self, spans: Sequence[Span]) -> None:
         """Send them, and wait at most 10 s."""
@@ -115,8 +115,8 @@ class OtlpCollector:
                 self._warn("it didn't take them")
 
     def _warn(self, why: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             logger.warning("tracing.endpoint %s gets no spans (%s); spans.jsonl has them all", self._address, why)
 
     def close(self) -> None:

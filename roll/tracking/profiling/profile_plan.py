@@ -44,7 +44,7 @@ class StepPlan:
     ranks: tuple[int, ...] = ()
 
     def of(self, role: str, rank: int) -> RankPlan | None:
-        """What this rank records; None: its calls alone, as spans."""
+        """Return what this rank records; None: its calls alone, as spans."""
         chosen = (not self.roles or role in self.roles) and (not self.ranks or rank in self.ranks)
         return self.rank if chosen else None
 

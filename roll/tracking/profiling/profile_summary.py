@@ -60,10 +60,10 @@ def phases_of(root: Span, spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 def calls_of(track: str, spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Return the calls of one rank by method: how many, seconds together, the longest, memory after the last."""
-    found: dict[str, list[Span]] = {}
+    by_method: dict[str, list[Span]] = {}
     for each in spans:
         if each.track == track and "role" in each.attributes:
-            found.setdefault(each.name, []).append(each)
+            by_method.setdefault(each.name, []).append(each)
     rows = [
         {
             "name": name,
@@ -72,7 +72,7 @@ def calls_of(track: str, spans: Sequence[Span]) -> list[dict[str, Any]]:
             "longest": round(max(s.seconds for s in own), 6),
             "rss_mib": own[-1].attributes.get("rss_after_mib"),
         }
-        for name, own in found.items()
+        for name, own in by_method.items()
     ]
     return sorted(rows, key=lambda row: -row["seconds"])
 

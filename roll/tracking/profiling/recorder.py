@@ -81,7 +81,7 @@ class CallRecorder:
                 called.attributes["rss_after_mib"] = _resident_mib()
 
     def _finish(self, operators: OperatorTrace, profiler: Any, context: CallContext) -> None:
-        """What the profiler itself takes is on record as well, beside the call and not in it."""
+        """Record the time the profiler itself takes, beside the call and not in it."""
         with call_of(self._log, PROFILER, context.caller, **self._whose):
             operators.finish(profiler)
 

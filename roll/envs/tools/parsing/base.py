@@ -59,7 +59,7 @@ class Found:
 
     @property
     def full(self) -> bool:
-        """Whether no more is read; if so, that is noted."""
+        """Return whether no more is read; if so, that is noted."""
         if len(self.calls) + len(self.problems) < MAX_CALLS:
             return False
         self.problem("too_many", f"more than {MAX_CALLS} tool calls in one response; the others were not read")
@@ -117,7 +117,7 @@ def read_call(text: str, at: int, argument_keys: Sequence[str], *, bare: bool = 
     return name, "{}", end
 
 
-def arguments_text(value: Any, said: str, key: str, end: int) -> str:
+def arguments_text(value: Any, text: str, key: str, end: int) -> str:
     """Return the JSON text of an object of arguments. Raises `BadCall`.
 
     Some models write the object as a text that holds JSON: that is taken for the object.
@@ -131,17 +131,17 @@ def arguments_text(value: Any, said: str, key: str, end: int) -> str:
             return value.strip()
     if not isinstance(value, dict):
         raise BadCall("bad_call", f'"{key}" of the call must be a JSON object', end)
-    return said
+    return text
 
 
 def json_text(arguments: Mapping[str, Any]) -> str:
     """Return the JSON text of arguments that were written in another form."""
-    said = json.dumps(arguments, ensure_ascii=False)
+    text = json.dumps(arguments, ensure_ascii=False)
     try:
-        said.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:  # half of a surrogate pair
         return json.dumps(arguments)
-    return said
+    return text
 
 
 def read_marked(
@@ -153,20 +153,20 @@ def read_marked(
         form: how a call is written, for messages about one that can't be read.
         call: gives name, arguments and end of the call that begins at a position; raises `BadCall`.
     """
-    found, at = Found(), 0
-    while (begin := text.find(opening, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
+    extracted, at = Found(), 0
+    while (begin := text.find(opening, at)) >= 0 and not extracted.full:
+        extracted.content.append(text[at:begin])
         try:
             name, arguments, at = call(text, begin + len(opening))
         except BadCall as error:
             end = text.find(closing, error.end)
             at = len(text) if end < 0 else end + len(closing)
-            found.content.append(text[begin:at])
-            found.problem("unclosed" if end < 0 else error.kind, f"{error}; {form}")
+            extracted.content.append(text[begin:at])
+            extracted.problem("unclosed" if end < 0 else error.kind, f"{error}; {form}")
             continue
-        found.calls.append((name, arguments))
-    found.content.append(text[at:])
-    return found
+        extracted.calls.append((name, arguments))
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def skip_space(text: str, at: int) -> int:

@@ -25,10 +25,10 @@ _FORM = f"write {_ALL_OPEN}{_OPEN}...{_CLOSE}{_ALL_CLOSE} as you were told"
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response."""
-    found = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
-    if found.calls:
-        found.content = [piece.replace(_ALL_OPEN, "").replace(_ALL_CLOSE, "") for piece in found.content]
-    return found
+    extracted = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
+    if extracted.calls:
+        extracted.content = [piece.replace(_ALL_OPEN, "").replace(_ALL_CLOSE, "") for piece in extracted.content]
+    return extracted
 
 
 def _call(text: str, at: int) -> tuple[str, str, int]:

@@ -31,38 +31,38 @@ _THINKS, _THOUGHT = "<|channel>", "<channel|>"
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response."""
-    found = Found()
-    said = _without_thoughts(text, found)
-    _read(said, _FUNCTION_GEMMA if _FUNCTION_GEMMA.opening in said else _GEMMA4, found)
-    return found
+    extracted = Found()
+    visible = _without_thoughts(text, extracted)
+    _read(visible, _FUNCTION_GEMMA if _FUNCTION_GEMMA.opening in visible else _GEMMA4, extracted)
+    return extracted
 
 
-def _without_thoughts(text: str, found: Found) -> str:
-    said, thoughts, at = [], [], 0
+def _without_thoughts(text: str, extracted: Found) -> str:
+    visible, thoughts, at = [], [], 0
     while (begin := text.find(_THINKS, at)) >= 0:
-        said.append(text[at:begin])
+        visible.append(text[at:begin])
         end = text.find(_THOUGHT, begin)
         at = len(text) if end < 0 else end + len(_THOUGHT)
         body = text[begin + len(_THINKS) : len(text) if end < 0 else end]
         thoughts.append(body.removeprefix("thought").strip())
-    found.thought = "\n".join(filter(None, thoughts))
-    return "".join([*said, text[at:]])
+    extracted.thought = "\n".join(filter(None, thoughts))
+    return "".join([*visible, text[at:]])
 
 
-def _read(text: str, marks: _Marks, found: Found) -> None:
+def _read(text: str, marks: _Marks, extracted: Found) -> None:
     at, form = 0, f"write {marks.opening}call:name{{key:value}}{marks.closing}, texts between {marks.quote}"
-    while (begin := text.find(marks.opening, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
+    while (begin := text.find(marks.opening, at)) >= 0 and not extracted.full:
+        extracted.content.append(text[at:begin])
         try:
             name, arguments, at = _call(text, begin + len(marks.opening), marks)
         except BadCall as error:
             closing = text.find(marks.closing, error.end)
             at = len(text) if closing < 0 else closing + len(marks.closing)
-            found.content.append(text[begin:at])
-            found.problem("unclosed" if closing < 0 else error.kind, f"{error}; {form}")
+            extracted.content.append(text[begin:at])
+            extracted.problem("unclosed" if closing < 0 else error.kind, f"{error}; {form}")
             continue
-        found.calls.append((name, json_text(arguments)))
-    found.content.append(text[at:])
+        extracted.calls.append((name, json_text(arguments)))
+    extracted.content.append(text[at:])
 
 
 def _call(text: str, at: int, marks: _Marks) -> tuple[str, dict[str, Any], int]:

@@ -30,20 +30,20 @@ _FORM = "write <tool_call>name\n<arg_key>key</arg_key>\n<arg_value>value</arg_va
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
     """Read the calls off a response."""
-    found, at = Found(), 0
-    while (begin := text.find(_OPEN, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
+    extracted, at = Found(), 0
+    while (begin := text.find(_OPEN, at)) >= 0 and not extracted.full:
+        extracted.content.append(text[at:begin])
         try:
             name, arguments, at = _call(text, begin + len(_OPEN), tools)
         except BadCall as error:
             closing = text.find(_CLOSE, error.end)
             at = len(text) if closing < 0 else closing + len(_CLOSE)
-            found.content.append(text[begin:at])
-            found.problem("unclosed" if closing < 0 else error.kind, f"{error}; {_FORM}")
+            extracted.content.append(text[begin:at])
+            extracted.problem("unclosed" if closing < 0 else error.kind, f"{error}; {_FORM}")
             continue
-        found.calls.append((name, json_text(arguments)))
-    found.content.append(text[at:])
-    return found
+        extracted.calls.append((name, json_text(arguments)))
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def _call(text: str, at: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any], int]:

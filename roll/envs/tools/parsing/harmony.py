@@ -26,47 +26,47 @@ _FORM = "write <|start|>assistant to=functions.name<|channel|>commentary json<|m
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response, and which part of it is thought."""
-    found, at, thoughts = Found(), 0, []
+    extracted, at, thoughts = Found(), 0, []
     for _ in range(_MAX_MESSAGES):
         body = text.find(_MESSAGE, at)
-        if body < 0 or found.full:
+        if body < 0 or extracted.full:
             break
         stray, started, header = text[at:body].rpartition(_START)
-        found.content.append(stray if started else "")
+        extracted.content.append(stray if started else "")
         header, body = header[-_MAX_HEADER:], body + len(_MESSAGE)
         ends = _ENDS.search(text, body)
         end = len(text) if ends is None else ends.start()
-        said = text[body:end]
+        content_text = text[body:end]
         recipient = _RECIPIENT.search(header)
         channel = header.rpartition(_CHANNEL)[2].split()[:1] if _CHANNEL in header else []
         if recipient is not None:
-            whole = text[at + (len(stray) if started else 0) : end]
-            _read_call(whole, recipient.group(1), said, found, closed=ends is not None)
+            message = text[at + (len(stray) if started else 0) : end]
+            _read_call(message, recipient.group(1), content_text, extracted, closed=ends is not None)
         elif channel == ["analysis"]:
-            thoughts.append(said.strip())
+            thoughts.append(content_text.strip())
         else:
-            found.content.append(said)
+            extracted.content.append(content_text)
         at = end if ends is None or ends.group() == _START else ends.end()
-    found.thought = "\n".join(filter(None, thoughts))
+    extracted.thought = "\n".join(filter(None, thoughts))
     rest = text[at:]
     if rest.strip() and rest.strip() != f"{_START}assistant":
-        found.content.append(rest)
-    elif not (found.calls or found.problems or thoughts or any(found.content)):
-        found.content = [text]
-    return found
+        extracted.content.append(rest)
+    elif not (extracted.calls or extracted.problems or thoughts or any(extracted.content)):
+        extracted.content = [text]
+    return extracted
 
 
-def _read_call(whole: str, recipient: str, said: str, found: Found, *, closed: bool) -> None:
+def _read_call(message: str, recipient: str, content_text: str, extracted: Found, *, closed: bool) -> None:
     name = recipient.removeprefix(_FUNCTIONS)
     try:
         if not recipient.startswith(_FUNCTIONS) or not NAME.fullmatch(name):
             raise BadCall("bad_call", f"{recipient!r:.80} is no tool: the recipient of a call is functions.name", 0)
-        begin = skip_space(said, 0)
-        arguments, end = ("{}", begin) if begin == len(said) and closed else read_arguments(said, begin)
-        if skip_space(said, end) != len(said):
+        begin = skip_space(content_text, 0)
+        arguments, end = ("{}", begin) if begin == len(content_text) and closed else read_arguments(content_text, begin)
+        if skip_space(content_text, end) != len(content_text):
             raise BadCall("bad_json", "something follows the object of arguments", end)
     except BadCall as error:
-        found.content.append(whole)
-        found.problem(error.kind if closed else "unclosed", f"{error}; {_FORM}")
+        extracted.content.append(message)
+        extracted.problem(error.kind if closed else "unclosed", f"{error}; {_FORM}")
         return
-    found.calls.append((name, arguments))
+    extracted.calls.append((name, arguments))

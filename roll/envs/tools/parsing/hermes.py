@@ -13,24 +13,24 @@ _FORM = 'write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response."""
-    found, at = Found(), 0
-    while (begin := text.find(_OPEN, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
+    extracted, at = Found(), 0
+    while (begin := text.find(_OPEN, at)) >= 0 and not extracted.full:
+        extracted.content.append(text[at:begin])
         body = skip_space(text, begin + len(_OPEN))
         try:
             name, arguments, end = read_call(text, body, ("arguments", "parameters"))
         except BadCall as error:
             closing = text.find(_CLOSE, body)
             at = len(text) if closing < 0 else closing + len(_CLOSE)
-            found.content.append(text[begin:at])
+            extracted.content.append(text[begin:at])
             ran_out = closing < 0 and error.kind == "bad_json"
-            found.problem("unclosed" if ran_out else error.kind, f"{error}; {_FORM}")
+            extracted.problem("unclosed" if ran_out else error.kind, f"{error}; {_FORM}")
             continue
         # Text between the object and the closing tag, and a closing tag that never came, cost nothing to overlook:
         # what is called is clear.
-        found.calls.append((name, arguments))
+        extracted.calls.append((name, arguments))
         closing, following = text.find(_CLOSE, end), text.find(_OPEN, end)
         closed = closing >= 0 and (following < 0 or closing < following)
         at = closing + len(_CLOSE) if closed else end
-    found.content.append(text[at:])
-    return found
+    extracted.content.append(text[at:])
+    return extracted

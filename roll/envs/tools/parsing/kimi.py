@@ -19,10 +19,10 @@ _FORM = f"write {_OPEN}functions.name:0<|tool_call_argument_begin|>{{...}}{_CLOS
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response."""
-    found = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
-    if found.calls:
-        found.content = [_SECTION.sub("", piece) for piece in found.content]
-    return found
+    extracted = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
+    if extracted.calls:
+        extracted.content = [_SECTION.sub("", piece) for piece in extracted.content]
+    return extracted
 
 
 def _call(text: str, at: int) -> tuple[str, str, int]:

@@ -25,46 +25,46 @@ def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
     """Read the calls off a response."""
     for end in _ENDS:
         text = text.strip().removesuffix(end)
-    content, tagged, said = text.partition(_TAG)
-    found = Found(content=[content])
+    content, tagged, body = text.partition(_TAG)
+    extracted = Found(content=[content])
     if not tagged:
-        found.content, said = [], content
-    at = skip_space(said, 0)
-    if said[at : at + 1] == "{":
-        _read_calls(said, at, found, certain=bool(tagged))
-    elif tagged and (call := _built_in(said.strip()) or _code(said, tools)):
-        found.calls.append(call)
+        extracted.content, body = [], content
+    at = skip_space(body, 0)
+    if body[at : at + 1] == "{":
+        _read_calls(body, at, extracted, certain=bool(tagged))
+    elif tagged and (call := _built_in(body.strip()) or _code(body, tools)):
+        extracted.calls.append(call)
     else:
-        found.content.append(tagged + said)
+        extracted.content.append(tagged + body)
         if tagged:
-            found.problem("bad_call", f"the call can't be read; {_FORM}")
-    return found
+            extracted.problem("bad_call", f"the call can't be read; {_FORM}")
+    return extracted
 
 
-def _read_calls(said: str, at: int, found: Found, *, certain: bool) -> None:
+def _read_calls(body: str, at: int, extracted: Found, *, certain: bool) -> None:
     """Read calls up to the end of the text; an object that isn't a call is content."""
-    while at < len(said) and not found.full:
+    while at < len(body) and not extracted.full:
         try:
-            name, arguments, end = read_call(said, at, _KEYS, bare=certain)
+            name, arguments, end = read_call(body, at, _KEYS, bare=certain)
         except BadCall as error:
-            found.content.append(said[at:])
-            if certain or found.calls or ('"name"' in said and any(f'"{key}"' in said for key in _KEYS)):
-                found.problem(error.kind, f"{error}; {_FORM}")
+            extracted.content.append(body[at:])
+            if certain or extracted.calls or ('"name"' in body and any(f'"{key}"' in body for key in _KEYS)):
+                extracted.problem(error.kind, f"{error}; {_FORM}")
             return
-        found.calls.append((name, arguments))
-        at = skip_space(said, end)
-        at = skip_space(said, at + 1) if said[at : at + 1] in (";", ",") else at
-        if at < len(said) and said[at] != "{":
+        extracted.calls.append((name, arguments))
+        at = skip_space(body, end)
+        at = skip_space(body, at + 1) if body[at : at + 1] in (";", ",") else at
+        if at < len(body) and body[at] != "{":
             break
-    found.content.append(said[at:])
+    extracted.content.append(body[at:])
 
 
-def _built_in(said: str) -> tuple[str, str] | None:
+def _built_in(body: str) -> tuple[str, str] | None:
     """Return the call `name.call(key="value")`, if it is one with nothing but literals. It is read, never run."""
-    if len(said) > _MAX_BUILT_IN or ".call(" not in said:
+    if len(body) > _MAX_BUILT_IN or ".call(" not in body:
         return None
     try:
-        node = ast.parse(said, mode="eval").body
+        node = ast.parse(body, mode="eval").body
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "call"):
             return None
         if not isinstance(node.func.value, ast.Name) or node.args:
@@ -75,10 +75,10 @@ def _built_in(said: str) -> tuple[str, str] | None:
         return None
 
 
-def _code(said: str, tools: Sequence[ToolSpec]) -> tuple[str, str] | None:
+def _code(body: str, tools: Sequence[ToolSpec]) -> tuple[str, str] | None:
     """Return the code after the tag as a call of the tool that runs code, if there is one."""
     for tool in tools:
         keys = list(tool.parameters.get("properties", {}))
-        if tool.name in _CODE_TOOLS and keys and said.strip():
-            return tool.name, json_text({keys[0]: said.strip()})
+        if tool.name in _CODE_TOOLS and keys and body.strip():
+            return tool.name, json_text({keys[0]: body.strip()})
     return None

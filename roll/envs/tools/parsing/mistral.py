@@ -20,21 +20,21 @@ _FORM = f'write {_MARK}name[ARGS]{{"argument": ...}}'
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response."""
-    found, at = Found(), 0
-    while (begin := text.find(_MARK, at)) >= 0 and not found.full:
-        found.content.append(text[at:begin])
+    extracted, at = Found(), 0
+    while (begin := text.find(_MARK, at)) >= 0 and not extracted.full:
+        extracted.content.append(text[at:begin])
         try:
             calls, at = _calls(text, skip_space(text, begin + len(_MARK)))
         except BadCall as error:
             following = text.find(_MARK, begin + len(_MARK))
             at = len(text) if following < 0 else following
-            found.content.append(text[begin:at])
+            extracted.content.append(text[begin:at])
             ran_out = following < 0 and error.kind == "bad_json"
-            found.problem("unclosed" if ran_out else error.kind, f"{error}; {_FORM}")
+            extracted.problem("unclosed" if ran_out else error.kind, f"{error}; {_FORM}")
             continue
-        found.calls += calls
-    found.content.append(text[at:])
-    return found
+        extracted.calls += calls
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def _calls(text: str, at: int) -> tuple[list[tuple[str, str]], int]:

@@ -27,13 +27,19 @@ def parse_calls(text: str, parser: str, *, tools: Sequence[ToolSpec] = (), first
     if len(text) > MAX_CHARACTERS:
         problem = CallProblem("too_long", f"a response of more than {MAX_CHARACTERS} characters is not read for calls")
         return ParsedResponse(text, (), (problem,))
-    found: Found = parse(text, tools)
-    if len(found.calls) > MAX_CALLS and not any(problem.kind == "too_many" for problem in found.problems):
-        found.problem("too_many", f"more than {MAX_CALLS} tool calls in one response; the others were not read")
-    calls = [ToolCall(f"call{first + i:05d}", name, said) for i, (name, said) in enumerate(found.calls[:MAX_CALLS])]
-    content = "".join(found.content)
+    extracted: Found = parse(text, tools)
+    if len(extracted.calls) > MAX_CALLS and not any(problem.kind == "too_many" for problem in extracted.problems):
+        extracted.problem("too_many", f"more than {MAX_CALLS} tool calls in one response; the others were not read")
+    calls = [
+        ToolCall(f"call{first + i:05d}", name, arguments)
+        for i, (name, arguments) in enumerate(extracted.calls[:MAX_CALLS])
+    ]
+    content = "".join(extracted.content)
     return ParsedResponse(
-        content.strip() if calls or found.thought else content, tuple(calls), tuple(found.problems), found.thought
+        content.strip() if calls or extracted.thought else content,
+        tuple(calls),
+        tuple(extracted.problems),
+        extracted.thought,
     )
 
 

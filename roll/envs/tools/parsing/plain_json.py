@@ -20,28 +20,28 @@ _FORM = 'write {"name": "...", "arguments": {...}}'
 
 def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     """Read the calls off a response. An object that doesn't name both a function and arguments is content."""
-    found, at, search = Found(), 0, 0
+    extracted, at, search = Found(), 0, 0
     text = text.replace(_MARK, "\n", 1)
     objects = 0
-    while (begin := _BEGIN.search(text, search)) is not None and not found.full:
+    while (begin := _BEGIN.search(text, search)) is not None and not extracted.full:
         start, objects = begin.end(), objects + 1
         if objects > _MAX_OBJECTS:
-            found.problem("too_many", f"more than {_MAX_OBJECTS} JSON objects; the others were not read for calls")
+            extracted.problem("too_many", f"more than {_MAX_OBJECTS} JSON objects; the others were not read for calls")
             break
         try:
             calls, end = read_calls(text, start)
         except BadCall as error:
             search = max(error.end, start + 1)
             if '"name"' in text[start : start + 200] and any(f'"{key}"' in text[start : start + 2000] for key in _KEYS):
-                found.problem(error.kind, f"{error}; {_FORM}")
+                extracted.problem(error.kind, f"{error}; {_FORM}")
             elif error.end >= len(text):
                 break
             continue
-        found.content.append(_without_fence(text[at : begin.start()]))
-        found.calls += calls
+        extracted.content.append(_without_fence(text[at : begin.start()]))
+        extracted.calls += calls
         at = search = _after_fence(text, end)
-    found.content.append(text[at:])
-    return found
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def read_calls(text: str, at: int) -> tuple[list[tuple[str, str]], int]:

@@ -42,27 +42,27 @@ def parse_seed(text: str, tools: Sequence[ToolSpec]) -> Found:
 
 
 def _parse(text: str, tools: Sequence[ToolSpec], opening: str, closing: str) -> Found:
-    found, at = Found(), 0
+    extracted, at = Found(), 0
     form = _FORM.replace(_QWEN[0], opening).replace(_QWEN[1], closing)
-    while (begin := text.find(_FUNCTION, at)) >= 0 and not found.full:
+    while (begin := text.find(_FUNCTION, at)) >= 0 and not extracted.full:
         start, before = at, text[at:begin].rstrip()
         opened = before.endswith(opening)
-        found.content.append(before.removesuffix(opening) if opened else text[at:begin])
+        extracted.content.append(before.removesuffix(opening) if opened else text[at:begin])
         try:
             name, arguments, at = _call(text, begin, tools)
         except BadCall as error:
             at = error.end
-            found.content.append(text[start + len(before) - len(opening) if opened else begin : at])
-            found.problem(error.kind, f"{error}; {form}")
+            extracted.content.append(text[start + len(before) - len(opening) if opened else begin : at])
+            extracted.problem(error.kind, f"{error}; {form}")
             continue
-        found.calls.append((name, json_text(arguments)))
+        extracted.calls.append((name, json_text(arguments)))
         rest = text[at : at + len(closing) + 8]
         if rest.lstrip().startswith(closing):
             at += rest.index(closing) + len(closing)
-    if not found.calls and not found.problems and opening in text:
-        found.problem("bad_call", f"a tool call without <function=...>; {form}")
-    found.content.append(text[at:])
-    return found
+    if not extracted.calls and not extracted.problems and opening in text:
+        extracted.problem("bad_call", f"a tool call without <function=...>; {form}")
+    extracted.content.append(text[at:])
+    return extracted
 
 
 def _call(text: str, begin: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any], int]:
@@ -80,8 +80,8 @@ def _call(text: str, begin: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[s
             return name, arguments, closing + len(_END_FUNCTION)
         key, at = _named(text, parameter + len(_PARAMETER))
         end = _value_end(text, at)
-        said = text[at:end].removeprefix("\n").removesuffix("\n")
-        arguments[key] = typed_argument(said, key, parameters)
+        value_text = text[at:end].removeprefix("\n").removesuffix("\n")
+        arguments[key] = typed_argument(value_text, key, parameters)
         at = end + len(_END_PARAMETER) if text.startswith(_END_PARAMETER, end) else end
     raise BadCall("too_many", f"the call has more than {_MAX_PARAMETERS} parameters", at)
 

@@ -22,7 +22,7 @@ def parameters_of(tools: Sequence[ToolSpec], name: str) -> Mapping[str, Any]:
     return next((tool.parameters for tool in tools if tool.name == name), {})
 
 
-def typed_argument(said: str, key: str, parameters: Mapping[str, Any]) -> Any:
+def typed_argument(text: str, key: str, parameters: Mapping[str, Any]) -> Any:
     """Return an argument that was written as bare text as the schema `parameters` of the tool wants it; the text itself
     where it doesn't fit, or nothing is known of it."""
     properties = parameters.get("properties")
@@ -30,21 +30,21 @@ def typed_argument(said: str, key: str, parameters: Mapping[str, Any]) -> Any:
     if schema is None:
         schema = parameters.get("additionalProperties")
     if not isinstance(schema, Mapping):
-        return said
+        return text
     facts = _Facts(parameters)
     kinds = facts.kinds(schema, 0)
     if not kinds or kinds == {"string"}:
-        return said
-    value, is_json = _json(said.strip())
+        return text
+    value, is_json = _json(text.strip())
     if facts.values:  # an enum: of all readings, the one that it names
-        for reading in (said, said.strip(), *([value] if is_json else [])):
+        for reading in (text, text.strip(), *([value] if is_json else [])):
             if any(reading == each and type(reading) is type(each) for each in facts.values):
                 return reading
     if not is_json:
-        word = said.strip().lower()
-        return _WORDS[word] if word in _WORDS and _kind(_WORDS[word]) in kinds else said
+        word = text.strip().lower()
+        return _WORDS[word] if word in _WORDS and _kind(_WORDS[word]) in kinds else text
     if "string" in kinds and (_kind(value) not in kinds or isinstance(value, str) or _is_number(value)):
-        return said
+        return text
     return value
 
 
@@ -92,7 +92,7 @@ class _Facts:
         return kinds | ({"null"} if kinds and schema.get("nullable") is True else set())
 
     def _combined(self, schema: Mapping[str, Any], depth: int) -> set[str]:
-        """All parts of `allOf` hold at once, one of those of `anyOf` and `oneOf`."""
+        """Combine schemas: all parts of `allOf` hold at once, one of those of `anyOf` and `oneOf`."""
         kinds: set[str] = set()
         for part in _parts(schema.get("allOf")):
             more = self.kinds(part, depth + 1)
@@ -106,19 +106,19 @@ class _Facts:
         """Return what `#/$defs/Unit` stands for; None for references elsewhere."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
-        found: Any = self._root
+        target: Any = self._root
         for part in reference[1:].split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
+            target = target.get(key) if isinstance(target, Mapping) else None
+        return target
 
 
 def _parts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def _types(said: Any) -> set[str]:
-    return {kind for kind in ([said] if isinstance(said, str) else _parts(said)) if isinstance(kind, str)}
+def _types(named: Any) -> set[str]:
+    return {kind for kind in ([named] if isinstance(named, str) else _parts(named)) if isinstance(kind, str)}
 
 
 def _kind(value: Any) -> str:
