@@ -31,7 +31,7 @@ BOUND = 1e-5
 
 
 def build_model(folder: Path, hidden: int) -> Path:
-    """A random model over the fuzz's tokens, with its tokenizer."""
+    """Return a random model over the fuzz's tokens, with its tokenizer."""
     import torch
     from agent_fuzz import fuzz_tokenizer
     from transformers import AutoConfig, AutoModelForCausalLM

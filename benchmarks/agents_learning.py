@@ -47,7 +47,7 @@ class Learnt:
 
     @property
     def minutes_to_goal(self) -> float | None:
-        """Until the first validation at the goal or above; None: there is none."""
+        """Return minutes until the first validation at the goal or above; None: there is none."""
         return next((at for at, right in zip(self.minutes, self.curve.success, strict=True) if right >= GOAL), None)
 
 

@@ -63,7 +63,7 @@ def make_inputs(folder: Path, hidden: int, layers: int, every: int) -> int:
 
 
 def measure(folder: Path, backend: str, steps: int, *, background: bool) -> dict[str, float]:
-    """Seconds and bytes of one run."""
+    """Return seconds and bytes of one run."""
     output = folder / f"{backend}-{background}"
     executor = "inline" if backend == "fsdp2" else "ray"
     command = [

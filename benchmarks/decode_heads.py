@@ -37,7 +37,7 @@ def engines(model: str) -> dict[str, Any]:
 
 
 def requests(args: argparse.Namespace, round_: int) -> list[Any]:
-    """`prompts` x `group` requests, responses of a group share their prompt, prompts differ in length."""
+    """Return `prompts` x `group` requests; responses of a group share their prompt, prompts differ in length."""
     import numpy as np
 
     from roll.strategies.base import Request, SamplingParams

@@ -59,7 +59,7 @@ def engines(folder: Path) -> dict[str, Any]:
 
 
 def requests(args: argparse.Namespace, round_: int) -> list[Any]:
-    """Responses of one length, or with `tail` of lengths that halve: 1 of the longest, 1 of half of it, 2, 4, ..."""
+    """Return responses of one length, or with `tail` of halving ones: 1 of the longest, 1 of half of it, 2, 4, ..."""
     import numpy as np
 
     from roll.strategies.base import Request, SamplingParams

@@ -33,7 +33,7 @@ class Pair:
 
     @property
     def share(self) -> float:
-        """What the student reaches of the teacher's gain."""
+        """Return what the student reaches of the teacher's gain."""
         (_, taught), (_, found) = self.teacher, self.student
         return (found[-1] - found[0]) / (taught[-1] - taught[0])
 

@@ -25,7 +25,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
 def outputs_of_a_pass(streams: int, number: int, *, last: bool) -> list[Any]:
-    """What the engine core sends after a pass: a token of every stream."""
+    """Return what the engine core sends after a pass: a token of every stream."""
     import numpy as np
     from vllm.v1.engine import EngineCoreOutput, FinishReason
     from vllm.v1.outputs import LogprobsLists

@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 
 def ids_of(hub: str, python: str) -> list[str]:
-    """All ids of a hub, as its package lists them under an interpreter."""
+    """Return all ids of a hub, as its package lists them under an interpreter."""
     if hub == "gymnasium":
         return list(GYMNASIUM)
     code = f"{LISTED_BY[hub]}; import json; print('\\n' + json.dumps(sorted(map(str, ids))))"
@@ -113,13 +113,13 @@ def sweep(hub: str, python: str, folder: Path, only: str, ids: Sequence[str] = (
 
 
 def read(file: Path) -> list[Row]:
-    """The rows of a file, the last one of each id; none if there is no file."""
+    """Return the rows of a file, the last one of each id; none if there is no file."""
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
     return list({row["id"]: row for row in rows}.values())
 
 
 def tables(rows_of: Mapping[str, Sequence[Row]]) -> str:
-    """The tables as Markdown: counts by hub, and what doesn't start or fails."""
+    """Return the tables as Markdown: counts by hub, and what doesn't start or fails."""
     lines = ["| hub | ids | for one player | start offline | pass | pass as far as played | share |"]
     lines.append("|---|---|---|---|---|---|---|")
     reasons: list[str] = []
@@ -142,7 +142,7 @@ def tables(rows_of: Mapping[str, Sequence[Row]]) -> str:
 
 
 def reason(why: str) -> str:
-    """What a message says without what differs between ids: names, numbers, texts that were shown, paths, colours."""
+    """Return what a message says without what differs between ids: names, numbers, texts, paths, colours."""
     text = re.sub(r"\x1b\[\d*m", "", why)
     text = re.sub(r"^.*?: \w+ can't make '[^']*': ", "", text)
     text = re.sub(r"custom_envs\.hub\.\w+: \S+: ", "", text)

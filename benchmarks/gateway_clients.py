@@ -33,7 +33,7 @@ async def ask(http: aiohttp.ClientSession, url: str, key: str, body: dict[str, A
 
 
 async def converse(http: aiohttp.ClientSession, url: str, key: str, plan: dict[str, Any], number: int) -> list[float]:
-    """One session's requests; seconds beyond the engine's, of each."""
+    """Send one session's requests; return seconds beyond the engine's, of each."""
     await asyncio.sleep(plan["engine_seconds"] * random.Random(number).random())
     costs, messages = [], [{"role": "user", "content": f"task {number}: {SAID}"}]
     for request in range(plan["requests"]):
@@ -47,7 +47,7 @@ async def converse(http: aiohttp.ClientSession, url: str, key: str, plan: dict[s
 
 
 async def stream(http: aiohttp.ClientSession, url: str, key: str) -> bool:
-    """Whether a streamed response arrived whole."""
+    """Return whether a streamed response arrived whole."""
     body = {"model": "policy", "messages": [{"role": "user", "content": SAID}], "stream": True}
     said, ended = "", False
     async with http.post(f"{url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as reply:

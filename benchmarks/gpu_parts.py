@@ -45,7 +45,7 @@ def device() -> Any:
 
 
 def measured(work: Callable[[], Any], rounds: int) -> tuple[float, int]:
-    """(median seconds of `work`, peak bytes above what was held before; 0 without an accelerator)."""
+    """Return (median seconds of `work`, peak bytes above what was held before; 0 without an accelerator)."""
     import torch
 
     def once() -> float:

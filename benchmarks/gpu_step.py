@@ -84,7 +84,7 @@ SPANS = {
 
 
 def write_prompts(folder: Path, args: argparse.Namespace) -> None:
-    """One line for each prompt of the run."""
+    """Write one line for each prompt of the run."""
     lines = []
     for i in range(args.prompts * args.steps):
         text = " ".join(f"w{2 + (7 * i + j) % 997}" for j in range(args.prompt))
@@ -93,7 +93,7 @@ def write_prompts(folder: Path, args: argparse.Namespace) -> None:
 
 
 def write_config(folder: Path, args: argparse.Namespace) -> None:
-    """`step.yaml`."""
+    """Write `step.yaml`."""
     half = args.gpus // 2 if args.apart else args.gpus
     trains, infers = range(half), range(half if args.apart else 0, args.gpus)
     rows = args.prompts * args.group

@@ -38,7 +38,7 @@ PROMPTS = 6
 
 
 def write_files(folder: Path) -> None:
-    """`policy/` and `reference/`, two random Llamas in float64 with one tokenizer of words, and `pairs.json`."""
+    """Write `policy/` and `reference/`, two random Llamas in float64 with one tokenizer of words, and `pairs.json`."""
     import random
 
     import torch

@@ -27,8 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"fsdp2_train": {}, "megatron_train": {"use
 
 
 def make_batch(args: argparse.Namespace, vocabulary: int) -> Any:
-    """Rows of random tokens: examples that all share, a prompt per group, responses of 1 to 2 x `--response` - 1, or
-    with `--even` of one length."""
+    """Return rows of random tokens: examples that all share, a prompt per group, responses of 1 to 2 x `--response` -
+    1, or with `--even` of one length."""
     import torch
 
     from roll.types.batch import TokenBatch

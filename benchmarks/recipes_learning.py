@@ -96,7 +96,7 @@ def plot(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
 
 
 def _error(values: Sequence[float]) -> float:
-    """The standard error of the mean over seeds."""
+    """Return the standard error of the mean over seeds."""
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 

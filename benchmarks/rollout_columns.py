@@ -31,7 +31,7 @@ RULES = ResponseRules(frozenset({0}), 1 << 20)
 
 
 def recorded(sampled: list[tuple[list[int], list[float]]]) -> list[Completion]:
-    """What an engine's front end makes of whole responses."""
+    """Return what an engine's front end makes of whole responses."""
     found = []
     for number, (tokens, logprobs) in enumerate(sampled):
         params = SamplingParams(max_new_tokens=len(tokens) + 1)
@@ -42,7 +42,7 @@ def recorded(sampled: list[tuple[list[int], list[float]]]) -> list[Completion]:
 
 
 def cut(completions: list[Completion]) -> Rollouts:
-    """The training rows of one turn for each response."""
+    """Return the training rows of one turn for each response."""
     turns = [
         Turn(
             prompt_ids=PROMPT,
@@ -58,7 +58,7 @@ def cut(completions: list[Completion]) -> Rollouts:
 
 
 def best(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
-    """The processor seconds of the fastest round, and what it made."""
+    """Return the processor seconds of the fastest round, and what it made."""
     fastest, made = float("inf"), None
     for _ in range(rounds):
         begun = time.process_time()

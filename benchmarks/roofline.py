@@ -55,17 +55,17 @@ class Phase:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Least seconds by what bounds them."""
+        """Return the least seconds by what bounds them."""
         return {"compute": self.flop / FLOPS, "memory": self.memory / MEMORY, "link": self.link / LINK}
 
     @property
     def bound(self) -> str:
-        """What takes longest."""
+        """Return what takes longest."""
         return max(self.seconds, key=self.seconds.__getitem__)
 
     @property
     def least(self) -> float:
-        """Seconds at the peak; what overlaps is counted once."""
+        """Return seconds at the peak; what overlaps is counted once."""
         return max(self.seconds.values())
 
 

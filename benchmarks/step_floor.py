@@ -88,7 +88,7 @@ def whole_step(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def serve(pipe: Any, args: argparse.Namespace, name: str) -> None:
-    """A contender's process: build, then take a step whenever it is told to."""
+    """Run a contender's process: build, then take a step whenever it is told to."""
     os.environ["THP_MEM_ALLOC_ENABLE"] = CONTENDERS[name]
     from roll.utils.memory import reuse_freed_memory
 

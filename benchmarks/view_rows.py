@@ -53,7 +53,7 @@ def write_run(folder: Path, rows: int, tokens: int) -> None:
 
 
 def row(rng: Any, words: Any, step: int, number: int, tokens: int) -> dict[str, Any]:
-    """A row whose response is nine tenths of its tokens."""
+    """Return a row whose response is nine tenths of its tokens."""
     ids = rng.integers(0, len(words), tokens)
     mask = np.arange(tokens) >= tokens // 10
     logprobs = np.where(mask, -rng.exponential(1.0, tokens), 0).astype(np.float32)

@@ -67,7 +67,7 @@ def _ours(row: Row) -> str:
 
 
 def _escaped(hint: str) -> str:
-    """A hint as the cell of a table, with `<tag>` as text and no emphasis by stars."""
+    """Return a hint as the cell of a table, with `<tag>` as text and no emphasis by stars."""
     return re.sub(r"[<*|]", lambda sign: "\\" + sign[0], hint)
 
 

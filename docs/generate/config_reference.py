@@ -59,7 +59,7 @@ _TOP: dict[type, str] = {
 
 
 def reference() -> str:
-    """The whole page: the top level, then every kind of section once, with all places where it may stand."""
+    """Return the whole page: the top level, then every kind of section once, with all places where it may stand."""
     places: dict[type, list[str]] = {}
     parts: list[str] = [_HEAD]
     seen: set[tuple[str, str]] = set()
@@ -90,7 +90,7 @@ def reference() -> str:
 
 
 def _owners() -> dict[tuple[type, str], str]:
-    """In which pipelines a section is at a place, for places that are different sections in different pipelines."""
+    """Return the pipelines of each section, for places that are different sections in different pipelines."""
     found: dict[tuple[type, str], list[str]] = {}
     for name, cls in PIPELINES.items():
         places: dict[type, list[str]] = {}
@@ -102,7 +102,7 @@ def _owners() -> dict[tuple[type, str], str]:
 
 
 def docstrings(cls: type) -> dict[str, str]:
-    """The text under each field of a dataclass, inherited fields included."""
+    """Return the text under each field of a dataclass, inherited fields included."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_dataclass(base):

@@ -69,7 +69,7 @@ def _default(spec: dataclasses.Field[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A default as YAML writes it."""
+    """Return a default as YAML writes it."""
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     value = getattr(value, "value", value)
@@ -84,7 +84,7 @@ def verl(folder: Path) -> dict[str, Any]:
 
 
 def _kept(node: Any) -> Any:
-    """Without the names of verl's classes and the sections of its profilers, which are many and change nothing."""
+    """Return fields without the names of verl's classes and the sections of its profilers, which change nothing."""
     if not isinstance(node, Mapping):
         return node
     return {key: _kept(value) for key, value in node.items() if key != "_target_" and "profiler" not in key}
@@ -151,7 +151,7 @@ def packed(found: Mapping[str, Any], typed: bool) -> dict[str, Any]:
 
 
 def _short(node: Any, typed: bool) -> Any:
-    """The default alone where its type is the key's."""
+    """Return the default alone where its type is the key's."""
     if isinstance(node, Mapping):
         return {key: _short(value, typed) for key, value in node.items()}
     plain = typed and isinstance(node, list) and node[0] == type(node[1]).__name__ and node[0] not in ("list", "dict")
@@ -159,7 +159,7 @@ def _short(node: Any, typed: bool) -> Any:
 
 
 def _packed(node: Any, path: str, shared: dict[str, Any]) -> Any:
-    """A section as what differs from one before it, where that is shorter; `shared`: those before it."""
+    """Return a section as what differs from one before it, where that is shorter; `shared`: those before it."""
     if not isinstance(node, Mapping):
         return node
     ways = [{key: _packed(value, f"{path}/{key}", dict(shared)) for key, value in node.items()}]
@@ -253,7 +253,7 @@ def _rows(name: str) -> Iterator[tuple[str, Row]]:
 
 
 def _other_names(name: str, folder: Path) -> Iterator[tuple[str, bool]]:
-    """Names that a file may have besides, and whether any key may stand below; `*.word`: in whatever section."""
+    """Yield names that a file may have besides, and whether any key may stand below; `*.word`: in any section."""
     if name == "trl":
         for file in (folder / "trl").rglob("*.py"):
             if file.name.endswith(("_config.py", "_trainer.py", "utils.py")):
@@ -275,7 +275,7 @@ def _other_names(name: str, folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _declared(file: Path) -> Iterator[tuple[str, bool]]:
-    """Fields of a file's classes, and what their constructors take."""
+    """Yield fields of a file's classes, and what their constructors take."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         for entry in node.body if isinstance(node, ast.ClassDef) else ():
             if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):

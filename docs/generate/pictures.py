@@ -19,7 +19,7 @@ from roll.tracking.stdout import StdoutTracker
 
 
 def live_table(metrics: Path, *, rows: int = 12) -> str:
-    """What a terminal shows at the end of the run whose metrics are in the file, as an SVG."""
+    """Draw what a terminal shows at the end of the run whose metrics are in the file, as an SVG."""
     tracker = StdoutTracker(Destination(metrics.parent, resume_step=None), live=True, rows=rows, file=io.StringIO())
     for line in metrics.read_text("utf-8").splitlines():
         values = json.loads(line)
@@ -34,7 +34,7 @@ def live_table(metrics: Path, *, rows: int = 12) -> str:
 
 
 def episode(seed: int) -> bytes:
-    """A room that the solver plays, as an animated PNG."""
+    """Draw a room that the solver plays, as an animated PNG."""
     env = Sokoban(dim_room=[6, 6], num_boxes=2, min_solution=12)
     env.reset(seed, {})
     frames = [env.render()]

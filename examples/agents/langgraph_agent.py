@@ -23,7 +23,7 @@ def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
 
     @tool
     def look(box: str) -> str:
-        """Number in a box"""
+        """Number in a box"""  # noqa: D401 (the policy reads it)
         return boxes.call("look", {"box": box})
 
     @tool

@@ -22,7 +22,7 @@ async def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, A
     # Not strict: no engine can promise arguments that follow a schema.
     @function_tool(strict_mode=False)
     def look(box: str) -> str:
-        """Number in a box"""
+        """Number in a box"""  # noqa: D401 (the policy reads it)
         return boxes.call("look", {"box": box})
 
     @function_tool(strict_mode=False)

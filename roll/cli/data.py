@@ -33,7 +33,7 @@ _SERVICE = "http"
 
 
 def check_data(options: argparse.Namespace) -> int:
-    """Tables of what was found; status 1 if a run would stop or lose rows."""
+    """Print tables of what was found; status 1 if a run would stop or lose rows."""
     console = Console(highlight=False, width=min(Console().width, _WIDTH))
     file = Path(options.file).expanduser()
     config_like = file.suffix in (".yaml", ".yml") or (

@@ -13,7 +13,7 @@ from roll.utils.terminal import Console
 
 
 def write_demos(options: argparse.Namespace) -> int:
-    """Writes the file."""
+    """Write the file."""
     if options.episodes < 1:
         raise ValueError(f"--episodes: got {options.episodes}, expected at least 1")
     if options.output.suffix != ".jsonl":

@@ -49,7 +49,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def probes(options: argparse.Namespace) -> dict[str, Probe]:
-    """What is looked at, in this order: the quick ones first."""
+    """Return what is looked at, in this order: the quick ones first."""
     return {
         "Python and packages": lambda: [*packages.python(), *packages.versions()],
         "This machine": lambda: [*machine.memory(), *machine.limits(), *machine.clock(options.output_dir)],

@@ -88,7 +88,7 @@ MARKS = {
 
 
 def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every command takes them
-    """A table of the bundled environments, and of the packages whose environments can be named."""
+    """Print a table of the bundled environments, and of the packages whose environments can be named."""
     table = Table("id", "what", "arguments")
     examples = {f"{scheme}:...": hub.example for scheme, hub in ENV_HUBS.items()}
     for shown, env_type in {**{name: name for name in ENVS}, **examples}.items():
@@ -101,7 +101,7 @@ def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every comma
 
 
 def test_env(options: argparse.Namespace) -> int:
-    """Tables of findings and scores, and an episode; status 1 if something is wrong."""
+    """Print tables of findings and scores, and an episode; status 1 if something is wrong."""
     console = Console(highlight=False)
     for name in ("seeds", "episodes", "steps", "timeout_s", "check_s"):
         if getattr(options, name) < 1:
@@ -140,7 +140,7 @@ def _make(probes: Probes, order: Order) -> None:
 
 
 def _print_episode(console: Console, probes: Probes, order: Order) -> None:
-    """One episode as the policy sees it."""
+    """Print one episode as the policy sees it."""
     assert order.seeds is not None, "they are settled"
     try:
         played = probes.get().ask("episode", order, order.seeds[0])

@@ -124,7 +124,7 @@ class Job:
         }
 
     def is_through(self) -> bool:
-        """Whether an attempt came to its end: rows without an answer are those that none would ask, being too long."""
+        """Return whether an attempt came to its end: rows without an answer were too long to ask."""
         from roll.pipelines.rollouts.eval_table import EPISODES
 
         return any((folder / EPISODES).is_file() for folder in self.folder.glob("attempt-*"))

@@ -113,7 +113,7 @@ def _rows(options: argparse.Namespace) -> Iterator[tuple[RewardRequest, float]]:
 
 
 def _reward(config: RLVRConfig, domain: str | None) -> RewardConfig:
-    """The domain whose rubric counts; without one, that of the section."""
+    """Return the domain whose rubric counts; without one, that of the section."""
     if domain is None:
         return RewardConfig(name=JUDGE)
     if domain not in config.rewards:

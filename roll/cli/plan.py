@@ -98,7 +98,7 @@ def read(file: Path, overrides: Sequence[str]) -> RunConfig:
 
 
 def shape_violations(config: RunConfig) -> list[Violation]:
-    """Parallel sizes that don't divide a model."""
+    """Return parallel sizes that don't divide a model."""
     found: list[Violation] = []
     for role, worker in config.roles.items():
         try:
@@ -137,7 +137,7 @@ class _Checker:
 
 
 def _merged(overrides: Sequence[str]) -> list[str]:
-    """The last value of each key."""
+    """Return the last value of each key."""
     return list({override.partition("=")[0]: override for override in overrides}.values())
 
 

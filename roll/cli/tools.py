@@ -33,7 +33,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 
 
 def list_tools(options: argparse.Namespace) -> int:  # noqa: ARG001 - every command takes them
-    """A table of the built-in tools."""
+    """Print a table of the built-in tools."""
     table = Table("name", "what", "options")
     for name, entry in TOOLS.items():
         what = (load_object(entry.path).__doc__ or "").split("\n")[0]

@@ -33,23 +33,23 @@ class Place(Protocol):
 
     @property
     def parent(self) -> int | None:
-        """Number of the turn that it continues; None: it begins a context."""
+        """Return the number of the turn that it continues; None: it begins a context."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Tokens after the parent's."""
+        """Return tokens after the parent's."""
 
     @property
     def context_ids(self) -> tuple[int, ...]:
-        """All tokens of the prompt."""
+        """Return all tokens of the prompt."""
 
     @property
     def change(self) -> str | None:
-        """How what the client sent back differs from what was sampled, by class."""
+        """Return how what the client sent back differs from what was sampled, by class."""
 
     @property
     def retokenised(self) -> Callable[[], bool]:
-        """Says, after a while, whether the text of the parent's response has other tokens than were sampled."""
+        """Return, after a while, whether the text of the parent's response has other tokens than were sampled."""
 
 
 class Graph(Protocol):
@@ -122,18 +122,18 @@ class EpisodeSession(Session):
 
     @property
     def calls(self) -> int:
-        """Calls that the policy has answered or is answering; not those that were refused or cancelled."""
+        """Return calls that the policy has answered or is answering; not those that were refused or cancelled."""
         return self._budget.calls
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of the policy's answers."""
+        """Return tokens of the policy's answers."""
         return self._budget.sampled_tokens
 
     @property
     def spent(self) -> str:
-        """Why a call was refused for its budget, or for its context's length when none that was asked later went well;
-        empty: none was."""
+        """Return why a call was refused for its budget, or for its context's length when none that was asked later went
+        well; empty: none was."""
         return self._budget.spent or self._context_full
 
     @property
@@ -143,7 +143,7 @@ class EpisodeSession(Session):
 
     @property
     def side_calls(self) -> int:
-        """Answered calls beside the task."""
+        """Return answered calls beside the task."""
         return self._beside.calls
 
     async def complete(self, call: ChatCall) -> ChatAnswer:

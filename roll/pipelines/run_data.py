@@ -349,7 +349,7 @@ def clipped(text: str, width: int) -> str:
 
 
 def _is_right(reward: Reward) -> bool:
-    """Whether a reward, or the part of a sum that compares answers, gives full marks."""
+    """Return whether a reward, or the part of a sum that compares answers, gives full marks."""
     return 1.0 in (reward.value, *(value for name, value in reward.parts.items() if name.endswith("correct")))
 
 

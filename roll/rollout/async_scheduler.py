@@ -41,12 +41,12 @@ class AsyncPlan(RolloutPlan):
 
     @property
     def bound(self) -> int:
-        """R, the largest staleness."""
+        """Return R, the largest staleness."""
         return math.ceil(self.ratio)
 
     @property
     def ahead(self) -> int:
-        """Groups in flight or ready while the trainer works."""
+        """Return groups in flight or ready while the trainer works."""
         return max(1, math.floor(self.ratio * self.groups))
 
     def fits(self, group: Group) -> bool:

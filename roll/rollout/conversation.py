@@ -98,7 +98,7 @@ class Conversation:
 
     @property
     def carries(self) -> bool:
-        """Whether some turn continues the tokens of the one before."""
+        """Return whether some turn continues the tokens of the one before."""
         return self.sample_unit == "trajectory" or (self.sample_unit == "concat" and self.env.history_length != 0)
 
     def resets_context(self, turn: int) -> bool:

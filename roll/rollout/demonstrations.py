@@ -109,7 +109,7 @@ class _Teacher:
 
     @property
     def _actions_per_response(self) -> int:
-        """With several roles one: then it is somebody else's turn."""
+        """Return how many actions a response has: with several roles one, then it is somebody else's turn."""
         return 1 if self._conversation.roles else self._section.max_actions_per_step
 
     def _exchanges(self, seed: int, actions: Sequence[str]) -> dict[str, list[_Shown]] | None:

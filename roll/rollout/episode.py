@@ -83,12 +83,12 @@ class Episode:
 
     @property
     def name(self) -> str:
-        """Unique within the run."""
+        """Return a name that is unique within the run."""
         return self._name
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompts and responses from where the context begins to the response that came last."""
+        """Return prompts and responses from where the context begins to the response that came last."""
         return self.tokens_of(self._turns.last)
 
     def tokens_of(self, turn: int | None) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class Episode:
 
     @property
     def room(self) -> int:
-        """Tokens that the context can still take."""
+        """Return tokens that the context can still take."""
         return self.max_sequence_length - len(self.tokens)
 
     async def reset(self) -> Observation:

@@ -116,7 +116,7 @@ class OpenGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether enough episodes have ended well, or all have ended."""
+        """Return whether enough episodes have ended well, or all have ended."""
         return self.trainable >= self.size or len(self.ended) == len(self.names)
 
     def outcome(self) -> GroupOutcome:
@@ -284,7 +284,7 @@ class GroupFilter:
 
     @property
     def dropped(self) -> int:
-        """Groups dropped so far."""
+        """Return groups dropped so far."""
         return sum(self._reasons.values())
 
     def accept(self, outcome: GroupOutcome, metrics: Metrics) -> bool:

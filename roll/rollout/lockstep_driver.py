@@ -63,7 +63,7 @@ class LockstepDriver(EngineDriver):
         return EngineLoad(running, len(self._queued), busy=dict(Counter(list(self._busy.values()))))
 
     def mark_busy(self, episode: str, doing: str) -> None:
-        """No round starts until it is done."""
+        """Mark it busy: no round starts until it is done."""
         self._busy[episode] = doing
         self._idle.clear()
         self._news.set()
@@ -74,7 +74,7 @@ class LockstepDriver(EngineDriver):
             self._set_if_idle()
 
     def mark_blocked(self, episode: str) -> None:
-        """Rounds go on without it."""
+        """Mark it blocked: rounds go on without it."""
         del self._busy[episode]
         self._set_if_idle()
 
@@ -117,7 +117,7 @@ class LockstepDriver(EngineDriver):
         self._end_call(found[1], doing)
 
     def _end_call(self, episode: str, doing: str) -> None:
-        """Busy from this moment if it was the last call under way, and not from when its coroutine runs: a faster
+        """End a call: busy from now if it was the last under way, and not from when its coroutine runs: a faster
         sibling must not end `wait_idle`, and from Python 3.12 on `wait_for` looks at the event before a woken coroutine
         has had its turn."""
         self._calls[episode] -= 1

@@ -66,7 +66,7 @@ class Placement:
 
     @property
     def mismatches(self) -> Mapping[Mismatch, int]:
-        """Of this request, by class; empty as a rule. Takes a while: a response is tokenised for it."""
+        """Return mismatches of this request by class, mostly none. Takes a while: a response is tokenised for it."""
         kind = self.change or ("retokenised" if self.retokenised() else None)
         return {} if kind is None else {kind: 1}
 
@@ -294,7 +294,7 @@ class MessageGraph:
 
 
 def _content(message: Message) -> str:
-    """Clients and templates may take off blanks around what the assistant says."""
+    """Return content without the blanks around it, which clients and templates may take off."""
     return message.content.strip() if message.role == "assistant" else message.content
 
 
@@ -308,7 +308,7 @@ def _keys(first: bytes, messages: Sequence[Message]) -> Iterator[bytes]:
 
 
 def _key(before: bytes, message: Message) -> bytes:
-    """The content, and calls by name and by what their arguments say: ids and what was thought may differ."""
+    """Return the content, and calls by name and arguments: ids and what was thought may differ."""
     named = repr((message.role, _content(message))).encode()
     if message.tool_calls:
         named += _canonical([[call.name, parsed_arguments(call)] for call in message.tool_calls])

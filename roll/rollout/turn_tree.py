@@ -41,7 +41,7 @@ class TurnTree:
 
     @property
     def next_number(self) -> int:
-        """What `take_number` will return."""
+        """Return what `take_number` will return."""
         return self._asked
 
     def add(self, number: int, turn: Turn, parent: int | None) -> None:

@@ -23,7 +23,7 @@ _SECONDS = 120.0
 
 
 def agent_violations(config: RunConfig) -> Iterator[Violation]:
-    """Every function that plays can be imported; nothing of other pipelines. With `prepare`, which may make what they
+    """Yield where a function that plays can't be imported. With `prepare`, which may make what they
     read, they aren't imported."""
     if not isinstance(config, AgenticConfig) or config.prepare is not None or config.replays:
         return

@@ -105,7 +105,7 @@ def _listed(folder: str, root: str) -> contextlib.AbstractContextManager[Iterato
 
 
 def _nameless() -> int:
-    """Files that were removed and are still open, or never had a name, such as those of `memfd_create`."""
+    """Return files that were removed and are still open, or never had a name, such as those of `memfd_create`."""
     import psutil
 
     supervisor = psutil.Process(os.getppid())  # to which processes fall that outlive what started them

@@ -47,7 +47,7 @@ class Ended:
 
     @property
     def text(self) -> str:
-        """For messages."""
+        """Return the end as text, for messages."""
         return f"exit code {self.code}" if self.code is not None else f"signal {self.signal}"
 
 
@@ -112,7 +112,7 @@ class AgentProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone, with all that it started."""
+        """Return whether it is gone, with all that it started."""
         return self._ended.done()
 
     async def wait(self) -> Ended:
@@ -197,14 +197,14 @@ class AgentProcess:
 
 
 def _waiting(pipe: int) -> int:
-    """Bytes that can be read from a pipe at once."""
+    """Return bytes that can be read from a pipe at once."""
     with contextlib.suppress(OSError):
         return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0"))[0])
     return 0
 
 
 async def _said(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next line of a supervisor; empty when it is gone."""
+    """Return the next line of a supervisor; empty when it is gone."""
     with contextlib.suppress(ValueError, OSError):
         line = await reader.readline()
         found = json.loads(line) if line else {}

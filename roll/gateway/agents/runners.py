@@ -50,7 +50,7 @@ class Order:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell an agent where the policy is; raises `ValueError` for a task that is too long."""
+        """Return variables that tell an agent where the policy is; raises `ValueError` for a task that is too long."""
         task = json.dumps(self.task)
         if len(task) > _LONGEST_TASK:
             raise ValueError(
@@ -125,7 +125,7 @@ class CommandRunner:
         return Outcome(how=ended.text, code=ended.code)
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Keep nothing, so close nothing."""
 
 
 class FunctionRunner:

@@ -68,12 +68,12 @@ class TrajectoryView:
         return pad_flat(column[self.positions], self.offsets, value)
 
     def unpad(self, padded: Tensor) -> Tensor:
-        """[R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
+        """Return [R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
         return padded.new_zeros(int(self.row_offsets[-1])).index_copy(0, self.positions, unpad(padded, self.offsets))
 
     @property
     def num_trajectories(self) -> int:
-        """R."""
+        """Return R."""
         return len(self.offsets) - 1
 
     def row_sums(self, column: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class TrajectoryView:
         return torch.zeros(len(self.row_trajectory)).index_add_(0, rows, column.float())
 
     def to_rows(self, per_trajectory: Tensor) -> Tensor:
-        """[R] -> [B]"""
+        """Return [R] as [B]."""
         return per_trajectory[self.row_trajectory]
 
 
@@ -178,7 +178,7 @@ class _PlayedTurns:
 
     @property
     def ends(self) -> list[int]:
-        """The last turn of each sequence."""
+        """Return the last turn of each sequence."""
         return [walk[-1] for walk in self.walks]
 
     def paid(self) -> list[Turn]:
@@ -201,7 +201,7 @@ def _walk(end: int, parents: Sequence[int | None]) -> list[int]:
 
 
 def comparison_groups(rollouts: Rollouts, grouping: str) -> Tensor:
-    """int64 [R]: trajectories whose rewards are compared share a number.
+    """Return int64 [R]: trajectories whose rewards are compared share a number.
 
     `traj_group`: of the same task; `state`: that began in the same state of the same kind of environment; `tags` and
     `inductive`: of the same tag; `batch`: all.
@@ -230,7 +230,7 @@ def require_states(rollouts: Rollouts, reader: str, *, first_only: bool = False)
 
 
 def state_metrics(steps: StepInputs, group_index: Tensor) -> Metrics:
-    """How many of `gigpo`'s groups of turns, one per state and task group, have nothing to compare."""
+    """Return how many of `gigpo`'s groups of turns, one per state and task group, have nothing to compare."""
     metrics, present = Metrics(), steps.turn_mask
     index = step_groups(group_index, steps.state_index)[present]
     size = group_moments(torch.zeros(len(index)), index).size

@@ -59,14 +59,15 @@ class DPOPipeline(PreferencePipeline):
         self._kept.update((key, row.clone()) for key, row in zip(_contents(batch), rows, strict=True))
 
     def _reference(self, batch: TokenBatch) -> Tensor:
-        """float32 [N], the reference's log-probs."""
+        """Return float32 [N], the reference's log-probs."""
         with self.timers.span("reference", waits=True):
             cluster = self.clusters.reference or self.clusters.actor_train
             outputs = self.forward(cluster, batch, "logprobs", adapters=not self.config.reference_is_actor)
         return outputs.require("logprobs")
 
     def _kl(self, batch: TokenBatch) -> Tensor:
-        """float32 [B], the policy's KL from the reference: the mean log-ratio of responses to other rows' prompts.
+        """Return float32 [B], the policy's KL from the reference: the mean log-ratio of responses to other rows'
+        prompts.
 
         0, the least that it can be, for a single row, as an epoch may leave for its last step.
         """

@@ -196,7 +196,7 @@ class WeightSync:
 
     @property
     def _delta(self) -> bool:
-        """Whether only changes are sent; in one process nothing is."""
+        """Return whether only changes are sent; in one process nothing is."""
         wanted = self._config.delta_weight_sync
         return wanted and self._template is not None and self._template.transport != "in_process"
 

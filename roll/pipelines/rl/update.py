@@ -59,7 +59,7 @@ def covariance_options(config: RLConfig) -> dict[str, float]:
 
 
 def train(cluster: Cluster, config: RLConfig, rollouts: Rollouts, step: int) -> Metrics:
-    """Every optimizer step that this batch is good for, on the actor's or the critic's cluster.
+    """Take every optimizer step that this batch is good for, on the actor's or the critic's cluster.
 
     The actor's first forward pass is under the weights before the update. Where no other pass was, it measures the
     train/infer mismatch; later passes meet other weights, where a difference is learning and not a mismatch.

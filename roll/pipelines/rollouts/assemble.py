@@ -80,17 +80,17 @@ class Rollouts:
 
     @property
     def rewards(self) -> Tensor:
-        """float32 [R], as the reward functions and environments gave them."""
+        """Return float32 [R], as the reward functions and environments gave them."""
         return torch.tensor([t.reward for t in self.trajectories], dtype=torch.float32)
 
     @property
     def response_lengths(self) -> Tensor:
-        """int64 [R], tokens the policy chose."""
+        """Return int64 [R], tokens the policy chose."""
         return torch.tensor([t.num_response_tokens for t in self.trajectories])
 
     @property
     def truncated(self) -> Tensor:
-        """bool [R], cut off by a length or turn limit."""
+        """Return bool [R], cut off by a length or turn limit."""
         return torch.tensor([t.status == "truncated" for t in self.trajectories])
 
 

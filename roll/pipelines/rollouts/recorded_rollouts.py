@@ -187,7 +187,7 @@ def _trajectory(rows: Sequence[Row], version: int) -> Trajectory:
 
 
 def _is_number(value: float) -> bool:
-    """Whether a number is finite where it is computed with, in float32."""
+    """Return whether a number is finite where it is computed with, in float32."""
     return bool(np.isfinite(np.float64(value))) and abs(value) <= float(np.finfo(np.float32).max)
 
 

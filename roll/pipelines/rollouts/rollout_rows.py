@@ -53,7 +53,7 @@ class Texts:
 
     @cached_property
     def _parser(self) -> str:
-        """Empty where the template writes calls in a form that isn't known: then none are found."""
+        """Return the parser of calls; empty where the template writes them in a form that isn't known."""
         if not getattr(self._tokenizer, "chat_template", None):
             return "hermes"
         try:

@@ -24,23 +24,23 @@ class RunResult:
 
     @property
     def model_path(self) -> Path | None:
-        """The trained model as a Hugging Face folder, which `from_pretrained` takes; None: none was written."""
+        """Return the trained model as a Hugging Face folder, which `from_pretrained` takes; None: none was written."""
         path = self.config.export_path
         return path if self.config.exports and (path / "config.json").is_file() else None
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """A dictionary for each row, by step: what docs/metrics.md lists. `pandas.DataFrame` takes the list."""
+        """Return a dictionary for each row, by step: what docs/metrics.md lists. `pandas.DataFrame` takes the list."""
         return self._lines(METRICS_FILE)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """Some responses of each validation, as text, if `log_val_generations` asks for them."""
+        """Return some responses of each validation, as text, if `log_val_generations` asks for them."""
         return self._lines(SAMPLES_FILE)
 
     @property
     def summary(self) -> dict[str, float]:
-        """The closing numbers; empty if the run hasn't ended well."""
+        """Return the closing numbers; empty if the run hasn't ended well."""
         file = self.config.logging_path / SUMMARY_FILE
         if not file.is_file():
             return {}
@@ -49,14 +49,14 @@ class RunResult:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Folders of the complete checkpoints, the oldest first."""
+        """Return folders of the complete checkpoints, the oldest first."""
         from roll.checkpoint import CheckpointStore
 
         return [checkpoint.path for checkpoint in reversed(CheckpointStore(self.config.checkpoint_path).complete())]
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """Folder of the checkpoint that `save_best` has chosen; None: there is none."""
+        """Return the folder of the checkpoint that `save_best` has chosen; None: there is none."""
         from roll.checkpoint import CheckpointStore
 
         best = CheckpointStore(self.config.checkpoint_path).best()

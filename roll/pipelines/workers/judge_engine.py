@@ -107,7 +107,7 @@ class EngineJudge:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What answers depend on besides the messages."""
+        """Return what answers depend on besides the messages."""
         strategy = self._judge.strategy_args.strategy_name
         variables = json.dumps(self._judge.chat_template_kwargs, sort_keys=True)
         return (

@@ -96,7 +96,7 @@ def _taught(config: RowDistillation) -> LossFn:
 
 
 def actor_loss(config: RLConfig) -> LossFn:
-    """Return policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
+    """Return the policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
 
     Reads `loss_mask`, `advantages`, and where present `old_logprobs` (else the log-probs of this very forward pass: the
     batch gets a single optimizer step), `sampling_logprobs`, `ref_logprobs`, `importance_weights`, `loss_weight`.
@@ -159,7 +159,7 @@ def actor_loss(config: RLConfig) -> LossFn:
 
 
 def _importance_cap(config: RLConfig) -> float:
-    """The largest importance weight of a token, whichever key bounds it."""
+    """Return the largest importance weight of a token, whichever key bounds it."""
     correction = config.train_infer_correction
     own = config.loss_options.get("behave_cap", config.decoupled_ppo_cap)
     caps = (None if correction is None else correction.importance_upper, own)

@@ -28,7 +28,7 @@ _SMALLEST_BLOCK = 128
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, rows: RowPlan, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention within each row of a line: [N, H, E].
+    """Return causal attention within each row of a line: [N, H, E].
 
     `query` is [N, H, D], `key` [N, K, D] and `value` [N, K, E]; K divides H: consecutive query heads share a key head.
     The tokens of the rows sum to N. With a `window` a query sees itself and `window - 1` tokens before.
@@ -59,7 +59,7 @@ def _row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, wind
 
 
 def _rows_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """Causal attention within rows of one length, [B, T, H, D]."""
+    """Return causal attention within rows of one length, [B, T, H, D]."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if window is None or q.shape[2] <= window:
         out = _attend(q, k, v, None, scale)
@@ -153,7 +153,7 @@ def _joined(tree: PrefixTree) -> list[tuple[int, int]]:
 def tree_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention within each row of a tree of rows: [N, H, E]; arguments as of `varlen_attention`."""
+    """Return causal attention within each row of a tree: [N, H, E]; arguments as of `varlen_attention`."""
     lengths = plan.tree.lengths
     assert sum(lengths) == len(query), f"a tree of {sum(lengths)} tokens, but {len(query)} queries"
     keys, values = key.split(list(lengths)), value.split(list(lengths))
@@ -171,7 +171,7 @@ def tree_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """[B, H, Q, D] over [B, K, T, D]; causal without a mask."""
+    """Return attention of [B, H, Q, D] over [B, K, T, D]; causal without a mask."""
     shared = query.shape[1] != key.shape[1]
     if shared and query.device.type != "cpu" and (mask is not None or query.dtype == torch.float32):
         # The accelerator's kernels for masks and for float32 have no shared heads: they would build all the scores.
@@ -204,7 +204,7 @@ def _exchange(tensor: Tensor, group: ProcessGroup | None, scatter: int, gather: 
 
 
 def sequence_to_heads(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """[N / ranks, ..., H, D], every rank a shard of the sequence -> [N, ..., H / ranks, D], every rank some heads."""
+    """Turn [N / ranks, ..., H, D], a shard of the sequence a rank, into [N, ..., H / ranks, D], some heads a rank."""
     return _AllToAll.apply(tensor, group, -2, 0)
 
 
@@ -223,7 +223,7 @@ def split_attention(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """`varlen_attention` over B lines of T tokens, of which every rank of `group` holds an equal, contiguous shard.
+    """Return `varlen_attention` over B lines of T tokens; every rank of `group` holds an equal, contiguous shard.
 
     `query` is [T / ranks, B, H, D], `key` and `value` alike; `rows` are those of the whole lines, one line after the
     other, or their tree. Without a group, this rank has it all. With a ring, "the whole" is what one rank of it holds

@@ -51,7 +51,7 @@ class PrefixTree:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the whole line."""
+        """Return tokens of the whole line."""
         return sum(self.lengths)
 
     def ancestors(self, segment: int) -> tuple[int, ...]:

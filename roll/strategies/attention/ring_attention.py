@@ -24,7 +24,7 @@ _SCORES = 1 << 24
 def ring_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: RingPlan, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention within each row of a line of which every rank of the ring holds two pieces: [S, H, E].
+    """Return causal attention within rows of a line of which every rank of the ring holds two pieces: [S, H, E].
 
     This rank's tokens in the order of `zigzag_order`: `query` [S, H, D], `key` [S, K, D], `value` [S, K, E]; K divides
     H. With a `window` a query sees itself and `window - 1` tokens before. Scores are float32 at least. A rank receives
@@ -171,7 +171,7 @@ def block_gradients(
 
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """[K, H / K, Q, T]: query heads beside each other share a key head."""
+    """Return [K, H / K, Q, T]: query heads beside each other share a key head."""
     wide = torch.promote_types(query.dtype, torch.float32)
     grouped = query.to(wide).unflatten(1, (key.shape[1], -1))
     scores = torch.einsum("qkgd,tkd->kgqt", grouped, key.to(wide)) * scale

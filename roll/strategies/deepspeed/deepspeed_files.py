@@ -75,7 +75,7 @@ class Checkpoint:
                 raise ValueError(f"{misfit}: {name!r} has shape {self._shapes[name]}, expected {shape}")
 
     def read(self, key: str) -> Tensor:
-        """One tensor, on the CPU."""
+        """Return one tensor, on the CPU."""
         tensor: Tensor = self._open(self._files[key]).get_tensor(key)
         return tensor
 

@@ -95,7 +95,7 @@ def set_whole(engine: Any, parameter: Any, value: Tensor, moment: str | None = N
 
 
 def make_moments(engine: Any, step: int) -> None:
-    """Moments of zero as after `step` updates: AdamW makes them at its first update, too late to fill them."""
+    """Make moments of zero as after `step` updates: AdamW makes them at its first update, too late to fill them."""
     optimizer = engine.optimizer
     base = optimizer.optimizer if _sharded(engine) else optimizer
     plain = isinstance(base, torch.optim.AdamW)
@@ -136,7 +136,7 @@ def publish(engine: Any) -> None:
 
 
 def moves_states(engine: Any) -> bool:
-    """Whether DeepSpeed can move the states of this engine itself; None: a plain module without one."""
+    """Return whether DeepSpeed can move the states of this engine itself; None: a plain module without one."""
     return engine is not None and hasattr(engine.optimizer, "offload_states") and not engine.zero_offload_param()
 
 
@@ -172,7 +172,7 @@ class Anchor:
         self._start = {name: weight.clone() for name, weight, _ in self._parts(trained)}
 
     def _parts(self, named: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Tensor, Any]]:
-        """(name, float32 weights of the part that this rank has gradients of, parameter)."""
+        """Yield (name, float32 weights of the part that this rank has gradients of, parameter)."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_local_fp32_param
 
         for name, parameter in named:
@@ -212,12 +212,12 @@ class Anchor:
 
 
 def _sharded(engine: Any) -> bool:
-    """Whether ZeRO wraps the optimizer."""
+    """Return whether ZeRO wraps the optimizer."""
     return hasattr(engine.optimizer, "optimizer")
 
 
 def _whole_gradients(engine: Any) -> bool:
-    """ZeRO 1 in bf16 sums float32 gradients of the whole model on every rank."""
+    """Return whether ZeRO 1 in bf16 sums float32 gradients of the whole model on every rank."""
     return hasattr(engine.optimizer, "fp32_groups_gradients")
 
 

@@ -179,7 +179,7 @@ class _Api:
 
 
 def _prompt_logprobs(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
-    """vLLM: `prompt_logprobs` has a dictionary per token, by ids as text; the first has none."""
+    """Yield vLLM's `prompt_logprobs`: a dictionary per token, by ids as text; the first has none."""
     del ids
     told = reply["choices"][0].get("prompt_logprobs")
     if not told:
@@ -189,7 +189,7 @@ def _prompt_logprobs(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[d
 
 
 def _echo(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
-    """Completions with `echo`: lists over prompt and answer; ids as `token_id:7` where the service writes them so."""
+    """Yield those of completions with `echo`: lists over prompt and answer, with some services' ids as `token_id:7`."""
     told = reply["choices"][0].get("logprobs")
     if not told:
         raise _WrongReply("the reply has no logprobs")
@@ -211,7 +211,7 @@ def _id_of(name: str) -> int:
 
 
 def _sglang(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
-    """SGLang's own: lists of [log-prob, id, text] over the prompt, and of lists of them."""
+    """Yield SGLang's own: lists of [log-prob, id, text] over the prompt, and of lists of them."""
     del ids
     told = reply["meta_info"]
     values = told.get("input_token_logprobs")

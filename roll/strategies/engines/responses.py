@@ -154,7 +154,7 @@ class Response:
         self.experts = experts if known is None else np.concatenate([known, experts[len(known) :]])
 
     def _routed(self) -> np.ndarray | None:
-        """`Completion.routed_experts`: -1 at the last token, which no engine reads, and where none has told."""
+        """Return `Completion.routed_experts`: -1 at the last token, which no engine reads, and where none has told."""
         if self.experts is None:
             return None
         size = len(self.request.prompt_ids) + len(self.tokens)

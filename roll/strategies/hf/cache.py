@@ -77,16 +77,16 @@ class RowCache:
 
     @property
     def length(self) -> int:
-        """Filled positions, padding included; the same for every row."""
+        """Return filled positions, padding included; the same for every row."""
         return self.layers[0].length
 
     def mask(self, extra: int = 0) -> Tensor:
-        """int64 [B, length + extra] attention mask."""
+        """Return the int64 [B, length + extra] attention mask."""
         positions = torch.arange(self.length + extra, device=self.padding.device)
         return (positions[None, :] >= self.padding[:, None]).long()
 
     def seen(self, extra: int = 0) -> Tensor | None:
-        """bool [B, 1, 1, length + extra] of what isn't padding; None if nothing is."""
+        """Return bool [B, 1, 1, length + extra] of what isn't padding; None if nothing is."""
         return self.mask(extra).bool()[:, None, None] if self._padded else None
 
     def select(self, rows: Tensor) -> None:

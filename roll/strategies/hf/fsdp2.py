@@ -162,7 +162,7 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     @property
     def _fsdp_modules(self) -> list[Any]:
-        """The modules that are gathered each by itself; none on one rank."""
+        """Return the modules that are gathered each by itself; none on one rank."""
         from torch.distributed.fsdp import FSDPModule
 
         return [module for module in self._module.modules() if isinstance(module, FSDPModule)]
@@ -218,7 +218,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     # --- states on the host ----------------------------------------------------------------------------------------
 
     def _waits(self, part: StatePart) -> bool:
-        """Whether these are on the host while nobody uses them."""
+        """Return whether these are on the host while nobody uses them."""
         offloads = {"parameters": self._options.param_offload, "optimizer": self._options.optimizer_offload}
         return offloads.get(part, False)
 
@@ -280,7 +280,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
     def _state(self, *, optimizer: bool) -> dict[str, Any]:
-        """Weights (with LoRA only those that train), and with an optimizer its state; the same keys on any layout."""
+        """Return weights (with LoRA the trained ones), and the state of an optimizer; the same keys on any layout."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
         self._settle()
@@ -296,7 +296,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     def save(
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
     ) -> None:
-        """Weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
+        """Save weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
         import torch.distributed.checkpoint as dcp
 
         self._require_awake("parameters", "optimizer")

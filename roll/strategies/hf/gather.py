@@ -58,13 +58,13 @@ class _Share:
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of every rank's part but those of the last ranks, which may be smaller."""
+        """Return bytes of every rank's part but those of the last ranks, which may be smaller."""
         rows = -(-self.shape[self.dim] // dist.get_world_size(self.group))
         return rows * self.shape.numel() // self.shape[self.dim] * self.dtype.itemsize
 
     @property
     def padded_bytes(self) -> int:
-        """What one rank's part takes in a batch."""
+        """Return what one rank's part takes in a batch."""
         return -(-self.part_bytes // _ALIGN) * _ALIGN
 
 

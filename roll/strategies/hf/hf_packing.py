@@ -83,7 +83,7 @@ class SequenceGroup:
 
     @property
     def multiple(self) -> int:
-        """What divides the tokens of a line."""
+        """Return what divides the tokens of a line."""
         return self.size if self.ring_size == 1 else math.lcm(2 * self.ring_size, self.size)
 
     def shard(self, layout: MicroLayout) -> tuple[MicroLayout, Tensor]:
@@ -110,8 +110,8 @@ class PackedRows:
 
 
 def row_arguments(layout: MicroLayout) -> dict[str, Any]:
-    """Keyword arguments for the model's forward: where rows end, in our words and, unless they are a tree, in those of
-    transformers for flash attention. Nothing for a padded layout."""
+    """Return keyword arguments for the model's forward: where rows end, in our words and, unless they are a tree, in
+    those of transformers for flash attention. Nothing for a padded layout."""
     if not layout.packed:
         return {}
     if layout.tree is not None:
@@ -224,8 +224,8 @@ def prove(name: str, found: Tensor, expected: Tensor, beside_others: Tensor, kep
 
 
 def _difference(mine: Tensor, theirs: Tensor, half: bool) -> float:
-    """Relative difference of hidden states [N, D]: of the token that differs most; in half precision of the middle one,
-    because there a token near a tie may go to another expert."""
+    """Return the relative difference of hidden states [N, D]: of the token that differs most; in half precision of the
+    middle one, because there a token near a tie may go to another expert."""
     errors = (mine - theirs).norm(dim=-1) / theirs.norm(dim=-1)
     return float(errors.median() if half else errors.max())
 

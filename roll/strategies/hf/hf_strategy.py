@@ -70,27 +70,27 @@ class HfTrainStrategy(CommonStrategy):
     @property
     @abstractmethod
     def _computed(self) -> torch.dtype:
-        """Type of the forward pass."""
+        """Return the type of the forward pass."""
 
     @property
     def _stored(self) -> torch.dtype:
-        """Type of the weights as they are loaded: trained ones are kept in float32, which adapters are anyway."""
+        """Return the type that weights are loaded in: trained ones are kept in float32, which adapters are anyway."""
         trained = self._spec.trains and not self._spec.worker.model_args.uses_lora
         return torch.float32 if trained else self._computed
 
     @property
     def _loaded_on(self) -> torch.device:
-        """Where the whole module is put before `_wrap`."""
+        """Return where the whole module is put before `_wrap`."""
         return self._device
 
     @property
     def _streams(self) -> bool:
-        """Whether `_wrap` shards an empty module and fills it."""
+        """Return whether `_wrap` shards an empty module and fills it."""
         return False
 
     @abstractmethod
     def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
-        """Shard the module, fill it with `weights` if there are any, build the optimizer."""
+        """Return shard the module, fill it with `weights` if there are any, build the optimizer."""
 
     @abstractmethod
     def _zero_grad(self) -> None:
@@ -113,7 +113,7 @@ class HfTrainStrategy(CommonStrategy):
 
     @contextlib.contextmanager
     def _passes(self) -> Iterator[None]:
-        """Around passes, so that the next ones find nothing of those that an exception ends."""
+        """Hold the state of passes, so that the next ones find nothing of those that an exception ends."""
         if self._in_pass:
             self._abandon()
         self._in_pass = True
@@ -138,7 +138,7 @@ class HfTrainStrategy(CommonStrategy):
         """Return whole tensors, as `roll.strategies.hf.gather.Gather`."""
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Around forward passes, where the wrapper itself doesn't cast."""
+        """Return what goes around forward passes, where the wrapper itself doesn't cast."""
         return contextlib.nullcontext()
 
     # --- computing -------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class HfTrainStrategy(CommonStrategy):
             return metrics, *self._apply(lr)
 
     def _dropout(self) -> contextlib.AbstractContextManager[None]:
-        """Around the passes of an optimizer step: a base model never drops anything, adapters may."""
+        """Return what goes around the passes of an optimizer step: a base model never drops anything, adapters may."""
         if self._adapters is None:
             return contextlib.nullcontext()
         spec = self._spec
@@ -205,7 +205,7 @@ class HfTrainStrategy(CommonStrategy):
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
-        """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
+        """Yield full tensors; every rank must walk it to the end: gathering a sharded tensor is a collective."""
         self._require_awake("parameters")
         self._settle()
         model = hf_module(self._model)

@@ -84,7 +84,7 @@ def _angles(module: Any, layer: str | None, first: int, last: int) -> Tensor:
 
 
 def _has_factors(module: Any, layer: str | None, angles: Tensor, longest: int) -> bool:
-    """Whether [cos, sin] of the first positions have the frequencies that the configuration gives rows of a length."""
+    """Return whether [cos, sin] of the first positions have the frequencies of the configuration at a row's length."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if angles.shape[1] < 2:

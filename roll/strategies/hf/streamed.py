@@ -45,7 +45,7 @@ class StreamedWeights:
     """The weights of a model in files, and the empty module that they belong to."""
 
     def __init__(self, args: ModelArgs, kind: Any, stored: torch.dtype, files: StoredTensors) -> None:
-        """Raises `_Unusual` for a model that has to be loaded by transformers."""
+        """Describe a model; raises `_Unusual` for one that has to be loaded by transformers."""
         self._args = args
         self._kind = kind
         self._stored = stored
@@ -168,7 +168,7 @@ class StreamedWeights:
         return_freed_memory()
 
     def rounded(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether a weight, which trains in float32, may lose something in `dtype`."""
+        """Return whether a weight, which trains in float32, may lose something in `dtype`."""
         stored = {self._files.types[source] for source in self._sources[_plain(name)]}
         return dtype != torch.float32 and stored != {_SPELT.get(dtype)}
 

@@ -74,7 +74,7 @@ def load_checkpoint(
 def _sharded(
     modules: Sequence[nn.Module], optimizer: Optimizer | None, adapters: MegatronAdapters | None, *, loading: bool
 ) -> dict[str, Any]:
-    """Everything to store, each tensor with its place in the whole model.
+    """Return everything to store, each tensor with its place in the whole model.
 
     The optimizer's state is stored parameter by parameter like the weights, each rank's own part of it by itself.
     Megatron's own layout of it (`fully_reshardable`) loses its way in padded buffers, and differs from optimizer to
@@ -141,7 +141,7 @@ def _replicas(parameter: Any) -> Any:
 
 
 def _optimizer_state(chunk: nn.Module, weights: Any, optimizer: Optimizer, *, loading: bool) -> dict[str, Any]:
-    """By parameter: this rank's part of its state, each block of it placed as in the parameter.
+    """Return, by parameter, this rank's part of its state, each block of it placed as in the parameter.
 
     Where the optimizer isn't divided, a parameter's state is written by the rank that writes its weight.
     """
@@ -167,7 +167,7 @@ def _moments(name: str, parameter: nn.Parameter, rectangles: list[Rectangle], op
 
 
 def _adapter_state(adapters: MegatronAdapters, optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
-    """Each factor and its moments, under the names that all backends have for them."""
+    """Return each factor and its moments, under the names that all backends have for them."""
     state = {}
     for name, parameter, rectangles, alone in adapters.places():
         first = dist.get_rank(_replicas(parameter)) == 0
@@ -180,7 +180,7 @@ def _adapter_state(adapters: MegatronAdapters, optimizer: Optimizer | None, *, l
 
 
 def in_process_writer(files: StateFiles) -> Any:
-    """Megatron's format, written by torch's writer in this process.
+    """Return Megatron's format, written by torch's writer in this process.
 
     Megatron's own writer forks two processes per rank for each checkpoint, which a process with Ray's and gloo's
     threads in it mustn't do, and a daemonic one can't.

@@ -76,16 +76,16 @@ class Factors(nn.Module):
         return output + (spread(inner) @ b.t() * self.scaling).to(output.dtype)
 
     def product(self) -> Tensor:
-        """This rank's part of scaling * B A, float32."""
+        """Return this rank's part of scaling * B A, float32."""
         product: Tensor = self.scaling * (self.b.detach().float() @ self.a.detach().float())
         return product
 
     def divided(self, matrix: str) -> bool:
-        """Whether matrix `A` or `B` is cut over tensor-parallel ranks; otherwise each has all of it."""
+        """Return whether matrix `A` or `B` is cut over tensor-parallel ranks; otherwise each has all of it."""
         return (matrix == "B") == self.by_rows
 
     def rectangles(self, matrix: str, key: str) -> list[Rectangle]:
-        """Where this rank's part of a matrix is in the whole one."""
+        """Return where this rank's part of a matrix is in the whole one."""
         rows, columns = (self.a if matrix == "A" else self.b).shape
         whole, common = self.shapes[matrix], {"key": key, "whole": self.shapes[matrix], "strides": (columns, 1)}
         if not self.divided(matrix):
@@ -111,11 +111,11 @@ class LinearAdapters(nn.Module):
 
     @property
     def parts(self) -> list[Factors]:
-        """One for each layer of transformers that this layer is made of."""
+        """Return one part for each layer of transformers that this layer is made of."""
         return list(self.factors)  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> Any:
-        """A hook after the linear layer's own forward."""
+        """Run after the linear layer's own forward, as its hook."""
         del module
         found, bias = output
         if self.enabled:
@@ -124,7 +124,7 @@ class LinearAdapters(nn.Module):
         return found, bias
 
     def merged(self, matrix: Tensor) -> Tensor:
-        """The layer's weight, this rank's part, with the products added, float32."""
+        """Return the layer's weight, this rank's part, with the products added, float32."""
         whole = matrix.float()
         for factors in self.parts:
             dim = 0 if factors.by_rows else 1

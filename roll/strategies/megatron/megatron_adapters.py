@@ -79,7 +79,7 @@ class MegatronAdapters:
             )
 
     def _adapted(self, entry: Entry) -> list[tuple[int, str]]:
-        """(number in the entry, name of the layer) of each of its tensors that gets adapters."""
+        """Return (number in the entry, name of the layer) of each of its tensors that gets adapters."""
         names = [module_name(tensor, self._kind).removesuffix(".weight") for tensor in entry.tensors]
         return [(i, name) for i, name in enumerate(names) if name in self.peft.layers]
 
@@ -126,11 +126,11 @@ class MegatronAdapters:
 
     @torch.no_grad()
     def merged(self, parameter: nn.Parameter, matrix: Tensor) -> Tensor:
-        """A parameter's weight with its adapters merged in, float32; the weight itself where there are none."""
+        """Return a parameter's weight with its adapters merged in, float32; the weight itself where there are none."""
         return self._of[parameter].merged(matrix) if parameter in self._of else matrix
 
     def weights(self) -> NamedWeights:
-        """Whole matrices under peft's names, float32, B scaled; a collective of the ranks that share the model."""
+        """Yield whole matrices under peft's names, float32, B scaled; a collective of the model's ranks."""
         for name, layer in self.peft.layers.items():
             (scaling,) = layer.scaling.values()
             yield peft_name(name, "A"), self.whole(name, "A")
@@ -158,11 +158,11 @@ class MegatronAdapters:
         return whole
 
     def _writes(self, factors: Factors, matrix: str) -> bool:
-        """Whether no other tensor-parallel rank has the same."""
+        """Return whether no other tensor-parallel rank has the same."""
         return factors.divided(matrix) or dist.get_rank(self._ranks.tensor) == 0
 
     def places(self) -> Iterator[tuple[str, nn.Parameter, list[Rectangle], bool]]:
-        """(name, parameter, its place in checkpoints, whether this rank writes it) of each factor on this rank."""
+        """Yield (name, parameter, its place in checkpoints, whether this rank writes it) of this rank's factors."""
         for name, factors in self._factors.items():
             for matrix, parameter in (("A", factors.a), ("B", factors.b)):
                 key = f"{OWNERS[self._kind]}{name}.lora_{matrix}.default.weight"

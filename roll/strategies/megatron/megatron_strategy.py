@@ -199,7 +199,7 @@ class MegatronStrategy(CommonStrategy):
         return metrics, *optimizer.step(lr, self._weight_decay())
 
     def _pass(self, batch: TokenBatch, needs: Sequence[Output], finish: Finish, *, training: bool) -> list[Any]:
-        """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""
+        """Run all micro-batches through Megatron's schedule; return what `finish` kept, in order, on the last stage."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         parts, shared = self._parts(batch, training=training)
@@ -251,7 +251,7 @@ class MegatronStrategy(CommonStrategy):
         ]
 
     def _least_shapes(self, layouts: Sequence[MicroLayout]) -> list[tuple[int, int]]:
-        """Where ranks gather each other's tokens for their experts, each micro-batch has one shape on all of them."""
+        """Return the shape of each micro-batch, the same on all ranks: they gather each other's tokens for experts."""
         options = self._options
         tensor = options.tensor_model_parallel_size
         across = options.expert_model_parallel_size > 1 or (options.expert_tensor_parallel_size or tensor) > tensor
@@ -263,14 +263,14 @@ class MegatronStrategy(CommonStrategy):
 
     @property
     def _splits(self) -> int:
-        """Ranks among which activations are split along the sequence."""
+        """Return ranks among which activations are split along the sequence."""
         return self._options.tensor_model_parallel_size if self._options.sequence_parallel else 1
 
     def _outputs(self, micro: _Micro, scored: HeadOutputs, needs: Sequence[Output]) -> TokenOutputs:
         return self._spread(micro.batch, micro.layout, scored, needs, micro.place, self._context)
 
     def _auxiliary_factor(self, micros: Sequence[_Micro]) -> float | None:
-        """Tokens that a router of this rank sees in the mini-batch, over all data-parallel ranks; None without experts.
+        """Return tokens of the mini-batch that a router sees, over all data-parallel ranks; None without experts.
 
         Megatron multiplies a router's losses with the tokens of their micro-batch. Dividing every gradient by all
         tokens makes them means; the loss proper is multiplied first.
@@ -313,7 +313,7 @@ class MegatronStrategy(CommonStrategy):
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
-        """Every rank must walk it to the end: gathering a split tensor is a collective."""
+        """Yield full tensors; every rank must walk it to the end: gathering a split tensor is a collective."""
         assert part == "merged" or self._adapters is not None, f"{self._spec.role} has no adapters"
         self._require_awake("parameters")
         with cpu_platform():

@@ -53,11 +53,11 @@ class Ranks:
         )
 
     def sharing(self, entry: Entry) -> Any:
-        """Group over which an entry is divided."""
+        """Return the group over which an entry is divided."""
         return self.expert_tensor if entry.experts else self.tensor
 
     def experts(self, entry: Entry) -> list[int]:
-        """Numbers of the experts on this rank."""
+        """Return numbers of the experts on this rank."""
         here = entry.experts // dist.get_world_size(self.expert)
         first = dist.get_rank(self.expert) * here
         return list(range(first, first + here))
@@ -113,7 +113,7 @@ def _fill(held: Held, weights: WeightSource, rank: int, ranks: int) -> None:
 
 
 def _check_size(held: Held, rank: int, ranks: int) -> None:
-    """A parameter that is larger than what fills it would keep memory that nobody has written to."""
+    """Check that no parameter is larger than what fills it: it would keep memory that nobody has written to."""
     entry, wanted = held.entry, list(held.entry.tensors[0].shape)
     if entry.dim is not None:
         wanted[entry.dim] = sum(segment.size for segment in entry.share(rank, ranks))
@@ -148,7 +148,7 @@ def _some(names: list[str]) -> str:
 
 
 def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, Entry]]:
-    """All (number of the layer, entry) of a model; of a tied one the embedding stands for the head."""
+    """Yield all (number of the layer, entry) of a model; of a tied one the embedding stands for the head."""
     yield None, table.embedding
     for layer in range(table.arch.layers):
         yield from ((layer, entry) for entry in table.layer(layer))
@@ -181,7 +181,7 @@ def held_by(chunk: TokenGPT, ranks: Ranks) -> Iterator[Held]:
 
 
 def _of_stack(matrix: Tensor, name: str, expert: int, experts: int, hidden: int) -> Tensor:
-    """One expert in Megatron's own grouped layer, which keeps all of them transposed in one matrix."""
+    """Return one expert in Megatron's own grouped layer, which keeps all of them transposed in one matrix."""
     shape = (experts, hidden, -1) if name.endswith("weight1") else (experts, -1, hidden)
     return matrix.view(shape)[expert].T
 
@@ -205,7 +205,7 @@ def stream_weights(
     dtype: torch.dtype | None = None,
     merged: Callable[[nn.Parameter, Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors under the names of the transformers module, in the same order on every rank; a collective.
+    """Yield whole tensors under names of the transformers module, in the same order on every rank; a collective.
 
     Of a policy, names begin with `model.` (but `lm_head.weight`) and the embedding of a tied model comes once. Of a
     value model they are those of its backbone, without its head; of a reward model those of a classifier. A tensor may

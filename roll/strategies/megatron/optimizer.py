@@ -95,7 +95,7 @@ class Optimizer:
             yield from group["params"]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Master weights, moments, and the weights that `l2` pulls towards."""
+        """Yield master weights, moments, and the weights that `l2` pulls towards."""
         yield from self._mains()
         yield from self._anchor
         for optimizer in self.megatron.chained_optimizers:
@@ -159,7 +159,7 @@ class Optimizer:
 
     @property
     def divides(self) -> bool:
-        """Whether each data-parallel rank has a part of its own; otherwise all have everything."""
+        """Return whether each data-parallel rank has a part of its own; otherwise all have everything."""
         return self._distributed
 
     def take_weights(self) -> None:
@@ -182,7 +182,7 @@ class Optimizer:
                 inner._sync_hdo_state_to_sub_optimizers()
 
     def _place(self, parameter: nn.Parameter) -> tuple[Tensor | None, Any, slice]:
-        """(float32 weight, its moments, the part of the flattened parameter they are); None: no part is here."""
+        """Return (float32 weight, its moments, the part of the flattened parameter they are); None: no part is here."""
         for optimizer in self.megatron.chained_optimizers:
             inner = optimizer.optimizer
             if self._distributed:

@@ -131,7 +131,7 @@ def _divided(place: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tu
 
 
 def _copied(place: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
-    """The same of a factory that copies: find out by the numbers of the elements."""
+    """Yield the same of a factory that copies: find out by the numbers of the elements."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
 
     numbers = torch.arange(parameter.numel()).view(parameter.shape)

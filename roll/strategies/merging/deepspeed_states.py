@@ -74,7 +74,7 @@ def _prefix(saved: list[str], names: list[str]) -> str | None:
 
 
 def _is_foreign(name: str, prefix: str | None, names: list[str]) -> bool:
-    """Whether a weight is none of the model's; tied heads and computed tables are no part of the names."""
+    """Return whether a weight is none of the model's; tied heads and computed tables are no part of the names."""
     own = name.removeprefix(prefix or "")
     return own not in names and own != "lm_head.weight" and not own.endswith("rotary_emb.inv_freq")
 

@@ -86,12 +86,12 @@ class OnHost:
 
     @property
     def on_device(self) -> bool:
-        """Whether it takes memory of the device."""
+        """Return whether it takes memory of the device."""
         return self._on_device is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied."""
+        """Return bytes that are copied."""
         return self.copy.nbytes
 
     def leave(self) -> None:

@@ -97,7 +97,7 @@ class CommonStrategy(TrainStrategy):
 
     @property
     def _backend(self) -> str:
-        """Collectives: NCCL between accelerators, gloo between CPUs."""
+        """Return the backend of collectives: NCCL between accelerators, gloo between CPUs."""
         return "nccl" if self._device.type == "cuda" else "gloo"
 
     # --- micro-batches ---------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class CommonStrategy(TrainStrategy):
         return int(most)
 
     def _sums(self, *mine: float) -> list[float]:
-        """Numbers added up over the data-parallel ranks."""
+        """Return numbers added up over the data-parallel ranks."""
         if self.layout.dp_size == 1:
             return list(mine)
         sums = torch.tensor(mine, dtype=torch.float64, device=self._device)
@@ -176,7 +176,7 @@ class CommonStrategy(TrainStrategy):
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
-        """A step whose gradient isn't finite is skipped and counted.
+        """Take a step; one whose gradient isn't finite is skipped and counted.
 
         Rows for which the model gives an output of -inf or NaN at a loss token are counted, and the step is taken again
         without them, with the denominators of the others: the loss is the same in every layout. Raises
@@ -273,11 +273,11 @@ class CommonStrategy(TrainStrategy):
         return terms.loss, terms.metrics
 
     def _learning_rate(self) -> float:
-        """Of the coming optimizer step."""
+        """Return that of the coming optimizer step."""
         return self._trained.training_args.learning_rate * self._lr_factor(self._steps)
 
     def _weight_decay(self) -> float:
-        """Of the coming optimizer step."""
+        """Return that of the coming optimizer step."""
         return self._weight_decay_at(self._steps)
 
     def _record_step(self, metrics: Metrics, norm: float, lr: float, *, finite: bool) -> None:
@@ -317,7 +317,7 @@ class CommonStrategy(TrainStrategy):
         return 0
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """Without an accelerator only gradients can go."""
+        """Sleep; without an accelerator only gradients can go."""
         freed = self._drop_gradients() if "gradients" in parts else 0
         if self._device.type == "cuda":
             for part in ("parameters", "optimizer"):
@@ -331,7 +331,7 @@ class CommonStrategy(TrainStrategy):
             self._shelves[part].restore()
 
     def _asleep(self, *parts: StatePart) -> list[StatePart]:
-        """Those of `parts` that nobody may read now."""
+        """Return those of `parts` that nobody may read now."""
         return [part for part in parts if self._shelves[part]]
 
     def _require_awake(self, *parts: StatePart) -> None:

@@ -101,7 +101,7 @@ class MicroLayout:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Lengths of all that a packed line is made of: padding is a row by itself, which no other sees."""
+        """Return lengths of all that a packed line is made of: padding is a row by itself, which no other sees."""
         return (*self.lengths, self.padding) if self.padding else self.lengths
 
 

@@ -98,7 +98,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """A tensor that every rank has whole, in the shards of a parameter."""
+    """Return a tensor that every rank has whole, in the shards of a parameter."""
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(parameter, DTensor):

@@ -24,7 +24,7 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.Unty
 
 
 def num_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Bytes behind tensors on `device`; shared memory counts once."""
+    """Return bytes behind tensors on `device`; shared memory counts once."""
     return sum(storage.nbytes() for storage in storages(tensors, device))
 
 
@@ -52,7 +52,7 @@ def host_bytes(size: int, *, pinned: bool) -> Tensor:
 
 
 def _laid_end_to_end(sizes: Iterable[int], *, pinned: bool) -> list[list[Tensor]]:
-    """Return host memory for each of the sizes: uint8 parts of pieces, several where one goes over a piece's end."""
+    """Return the host memory for each of the sizes: uint8 parts of pieces, several where one crosses an end."""
     sizes = list(sizes)
     pieces = piece_sizes(sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
     current, room, places = host_bytes(0, pinned=False), 0, []

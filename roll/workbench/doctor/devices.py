@@ -33,7 +33,7 @@ print(json.dumps(found))
 
 
 def devices(machine: Machine, *, timeout_s: float = 120.0) -> Iterator[Finding]:
-    """What the driver names, what torch can compute on, and memory that others hold."""
+    """Check what the driver names, what torch can compute on, and memory that others hold."""
     driver = len(machine.accelerators)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:

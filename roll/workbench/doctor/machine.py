@@ -24,7 +24,7 @@ _SLOWEST_CLOCK_S = 5.0
 
 
 def memory() -> Iterator[Finding]:
-    """Cores, memory, and what a container allows of it."""
+    """Check cores, memory, and what a container allows of it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota()
     if quota is not None and quota < cores:
@@ -65,7 +65,7 @@ def _cpu_quota() -> float | None:
 
 
 def disks(output: Path) -> Iterator[Finding]:
-    """Room, and the right to write, where runs write: output, temporary folder, models, shared memory."""
+    """Check space, and the right to write, where runs write: output, temporary folder, models, shared memory."""
     yield from _folder("output", output, _LEAST_DISK, "write elsewhere: output_dir")
     yield from _folder("temporary folder", Path(tempfile.gettempdir()), GIB, "export TMPDIR=a folder with room")
     cache = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub"
@@ -103,7 +103,7 @@ def _folder(subject: str, folder: Path, least: int, fix: str) -> Iterator[Findin
 
 
 def _left_behind() -> Iterator[Finding]:
-    """Segments that nobody has open: what killed programs left."""
+    """Check for segments that nobody has open: what killed programs left."""
     old = [each for each in SHARED_MEMORY.glob("*") if _is_mine(each) and time.time() - each.stat().st_mtime > 3600]
     size = sum(each.stat().st_size for each in old)
     if size > GIB:
@@ -146,7 +146,7 @@ def limits() -> Iterator[Finding]:
 
 
 def clock(output: Path) -> Iterator[Finding]:
-    """This machine's clock against files that can't be of the future, and against the disk's."""
+    """Check this machine's clock against files that can't be of the future, and against the disk's."""
     import roll
 
     now = time.time()

@@ -45,7 +45,7 @@ disconnect()
 
 
 def loopback() -> Iterator[Finding]:
-    """Whether processes of this machine reach each other under the names that libraries use."""
+    """Check whether processes of this machine reach each other under the names that libraries use."""
     for name in ("localhost", socket.gethostname()):
         try:
             address = socket.gethostbyname(name)
@@ -60,7 +60,7 @@ def loopback() -> Iterator[Finding]:
 
 
 def _free_ports() -> Iterator[Finding]:
-    """A range for temporary ports that is large enough: every rank, engine and Ray process takes some."""
+    """Check for a range of temporary ports that is large enough: every rank, engine and Ray process takes some."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             low, high = map(int, file.read().split())
@@ -84,7 +84,7 @@ def _proxies() -> Iterator[Finding]:
 
 
 def ray() -> Iterator[Finding]:
-    """A cluster of our own as runs start it, and the one that RAY_ADDRESS names."""
+    """Check a cluster of our own as runs start it, and the one that RAY_ADDRESS names."""
     began = time.monotonic()
     try:
         ask_python(_LOCAL_RAY, timeout_s=_RAY_S)
@@ -130,7 +130,7 @@ def _cluster(address: str, shown: str = "") -> Iterator[Finding]:
 
 
 def hub() -> Iterator[Finding]:
-    """Whether models can be fetched, and the time that its server has."""
+    """Check whether models can be fetched, and the time that its server has."""
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "ON", "YES"):
         yield Finding("note", "hub", "HF_HUB_OFFLINE is set: only models of folders and of the cache can be used")

@@ -25,7 +25,7 @@ _SHADOWED = ("roll", "torch", "ray", "transformers", "datasets", "numpy", "vllm"
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter, and files that are imported in place of packages."""
+    """Check the interpreter, and look for files that are imported in place of packages."""
     version = ".".join(map(str, sys.version_info[:3]))
     wanted = _metadata("Requires-Python")
     if wanted and not Requirement(f"python{wanted}").specifier.contains(version):
@@ -40,7 +40,7 @@ def python() -> Iterator[Finding]:
 
 
 def _shadows() -> Iterator[Finding]:
-    """Files and folders of the working directory and PYTHONPATH with a package's name."""
+    """Check for files and folders of the working directory and PYTHONPATH with a package's name."""
     places = {Path.cwd(), *(Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)}
     for place in sorted(places):
         for name in _SHADOWED:
@@ -58,7 +58,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _other_roll() -> Iterator[Finding]:
-    """Another distribution whose modules are called `roll`."""
+    """Check for another distribution whose modules are called `roll`."""
     owners = importlib.metadata.packages_distributions().get("roll", [])
     others = sorted({name for name in owners if _normal(name) != DISTRIBUTION})
     if others:
@@ -79,7 +79,7 @@ def _metadata(key: str) -> str:
 
 
 def versions() -> Iterator[Finding]:
-    """Every requirement of roll and of its installed extras, against what is installed."""
+    """Check every requirement of roll and of its installed extras against what is installed."""
     try:
         lines = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

@@ -23,7 +23,7 @@ _CORRECTION = "train_infer_correction"
 
 @last
 def tracker_option(step: Step) -> None:
-    """An option of the tracker that has it."""
+    """Translate an option of the tracker that has it."""
     names = step.draft.get("track_with", ())
     names = [names] if isinstance(names, str) else list(names or ())
     takers = [name for name in names if name in TRACKERS and step.last in TRACKERS[name].options]
@@ -35,7 +35,7 @@ def tracker_option(step: Step) -> None:
 
 @first
 def roll_strategy(step: Step) -> None:
-    """A backend; roles that score have one that scores."""
+    """Translate a backend; roles that score get one that scores."""
     if step.role in ("reference", "teacher") and step.value in SCORING:
         step.put(SCORING[step.value])
         same = "hf_infer as a role that scores is fsdp2_infer: the same model behind the same forward pass"
@@ -47,21 +47,21 @@ def roll_strategy(step: Step) -> None:
 
 @conversion
 def attention(step: Step) -> None:
-    """An attention kernel, for backends that have a choice."""
+    """Translate an attention kernel, for backends that have a choice."""
     own = f"{(name := step.draft.strategies.get(step.role, ''))} has attention of its own"
     put_unless(step, (is_engine(name), "dead", own), (name.startswith("megatron"), "decide", own))
 
 
 @conversion
 def checkpointing(step: Step) -> None:
-    """Gradient checkpointing, for roles that train."""
+    """Translate gradient checkpointing, for roles that train."""
     name, why = step.draft.strategies.get(step.role, ""), f"{step.role} has no backward pass"
     put_unless(step, (is_engine(name), "decide", why), (step.role not in ("actor_train", "critic"), "dead", why))
 
 
 @conversion
 def lora(step: Step) -> None:
-    """Adapters of the role that trains: where there are targets, of rank 8 and with twice the rank as alpha."""
+    """Translate adapters of the role that trains: with targets, rank 8 and twice the rank as alpha."""
     section, place = step.use.key.rpartition(".")[0], f"{step.role}.model_args"
     targets, rank = (step.draft.their(f"{section}.lora_{key}", other) for key, other in (("target", ""), ("rank", 8)))
     rank = int(rank) if str(rank).isdecimal() else rank
@@ -86,7 +86,7 @@ def lora(step: Step) -> None:
 
 @conversion
 def backend_option(step: Step) -> None:
-    """A key of one backend, which another hasn't."""
+    """Translate a key of one backend, which another hasn't."""
     name, word = step.draft.strategies.get(step.role, "the backend"), step.use.key.partition(".strategy_config.")[2]
     step.places = (f"{step.place}.{word}" if step.row.key.endswith("**") else step.place,)
     unknown = not step.draft.knows(step.place)
@@ -96,7 +96,7 @@ def backend_option(step: Step) -> None:
 
 @conversion
 def additional(step: Step) -> None:
-    """Another field of Megatron's TransformerConfig."""
+    """Translate another field of Megatron's TransformerConfig."""
     name, step.places = step.draft.strategies.get(step.role, ""), (f"{step.place}.{step.last}",)
     wrong = refused_fields({step.last: step.value}).get(step.last, "")
     # What the model or another key says anyway isn't missed.
@@ -108,7 +108,7 @@ def additional(step: Step) -> None:
 
 @conversion
 def roll_estimator(step: Step) -> None:
-    """An estimator; agentic's grpo compares rewards by reward_normalization."""
+    """Translate an estimator; agentic's grpo compares rewards by reward_normalization."""
     value, gamma = step.value, step.draft.their("gamma", 1)
     if step.draft.pipeline == "distill" and not step.draft.their("use_opd"):
         value = "reinforce"  # ROLL sets it, as no reward counts
@@ -123,7 +123,7 @@ def roll_estimator(step: Step) -> None:
 
 @last
 def roll_dual_clip(step: Step) -> None:
-    """A bound of the losses of tokens with negative advantage, which follows from the clip range."""
+    """Translate a bound of the losses of tokens with negative advantage, which follows from the clip range."""
     clip, of_ppo = step.draft.get("pg_clip", 0.2), step.draft.get("policy_loss") != "gspo"
     put_unless(step, (step.value and not of_ppo, "absent", "the bound is of policy_loss ppo"))
     if step.value and of_ppo and isinstance(clip, float | int) and not step.draft.has("dual_clip_c"):
@@ -132,7 +132,7 @@ def roll_dual_clip(step: Step) -> None:
 
 @last
 def clip_range(step: Step) -> None:
-    """Whether the two bounds count; each is 0.2 where it isn't given."""
+    """Translate whether the two bounds count; each is 0.2 where it isn't given."""
     for key in step.places if step.value else ():
         step.put(step.draft.get(key, 0.2), key)
     if not step.value:
@@ -141,7 +141,7 @@ def clip_range(step: Step) -> None:
 
 @last
 def topr_weight(step: Step) -> None:
-    """A loss of positive or negative samples: TOPR where it stands alone."""
+    """Translate a loss of positive or negative samples: TOPR where it stands alone."""
     if step.draft.pipeline == "agentic" or not step.value:
         step.dead("ROLL reads it in RLVR only" if step.value else "0 asks for nothing")
     elif step.draft.their("rl_loss_coef", 1) != 0:
@@ -156,7 +156,7 @@ def topr_weight(step: Step) -> None:
 
 @conversion
 def pg_variant(step: Step) -> None:
-    """A loss of ROLL's other worker, with the numbers that it has there."""
+    """Translate a loss of ROLL's other worker, with the numbers that it has there."""
     if "pg_worker" not in str(step.draft.their(f"{step.use.key.rpartition('.')[0]}.worker_cls", "")):
         step.dead("ROLL's ActorWorker doesn't read it: worker_cls isn't ActorPGWorker")
         return
@@ -168,7 +168,7 @@ def pg_variant(step: Step) -> None:
 
 @last
 def norm_type(step: Step) -> None:
-    """The level that rewards are normalised at, for the mean and the deviation."""
+    """Translate the level that rewards are normalised at, for the mean and the deviation."""
     mean, deviation = levels(step)
     if step.draft.their("adv_estimator") == "grpo" or not (mean or deviation) or step.draft.pipeline == "agentic":
         step.dead("grpo compares within groups" if mean or deviation else "null asks for nothing")
@@ -182,7 +182,7 @@ def norm_type(step: Step) -> None:
 
 @conversion
 def is_weight(step: Step) -> None:
-    """Importance weights between sampler and trainer."""
+    """Translate importance weights between sampler and trainer."""
     off = not step.draft.their(f"{_CORRECTION}.is_weight.enabled", False)
     if step.last != "enabled" or off:
         put_unless(step, (off, "dead", "is_weight isn't enabled"))
@@ -194,7 +194,7 @@ def is_weight(step: Step) -> None:
 
 @conversion
 def is_filters(step: Step) -> None:
-    """Filters that reject tokens: all at one level, which is that of the weight too."""
+    """Translate filters that reject tokens: all at one level, which is that of the weight too."""
     weight: Any = step.draft.their(f"{_CORRECTION}.is_weight") or {}
     entries = step.value if isinstance(step.value, list) else []
     rules: list[Any] = [rule for rule in entries if isinstance(rule, dict) and rule.get("enabled")]
@@ -226,7 +226,7 @@ def finish_roll(draft: Draft) -> None:
 
 
 def _policy(draft: Draft) -> None:
-    """What ROLL doesn't read, and what of its loss no key of the file says."""
+    """Note what ROLL doesn't read, and what of its loss no key of the file says."""
     told, factor, coef = draft.report.decisions, draft.get("rl_loss_coef", 1), draft.get("kl_loss_coef")
     for key in ("pg_clip_low", "pg_clip_high"):
         drop(draft, key, not draft.their("use_pg_clip_range"), "use_pg_clip_range is false: pg_clip counts")
@@ -256,7 +256,7 @@ def _policy(draft: Draft) -> None:
 
 
 def _megatron(draft: Draft, role: str) -> None:
-    """Sizes of 1 that only mean something above it, and layers that are recomputed anyway."""
+    """Drop sizes of 1 that only mean something above it, and layers that are recomputed anyway."""
     config = f"{role}.strategy_args.strategy_config"
     for key, size in (("sequence_parallel", "tensor"), ("virtual_pipeline_model_parallel_size", "pipeline")):
         alone = draft.get(f"{config}.{size}_model_parallel_size", 1) == 1 and draft.get(f"{config}.{key}") != 1

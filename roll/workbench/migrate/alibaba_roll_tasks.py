@@ -54,7 +54,7 @@ def _domain(step: Step) -> str:
 
 @first
 def reward_class(step: Step) -> None:
-    """A reward worker by the reward that does its work."""
+    """Translate a reward worker by the reward that does its work."""
     cls = str(step.value).rpartition(".")[2]
     name = REWARD_CLASSES.get(cls)
     step.put(name or "none")
@@ -69,7 +69,7 @@ def reward_class(step: Step) -> None:
 
 @conversion
 def reward_option(step: Step) -> None:
-    """What some of ROLL's reward workers read."""
+    """Translate what some of ROLL's reward workers read."""
     if step.value and step.last == "format_pattern":
         step.put(step.value, f"{_domain(step)}.reward_kwargs.pattern")
     elif step.value and "CrossThinkQA" in str(step.draft.their(f"{_domain(step)}.worker_cls")):
@@ -80,7 +80,7 @@ def reward_option(step: Step) -> None:
 
 @conversion
 def of_judge(step: Step) -> None:
-    """A key of the model that grades; rewards that are functions have none."""
+    """Translate a key of the model that grades; rewards that are functions have none."""
     key, value, domain = step.use.key, step.value, _domain(step)
     remote = step.draft.their(f"{domain}.judge_model_type") == "api"
     if not str(step.draft.their(f"{domain}.worker_cls", "")).endswith("LLMJudgeRewardWorker"):
@@ -103,7 +103,7 @@ def of_judge(step: Step) -> None:
 
 @first
 def env_type(step: Step) -> None:
-    """A kind of environment."""
+    """Translate a kind of environment."""
     name = str(step.value)
     step.put(ENV_TYPES.get(name, name))
     if name not in ENV_TYPES and name not in ENVS and not OWN_PATH.match(name):
@@ -121,7 +121,7 @@ def _env(step: Step) -> tuple[str, Any]:
 
 @conversion
 def env_option(step: Step) -> None:
-    """An argument of a bundled environment, which a row may name; one of the user's own has any."""
+    """Translate an argument of a bundled environment, which a row may name; one of the user's own has any."""
     (name, cls), theirs = _env(step), step.use.key.split(".")[3]
     word = step.place.split(".")[3] if step.place.count(".") > 2 else theirs
     unknown = cls is not None and word not in signature(cls).parameters
@@ -133,7 +133,7 @@ def env_option(step: Step) -> None:
 
 @last
 def env_manager(step: Step) -> None:
-    """What a training row is, by the class that plays."""
+    """Translate what a training row is, by the class that plays."""
     cls = str(step.value).rpartition(".")[2]
     unit = "concat" if "Concat" in cls else "step" if "Step" in cls else "trajectory" if "Traj" in cls else ""
     if not unit or "Native" in cls:
@@ -144,7 +144,7 @@ def env_manager(step: Step) -> None:
 
 @conversion
 def env_template(step: Step) -> None:
-    """A text with slots, which have other names here."""
+    """Translate a text with slots, which have other names here."""
     text = step.value if isinstance(step.value, str) else ""
     known = SYSTEM_NAMES if step.place.endswith("system_template") else TURN_NAMES
     gone = []
@@ -162,7 +162,7 @@ def env_template(step: Step) -> None:
 
 @conversion
 def action_pattern(step: Step) -> None:
-    """Where the action is in a response; thoughts in front of it are thinking_tags."""
+    """Translate where the action is in a response; thoughts in front of it are thinking_tags."""
     if str(step.value).startswith("<think>") and "<answer>" in str(step.value):
         step.put("<answer>(.*?)</answer>")
         step.put(["<think>", "</think>"], f"{step.place.rpartition('.')[0]}.thinking_tags")
@@ -173,7 +173,7 @@ def action_pattern(step: Step) -> None:
 
 @last
 def format_penalty(step: Step) -> None:
-    """A penalty of the environment is one of the manager."""
+    """Translate a penalty of the environment into one of the manager."""
     tag, tags = step.use.key.split(".")[1], step.draft.get("train_env_manager.tags")
     if tags and tag not in ([tags] if isinstance(tags, str) else tags):
         step.dead("it isn't played in training")
@@ -183,7 +183,7 @@ def format_penalty(step: Step) -> None:
 
 @conversion
 def manager_sampling(step: Step) -> None:
-    """Sampling of environments, which ROLL takes where actor_infer has none."""
+    """Translate sampling of environments, which ROLL takes where actor_infer has none."""
     if "val_" not in step.use.key:
         step.places = (f"actor_infer.generating_args.{step.last}",)
     given = step.draft.their("actor_infer.generating_args") is not None
@@ -192,13 +192,13 @@ def manager_sampling(step: Step) -> None:
 
 @conversion
 def stated(step: Step) -> None:
-    """Nothing is written; the row says what is done instead."""
+    """Write nothing; the row says what is done instead."""
     step.decide(step.row.note)
 
 
 @last
 def env_norm(step: Step) -> None:
-    """The level that rewards of episodes are compared at: of the grouping, or of the batch."""
+    """Translate the level that rewards of episodes are compared at: of the grouping, or of the batch."""
     mean, deviation = levels(step)
     if not mean and not deviation:
         step.dead("null asks for nothing")
@@ -212,7 +212,7 @@ def env_norm(step: Step) -> None:
 
 @last
 def max_new_tokens(step: Step) -> None:
-    """A bound of responses, which RLVR works out itself; the longest response bounds it."""
+    """Translate a bound of responses, which RLVR works out itself; the longest response bounds it."""
     limit = step.draft.get("response_length")
     if step.draft.pipeline != "agentic" and step.role in ("actor_infer", "validation"):
         step.dead("ROLL takes sequence_length less prompt_length")
@@ -225,7 +225,7 @@ def max_new_tokens(step: Step) -> None:
 
 @last
 def column(step: Step) -> None:
-    """A column of training and validation rows, named by a key of the pipeline's own."""
+    """Translate a column of training and validation rows, named by a key of the pipeline's own."""
     reader = _COLUMNS.get(step.last)
     other = reader and reader not in step.draft.theirs
     put_unless(step, (other, "dead", f"ROLL reads it where there is a {reader}"),
@@ -236,7 +236,7 @@ def column(step: Step) -> None:
 
 @conversion
 def distill_weight(step: Step) -> None:
-    """The teacher's weight, and the rows' own."""
+    """Translate the teacher's weight, and the rows' own."""
     share: Any = step.value
     if step.use in step.draft.report.filled and "student" not in step.draft.theirs:
         return  # a default of distillation from rows
@@ -249,7 +249,7 @@ def distill_weight(step: Step) -> None:
 
 @last
 def skew(step: Step) -> None:
-    """The share of the other distribution, of skewed divergences."""
+    """Translate the share of the other distribution, of skewed divergences."""
     step.places = ("distill.divergence_args.skew",)
     skewed = str(step.draft.get("distill.divergence")).startswith("skewed")
     put_unless(step, (not skewed, "dead", "no skewed divergence reads it"))
@@ -257,7 +257,7 @@ def skew(step: Step) -> None:
 
 @conversion
 def opd(step: Step) -> None:
-    """On-policy distillation by a switch."""
+    """Translate on-policy distillation by a switch."""
     if not step.value:
         step.dead("false asks for nothing")
     elif step.draft.pipeline != "distill":
@@ -293,7 +293,7 @@ def finish_tasks(draft: Draft) -> None:
 
 
 def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
-    """Prompts without their overlong ones; a response has what a prompt leaves of a sequence."""
+    """Leave out overlong prompts; a response has what a prompt leaves of a sequence."""
     data = "actor_train.data_args"
     rewards: Any = section if isinstance(section := draft.get("rewards"), dict) else {}
     prompt = 1024 if prompt is None else prompt
@@ -315,7 +315,7 @@ def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
 
 
 def _rows(draft: Draft, total: Any, *_: Any) -> None:
-    """Finished rows have one length; ROLL counts pairs, and shuffles where it doesn't fine-tune."""
+    """Give finished rows one length; ROLL counts pairs, and shuffles where it doesn't fine-tune."""
     data, steps = "actor_train.data_args", draft.their("max_steps")
     place = "actor_train.training_args.per_device_train_batch_size"
     if draft.pipeline == "sft":
@@ -335,7 +335,7 @@ def _rows(draft: Draft, total: Any, *_: Any) -> None:
 
 
 def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
-    """An episode has one length there; here the longest response of a turn, and the rest before it."""
+    """Split ROLL's one length of an episode into the longest response of a turn, and the rest before it."""
     envs: Any = section if isinstance(section := draft.get("custom_envs"), dict) else {}
     bounds = [draft.get("actor_infer.generating_args.max_new_tokens"), response,
               *(env.get("max_tokens_per_step") for env in envs.values() if isinstance(env, dict))]  # fmt: skip

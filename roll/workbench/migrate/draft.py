@@ -75,7 +75,7 @@ class Draft:
 
     @property
     def strategies(self) -> dict[str, str]:
-        """Backends by role: their `strategy_config` has that backend's keys."""
+        """Return backends by role: their `strategy_config` has that backend's keys."""
         return {role: name for role, section in self.ours.items()
                 if isinstance(name := at(section, "strategy_args.strategy_name"), str)}  # fmt: skip
 
@@ -110,7 +110,7 @@ class Draft:
                 self.drop(above)
 
     def uses_below(self, path: str) -> list[Use]:
-        """Uses that wrote this place or one below it."""
+        """Return uses that wrote this place or one below it."""
         found = [use for place, use in self.made_by.items() if place == path or place.startswith(f"{path}.")]
         return list({id(use): use for use in found}.values())
 
@@ -138,22 +138,22 @@ class Step:
 
     @property
     def value(self) -> Any:
-        """What the file says."""
+        """Return what the file says."""
         return self.use.value
 
     @property
     def place(self) -> str:
-        """Where the value goes."""
+        """Return where the value goes."""
         return self.places[0]
 
     @property
     def last(self) -> str:
-        """Last word of their key."""
+        """Return the last word of their key."""
         return self.use.key.rpartition(".")[2]
 
     @property
     def role(self) -> str:
-        """First word of ours."""
+        """Return the first word of ours."""
         return self.place.split(".")[0]
 
     def put(self, value: Any, place: str | None = None) -> None:
@@ -172,7 +172,7 @@ class Step:
                 self.use.ours = (*self.use.ours, place)
 
     def _reserved(self, place: str) -> str:
-        """Why an engine isn't told this, or empty."""
+        """Return why an engine isn't told this, or empty."""
         role, dot, word = place.partition(".strategy_args.strategy_config.")
         options: Any = STRATEGIES.get(self.draft.strategies.get(role, "")) if dot else None
         if options is None or not issubclass(options, EngineConfig):
@@ -232,7 +232,7 @@ def _fields(cls: type) -> dict[str, Field[Any]]:
 
 
 def _walk(cls: type, path: str, draft: Draft) -> tuple[Any, Field[Any] | None]:
-    """The type of a key of the configuration `cls`, and its field where it is one of a section."""
+    """Return the type of a key of the configuration `cls`, and its field where it is one of a section."""
     hint: Any = cls
     spec: Field[Any] | None = None
     role: list[str] = []

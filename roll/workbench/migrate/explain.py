@@ -69,7 +69,7 @@ def _keys(system: str) -> list[str]:
 
 
 def _theirs(system: str, words: Sequence[str]) -> Iterator[Answer]:
-    """The key at this very place, else all that end with these words, else those of the section that they name."""
+    """Return the key at this path, else all that end with these words, else those of the section that they name."""
     path, keys, rows = ".".join(words), _keys(system), patterns(system)
     row = rows.find(words)
     if row.key.strip("*.") if row else path in keys and not rows.is_section(words):
@@ -96,7 +96,7 @@ def _answer(system: str, key: str, row: Row | None) -> Answer:
 
 
 def _default(place: str = "") -> Any:
-    """What the first pipeline that has a key of ours takes where nobody writes it."""
+    """Return what the first pipeline that has a key of ours takes where nobody writes it."""
     place = place.replace("<role>", "actor_train").replace("<manager>", "train_env_manager")
     values = (Draft(pipeline, {}, Report(source="", system="")).default(place) for pipeline in PIPELINES)
     return next((value for value in values if value is None or isinstance(value, (str, int, float))), UNKNOWN)

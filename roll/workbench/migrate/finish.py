@@ -35,7 +35,7 @@ def finish(draft: Draft, system: str) -> None:
 
 
 def _validation(draft: Draft) -> None:
-    """Without something held out there is nothing to validate."""
+    """Turn validation off if nothing is held out to validate on."""
     offline = draft.pipeline in ("sft", "dpo", "reward_model")
     section = "val_env_manager" if draft.pipeline == "agentic" else "validation"
     if section == "validation" and draft.has(section) and not draft.has("validation.data_args.file_name") \
@@ -54,7 +54,7 @@ def _validation(draft: Draft) -> None:
 
 
 def _engines(draft: Draft) -> None:
-    """An engine has the devices of its parallel sizes."""
+    """Give each engine the devices of its parallel sizes."""
     for role in ("actor_infer", "judge"):
         name = draft.strategies.get(role, "")
         if not is_engine(name):
@@ -88,7 +88,7 @@ def _engines(draft: Draft) -> None:
 
 
 def _machines(draft: Draft) -> None:
-    """As many machines as the slots need."""
+    """Set as many machines as the slots need."""
     top = max((max(slots) for role in ROLES if (slots := slots_of(draft, role))), default=-1)
     per_node = draft.get("num_gpus_per_node", 1)
     nodes = draft.get("num_nodes", 1)
@@ -105,14 +105,14 @@ def _machines(draft: Draft) -> None:
 
 
 def _end(draft: Draft) -> None:
-    """A run ends."""
+    """Make sure that a run ends."""
     if draft.has("num_train_epochs") and not draft.has("max_steps"):
         draft.put("max_steps", None)
         draft.report.decisions.append("max_steps: null, so num_train_epochs decides")
 
 
 def _rows(draft: Draft) -> int:
-    """Responses of a step."""
+    """Return responses of a step."""
     size = draft.get("rollout_batch_size", 64)
     if draft.pipeline == "agentic":
         group = draft.get("train_env_manager.group_size", 8)
@@ -122,7 +122,7 @@ def _rows(draft: Draft) -> int:
 
 
 def _batches(draft: Draft) -> None:
-    """Mini-batches fill the responses of a step exactly."""
+    """Let mini-batches fill the responses of a step exactly."""
     if draft.pipeline in ("sft", "dpo", "reward_model") or draft.get("val_only"):
         return
     rows = _rows(draft)
@@ -151,7 +151,7 @@ def _batches(draft: Draft) -> None:
 
 
 def _budgets(draft: Draft) -> None:
-    """A token budget holds the longest sequence."""
+    """Raise token budgets to the longest sequence."""
     prompt, response = (draft.get(f"{part}_length", 1024) for part in ("prompt", "response"))
     both = prompt + response if isinstance(prompt, int) and isinstance(response, int) else 0
     longest = draft.get("sequence_length") or both

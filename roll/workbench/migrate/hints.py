@@ -35,7 +35,7 @@ def exact_hint(path: str, *, offline: bool = False) -> str:
 
 
 def _suits(system: str, row: Row, offline: bool) -> bool:
-    """Whether a row is of the pipelines that the file is for."""
+    """Return whether a row is of the pipelines that the file is for."""
     of_rows = system == "verl_sft" or row in systems()["roll"].groups[_OFFLINE]
     return offline or not of_rows
 
@@ -77,7 +77,7 @@ def unneeded(path: Sequence[str]) -> str:
 
 
 def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
-    """A hint by the last word of the key, for one that has lost the sections around it."""
+    """Return a hint by the last word of the key, for one that has lost the sections around it."""
     general = ("**",) if len(words) == 1 else ("**", "tracker_kwargs.")
     rows = [(name, row) for name, row in by_word(-1).get(words[-1], ()) if not row.key.startswith(general)
             and (len(words) == 1 or row.to[:1] != ("tracker_kwargs",))
@@ -104,13 +104,13 @@ def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
 
 
 def _common(words: Sequence[str], row: Row) -> int:
-    """How many words at the end of a key are those of the row."""
+    """Return how many words at the end of a key are those of the row."""
     pairs = zip(reversed(words), reversed(row.key.split(".")), strict=False)
     return next((count for count, (mine, their) in enumerate(pairs) if mine != their), len(words))
 
 
 def _sentence(row: Row, words: Sequence[str], system: str) -> str:
-    """What to do with a key, in words."""
+    """Return what to do with a key, in words."""
     if system.startswith("verl_") and row.to and row.to[0].startswith(("-", "DATA", "FILE")):
         return f"it is of a job that is a command here: roll eval; {row.to[0]}"
     places = [_shown(place) for place in _filled(row, words, system)]
@@ -124,7 +124,7 @@ def _sentence(row: Row, words: Sequence[str], system: str) -> str:
 
 
 def _filled(row: Row, words: Sequence[str], system: str) -> list[str]:
-    """Counterparts, with the role that the key stands in."""
+    """Return counterparts, with the role that the key stands in."""
     roles = systems()[system].roles
     role = next((roles[mine] for their, mine in zip(row.key.split("."), words, strict=False)
                  if their == ROLE and mine in roles), "")  # fmt: skip

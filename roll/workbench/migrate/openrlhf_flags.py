@@ -48,7 +48,7 @@ def read_commands(commands: Sequence[list[Word]]) -> tuple[str, dict[str, Any], 
 
 
 def _started(commands: Sequence[list[Word]], depth: int = 0) -> Iterator[tuple[list[Word], int, str]]:
-    """Commands that start one of the scripts, with its place and its name; `bash -c "..."` is looked into."""
+    """Yield commands that start one of the scripts, with position and name; `bash -c "..."` is looked into."""
     for command in commands:
         for place, word in enumerate(command):
             match = _SCRIPT.fullmatch(word.text)
@@ -63,7 +63,7 @@ def _started(commands: Sequence[list[Word]], depth: int = 0) -> Iterator[tuple[l
 
 
 def _flags(words: list[Word], script: str, notes: list[str]) -> dict[str, Any]:
-    """What flags say, by their names of today; the last of several counts."""
+    """Return what flags say, by their names of today; the last of several counts."""
     flags: dict[str, Any] = {}
     words = [word for word in words if word.text or word.unexpanded]
     while words:
@@ -87,7 +87,7 @@ def _flags(words: list[Word], script: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _launched(words: list[Word], notes: list[str]) -> dict[str, Any]:
-    """Devices and machines that deepspeed or torchrun are told."""
+    """Return devices and machines that deepspeed or torchrun are told."""
     found: dict[str, Any] = {}
     for word, after in zip(words, [*words[1:], Word()], strict=True):
         name, equals, value = word.text.partition("=")
@@ -102,7 +102,7 @@ def _launched(words: list[Word], notes: list[str]) -> dict[str, Any]:
 
 
 def _today(name: str, script: str, notes: list[str]) -> list[str]:
-    """What a flag is called today; argparse takes the beginning of a name, too."""
+    """Return what a flag is called today; argparse takes the beginning of a name, too."""
     flags, word = kinds_of(script), "weight_decay" if name == "l2" else name
     if name in flags:
         return [name]

@@ -61,7 +61,7 @@ def at(tree: Any, path: str, default: Any = None) -> Any:
 
 
 def leaves_of(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key that has no keys below it, with its dotted path; an empty section counts as one."""
+    """Yield every key that has no keys below it, with its dotted path; an empty section counts as one."""
     for key, value in tree.items():
         below = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:
@@ -272,7 +272,7 @@ class Filler:
             self._active.pop()
 
     def _find(self, target: str, path: str) -> tuple[Any, str]:
-        """The value that a reference names, with its own path; dots in front lead outwards from the key."""
+        """Return the value that a reference names, with its own path; dots in front lead outwards from the key."""
         if dots := len(target) - len(target.lstrip(".")):
             target = ".".join([*path.split(".")[:-dots], *([rest] if (rest := target.lstrip(".")) else [])])
         value = next((found for tree in self._trees if (found := at(tree, target, NOTHING)) is not NOTHING), NOTHING)

@@ -269,7 +269,7 @@ class _Reader:
         raise ValueError("an array ( isn't closed")
 
     def _word(self, *, split: bool = True, whole: bool = False) -> list[Word]:
-        """One word, or those that a variable without quotes around it holds; `whole`: all the text is one."""
+        """Return one word, or those that a variable without quotes around it holds; `whole`: all the text is one."""
         line = self._line()
         words, quoted, inside = [Word(line=line)], False, False
         while self._at < len(self._text):
@@ -302,7 +302,7 @@ class _Reader:
         return [word for word in words if word.text or word.unexpanded or quoted]
 
     def _document(self) -> Word:
-        """A here-document, in which quotes mean nothing."""
+        """Return a here-document, in which quotes mean nothing."""
         words = [Word()]
         while self._at < len(self._text):
             if self._text[self._at] in "$`":
@@ -315,7 +315,7 @@ class _Reader:
         return Word(" ".join(word.text for word in words), tuple(part for word in words for part in word.unexpanded))
 
     def _single(self, word: Word) -> None:
-        """Text in '...', or in $'...' with its escapes."""
+        """Read text in '...', or in $'...' with its escapes."""
         if match := _ESCAPED.match(self._text, self._at):
             self._add(word, re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1]))
             self._at = match.end()
@@ -356,7 +356,7 @@ class _Reader:
             raise TooMuch(f"line {word.line}: a word grows beyond {_LONGEST:,} characters")
 
     def _expansion(self) -> tuple[list[Word], bool]:
-        """What a `$` or a backquote stands for, and whether that are elements of an array."""
+        """Return what a `$` or a backquote stands for, and whether that are elements of an array."""
         text, start = self._text, self._at
         if text[start] == "`":
             return _stopped(f"`{self._until('`')}`"), False
@@ -387,7 +387,7 @@ class _Reader:
         raise ValueError(f"line {self._line()}: {self._text[start : start + 2]} isn't closed")
 
     def _variable(self, name: str) -> list[Word]:
-        """The value of a variable, of an array its first element."""
+        """Return the value of a variable, of an array its first element."""
         self._script.used.add(name)
         if name in self._script.variables:
             return self._script.variables[name][:1] or [Word()]
@@ -396,7 +396,7 @@ class _Reader:
         return [Word(f"${name}", (f"${name}, which the script doesn't set",))]
 
     def _braces(self, inside: str) -> tuple[list[Word], bool]:
-        """What `${...}` stands for."""
+        """Return what `${...}` stands for."""
         match = re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*])(?:\[([@*]|\d+)\])?(?:(:?[-=+?])(.*))?", inside, re.DOTALL)
         if match is None or (match[1] in "@*" and match[3] is None):
             return _stopped(f"${{{inside}}}"), False
@@ -426,11 +426,11 @@ class _Reader:
         return [value], False
 
     def _whole(self, text: str) -> Word:
-        """A text with its own variables and quotes."""
+        """Return a text with its own variables and quotes expanded."""
         return (_Reader(text, self._script, self._depth + 1)._word(split=False, whole=True) or [Word()])[0]
 
     def _number(self, expression: str) -> int | None:
-        """The value of `$((expression))`, with the script's variables; None where it isn't one of whole numbers."""
+        """Return the value of `$((expression))`, with the script's variables; None where it isn't of integers."""
         filled = self._whole(expression)
         if filled.unexpanded:
             return None

@@ -151,14 +151,14 @@ def _from_shell(text: str, file: Path) -> Source:
 
 
 def _texts_inside(script: Script) -> Iterable[str]:
-    """Commands that stand in quotes: `bash -c "..."`, `srun`, `ssh`."""
+    """Yield commands that stand in quotes: `bash -c "..."`, `srun`, `ssh`."""
     for command in list(script.commands):
         if _job(command) is None:
             yield from (word.text for word in command if " " in word.text)
 
 
 def _job(command: Sequence[Word]) -> _Job | None:
-    """The trainer that a command starts; of a script of nobody's that one, with an empty `system`."""
+    """Return the trainer that a command starts; of a script of nobody's that one, with an empty `system`."""
     texts = [word.text for word in command]
     unknown = None
     last_flag = max((at for at, text in enumerate(texts) if text.startswith("--")), default=-1)
@@ -189,7 +189,7 @@ def _flags_known(job: _Job) -> bool:
 
 
 def _of_job(job: _Job, file: Path, script: Script) -> Source:
-    """What a command says, over the file of configuration that it names."""
+    """Return what a command says, over the file of configuration that it names."""
     hydra = job.system == "verl"
     options, said = _hydra(job.words) if hydra else (read_flags(job.words),) * 2
     name, folder = "", None
@@ -214,7 +214,7 @@ def _of_job(job: _Job, file: Path, script: Script) -> Source:
 
 
 def _hydra(words: list[Word]) -> tuple[Overrides, Overrides]:
-    """Options of Hydra's own, and overrides."""
+    """Return options of Hydra's own, and overrides."""
     options: list[Word] = []
     others: list[Word] = []
     for i, word in enumerate(words):
@@ -228,7 +228,7 @@ def _trl_fields() -> set[str]:
 
 
 def _named_file(name: str, file: Path, script: Script) -> Source:
-    """What the file of configuration says that a command names: one that the script itself writes, or that is here."""
+    """Return the contents of the configuration file that a command names: one that the script writes, or one here."""
     for target, _, text in script.documents:
         if target and Path(target).name in (Path(name).name, f"{Path(name).name}.yaml"):
             with tempfile.TemporaryDirectory() as folder:
@@ -246,7 +246,7 @@ def _named_file(name: str, file: Path, script: Script) -> Source:
 
 
 def _stopped(node: Any, parts: Sequence[str]) -> Any:
-    """With `Unexpanded` for texts that have parts in them which the shell would have filled in."""
+    """Return overrides with `Unexpanded` for texts with parts that the shell would have filled in."""
     if isinstance(node, Mapping):
         return {key: _stopped(value, parts) for key, value in node.items()}
     if isinstance(node, list):
@@ -351,7 +351,7 @@ def _preset(name: str, presets: dict[str, Any]) -> None:
 
 
 def _plain(node: Any) -> Any:
-    """With keys as text: `on:` is true in YAML, `0:` a number."""
+    """Return the value with keys as text: `on:` is true in YAML, `0:` a number."""
     if isinstance(node, Mapping):
         return {str(key): _plain(value) for key, value in node.items()}
     return [_plain(value) for value in node] if isinstance(node, list) else node

@@ -44,7 +44,7 @@ def _job(tree: Mapping[str, Any], job: str) -> str:
 
 
 def _likely(tree: Mapping[str, Any]) -> str | None:
-    """The system whose table knows most of the keys."""
+    """Return the system whose table knows most of the keys."""
     leaves = [path.split(".") for path, _ in leaves_of(tree)][:500]
     scores = dict.fromkeys(("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf"), 0)
     for name in scores:

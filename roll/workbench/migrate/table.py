@@ -67,12 +67,12 @@ class Row:
 
     @cached_property
     def values(self) -> Mapping[Any, Any]:
-        """Their values by ours; others stay."""
+        """Return their values by ours; others stay."""
         return {key: value for key, value in self._inside.items() if key not in CONDITIONS}
 
     @cached_property
     def rule(self) -> Mapping[str, Any]:
-        """When the value counts, in words of `CONDITIONS`."""
+        """Return when the value counts, in words of `CONDITIONS`."""
         return {key: value for key, value in self._inside.items() if key in CONDITIONS}
 
     @cached_property
@@ -81,7 +81,7 @@ class Row:
 
     @cached_property
     def default(self) -> Any:
-        """Theirs, if the row says it."""
+        """Return theirs, if the row says it."""
         return yaml.safe_load(self.default_text) if self.default_text else NOT_GIVEN
 
 
@@ -101,7 +101,7 @@ class System:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """All of them; of rows with the same key the first counts."""
+        """Return all of them; of rows with the same key the first counts."""
         found: dict[str, Row] = {}
         for rows in self.groups.values():
             for row in rows:
@@ -124,7 +124,7 @@ def read_keys(text: str, found: dict[str, System]) -> None:
 
 
 def _logical(text: str) -> Iterator[str]:
-    """Lines with those that go on them; those inside `@each` once for each."""
+    """Yield lines with those that go on them; those inside `@each` once for each."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(" ") and lines:
@@ -202,7 +202,7 @@ class _Reader:
 
 @cache
 def systems() -> dict[str, System]:
-    """All of them, by the name that `roll migrate --from` takes or the job that is recognised."""
+    """Return all of them, by the name that `roll migrate --from` takes or the job that is recognised."""
     found: dict[str, System] = {}
     for name in FILES:
         read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"), found)
@@ -238,13 +238,13 @@ def canonical(place: str) -> str:
 
 @cache
 def targets() -> frozenset[str]:
-    """Places of ours, canonical, that are the counterpart of some key of another system."""
+    """Return places of ours, canonical, that are the counterpart of some key of another system."""
     return frozenset(canonical(place) for system in systems().values() for row in system.rows for place in row.to)
 
 
 @cache
 def by_word(place: int) -> Mapping[str, tuple[tuple[str, Row], ...]]:
-    """Systems and rows by a word of the key: -1 is the last one, -2 that of the section right above it."""
+    """Return systems and rows by a word of the key: -1 is the last one, -2 that of the section right above it."""
     found: dict[str, list[tuple[str, Row]]] = {}
     for name, system in systems().items():
         for row in system.rows:

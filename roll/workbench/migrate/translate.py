@@ -99,7 +99,7 @@ def _steps(draft: Draft, source: Source, system: str, theirs: Mapping[str, Any])
 
 
 def _uses(tree: Mapping[str, Any], table: Patterns, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Keys with their values: a section is one key where the table takes it whole."""
+    """Yield keys with their values: a section is one key where the table takes it whole."""
     for key, value in tree.items():
         below = (*path, key)
         if isinstance(value, Mapping) and value and not table.takes_whole(below):
@@ -111,7 +111,7 @@ def _uses(tree: Mapping[str, Any], table: Patterns, path: tuple[str, ...] = ()) 
 def _step(
     draft: Draft, use: Use, table: Patterns, system: str, source: Source, theirs: Mapping[str, Any]
 ) -> Step | None:
-    """The step of a key that goes on; None where its fate is clear."""
+    """Return the step of a key that goes on; None where its fate is clear."""
     words = use.key.split(".")
     row = table.find(words)
     places = () if row is None else counterparts(row, words, system)
@@ -142,7 +142,7 @@ def _step(
 
 
 def _is_own_name(key: str, row: Row | None, source: Source) -> bool:
-    """Whether other keys refer to a key that is nobody's, or to a section that it stands in."""
+    """Return whether other keys refer to a key that is nobody's, or to a section that it stands in."""
     words = key.split(".")
     if row is not None:
         return (row.fate in ("dead", "quiet") or row.how == "nothing") and key in source.variables
@@ -150,7 +150,7 @@ def _is_own_name(key: str, row: Row | None, source: Source) -> bool:
 
 
 def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Why a key without a counterpart asks for nothing, or empty: it has their default, or its section is off."""
+    """Return why a key without a counterpart needs nothing, or empty: it has their default, or its section is off."""
     words = use.key.split(".")
     for end in range(1, len(words)):
         section = ".".join(words[:end])
@@ -168,7 +168,7 @@ def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[s
 
 
 def _unlisted(draft: Draft, use: Use, source: Source, table: Patterns) -> Step | None:
-    """A key that no table has: one of ours, a name of an included file's, or unknown."""
+    """Return a key that no table has: one of ours, a name of an included file's, or unknown."""
     words = use.key.split(".")
     if (hint := draft.hint(use.key)) is not UNKNOWN and not is_section(hint):
         use.fate = "translated"
@@ -209,7 +209,7 @@ def _comes_first(row: Row) -> bool:
 
 
 def _remarks(draft: Draft, source: Source) -> None:
-    """What isn't a key with a value."""
+    """Note what isn't a key with a value."""
     report = draft.report
     for key in source.deleted:
         report.uses.append(Use(key=f"~{key}", value=None, fate="dead", note="a key that is taken out"))
@@ -244,7 +244,7 @@ def _fill_in(draft: Draft, system: str, theirs: Mapping[str, Any], *, first: boo
 
 
 def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Row]]:
-    """Keys with their defaults: those of the project's table, or that a row says."""
+    """Yield keys with their defaults: those of the project's table, or that a row says."""
     table = patterns(system)
     given = {".".join(words[: end + 1]) for use in draft.report.uses for words in [use.key.lstrip("~").split(".")]
              for end in range(len(words))}  # fmt: skip
@@ -261,7 +261,7 @@ def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[
 
 
 def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
-    """The key for every role or manager that the file has."""
+    """Return the key for every role or manager that the file has."""
     for placeholder, names in (("<role>", roles), ("<manager>", ("train_env_manager", "val_env_manager"))):
         if placeholder in key.split("."):
             return [key.replace(placeholder, name) for name in names if isinstance(draft.theirs.get(name), Mapping)]
@@ -269,7 +269,7 @@ def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
 
 
 def _wanted(draft: Draft, step: Step) -> bool:
-    """Whether a default is of something that the file has, and nothing else has said it."""
+    """Return whether a default is of something that the file has, and nothing else has said it."""
     if not draft.knows(step.place) or draft.has(step.place):
         return False
     if step.role in ("critic", "reference", "teacher", "judge", "reward_model", "validation", "val_env_manager"):

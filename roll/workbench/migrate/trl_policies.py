@@ -20,7 +20,7 @@ _MEANS = {"grpo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean", "dr_grpo
 
 @conversion
 def trl_batch(step: Step) -> None:
-    """Completions of a generation: settled at the end."""
+    """Leave the completions of a generation to be settled at the end."""
     number = taken(step.draft, step.last)
     if number is None:
         step.dead("null leaves it to the batch of an optimizer step")
@@ -33,7 +33,7 @@ def trl_batch(step: Step) -> None:
 
 @conversion
 def trl_beta(step: Step) -> None:
-    """What `beta` is depends on the trainer."""
+    """Translate `beta`, whose meaning depends on the trainer."""
     draft, beta = step.draft, taken(step.draft, "beta")
     step.use.fate, step.use.note = "translated", ""
     if draft.pipeline == "distill":
@@ -51,7 +51,7 @@ def trl_beta(step: Step) -> None:
 
 @conversion
 def trl_loss(step: Step) -> None:
-    """A loss by the trainer's name of it: of policies, of preferences, of fine-tuning."""
+    """Translate a loss by the trainer's name of it: of policies, of preferences, of fine-tuning."""
     draft, value = step.draft, taken(step.draft, "loss_type")
     losses = value if isinstance(value, list) else [value]
     step.use.fate, step.use.note = "translated", ""
@@ -93,7 +93,7 @@ def _policy_loss(step: Step, value: str) -> None:
 
 @conversion
 def trl_clip(step: Step) -> None:
-    """The clip's range, where the loss clips."""
+    """Translate the clip's range, where the loss clips."""
     draft, loss, key = step.draft, taken(step.draft, "loss_type"), step.last
     value, high = taken(draft, key), taken(draft, "epsilon_high") or taken(draft, "epsilon")
     if value is None or loss in ("sapo", "vespo") or (loss == "cispo" and key == "delta"):
@@ -113,7 +113,7 @@ def trl_clip(step: Step) -> None:
 
 @conversion
 def advantages(step: Step) -> None:
-    """By what advantages are divided, with TRL's 1e-4 beside it."""
+    """Translate what advantages are divided by, with TRL's 1e-4 beside it."""
     gdpo, value = taken(step.draft, "multi_objective_aggregation") == "normalize_then_sum", step.value
     if gdpo is not (step.last == "multi_objective_aggregation"):
         step.dead("normalize_then_sum divides each reward by its own spread" if gdpo else "the sum is normalised")
@@ -133,14 +133,14 @@ def advantages(step: Step) -> None:
 
 @conversion
 def reward_range(step: Step) -> None:
-    """A range of rewards around 0."""
+    """Translate a range of rewards around 0."""
     low, high = step.value if isinstance(step.value, list) and len(step.value) == 2 else (0, step.value or 0)
     step.absent("reward_clip is as far below 0 as above") if low != -high else step.put(high or None)
 
 
 @conversion
 def where_read(step: Step) -> None:
-    """An option that acts with some losses or with vLLM alone."""
+    """Translate an option that acts with some losses or with vLLM alone."""
     draft, key, loss = step.draft, step.last, taken(step.draft, "loss_type")
     if key.startswith("vllm_"):
         step.put(mapped(step)) if taken(draft, "use_vllm") else step.dead("use_vllm is off")
@@ -162,7 +162,7 @@ def where_read(step: Step) -> None:
 
 @conversion
 def kl_ratio(step: Step) -> None:
-    """The KL's factor."""
+    """Translate the KL's factor."""
     draft, acts = step.draft, step.value and taken(step.draft, "beta")
     step.put(step.value)
     if acts and taken(draft, "use_vllm"):
@@ -174,7 +174,7 @@ def kl_ratio(step: Step) -> None:
 
 @first
 def trl_correction(step: Step) -> None:
-    """The correction for vLLM's log-probs, on by default."""
+    """Translate the correction for vLLM's log-probs, on by default."""
     draft, key = step.draft, "vllm_importance_sampling"
     mode, low, high, old = (taken(draft, f"{key}_{word}") for word in ("mode", "clip_min", "clip_max", "cap"))
     level, _, way = str(mode).partition("_")
@@ -195,7 +195,7 @@ def trl_correction(step: Step) -> None:
 
 @first
 def reward_funcs(step: Step) -> None:
-    """A reward function, or a weighted sum of several; a model's score is added to them."""
+    """Translate a reward function, or a weighted sum of several; a model's score is added to them."""
     draft, place = step.draft, f"rewards.{DOMAIN}"
     given = [str(name) for name in (step.value if isinstance(step.value, list) else [step.value]) if name is not None]
     if models := [name for name in given if "/" in name and not OWN_PATH.match(name)]:
@@ -234,7 +234,7 @@ def _path(name: str) -> str:
 
 @conversion
 def reward_weights(step: Step) -> None:
-    """Weights of several functions, which `reward_funcs` has written."""
+    """Drop weights of several functions, which `reward_funcs` has written."""
     funcs, model = (step.draft.their(key) for key in ("reward_funcs", "reward_model_name_or_path"))
     count = (len(funcs) if isinstance(funcs, list) else int(funcs is not None)) + (model is not None)
     if isinstance(step.value, list) and len(step.value) == count:
@@ -247,7 +247,7 @@ def reward_weights(step: Step) -> None:
 
 @first
 def trl_reward_model(step: Step) -> None:
-    """A model that scores, alone or beside functions."""
+    """Translate a model that scores, alone or beside functions."""
     if step.value is None:
         step.dead("there is none")
         return

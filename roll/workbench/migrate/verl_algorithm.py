@@ -30,7 +30,7 @@ def _settle(step: Step, found: Found, otherwise: str) -> None:
 
 @conversion
 def verl_estimator(step: Step) -> None:
-    """An estimator; grpo without division by the deviation is dr_grpo, and verl whitens the advantages of gae."""
+    """Translate an estimator; grpo without division by the deviation is dr_grpo, and verl whitens gae's advantages."""
     value = mapped(step)
     if value == "grpo" and theirs(step.draft, "algorithm.norm_adv_by_std_in_grpo") is False:
         value = "dr_grpo"
@@ -50,14 +50,14 @@ def verl_estimator(step: Step) -> None:
 
 @conversion
 def no_std(step: Step) -> None:
-    """Whether grpo divides by the deviation."""
+    """Translate whether grpo divides by the deviation."""
     if only_if(step, str(theirs(step.draft, "algorithm.adv_estimator")).startswith("grpo"), "it is about grpo"):
         step.use.ours = ("adv_estimator",)
 
 
 @conversion
 def kl_adaptive(step: Step) -> None:
-    """The adaptive controller of the KL in the reward, or a constant of it."""
+    """Translate the adaptive controller of the KL in the reward, or a constant of it."""
     on = sibling(step, "type") == "adaptive" and theirs(step.draft, "algorithm.use_kl_in_reward")
     if only_if(step, bool(on), "the coefficient is fixed, or no KL is in the reward"):
         step.put(sibling(step, "target_kl") if step.last == "type" else step.value)
@@ -67,7 +67,7 @@ def kl_adaptive(step: Step) -> None:
 
 @conversion
 def pf_ppo(step: Step) -> None:
-    """Policy filtration, which verl has with gae alone."""
+    """Translate policy filtration, which verl has with gae alone."""
     method = theirs(step.draft, "algorithm.pf_ppo.reweight_method")
     if not theirs(step.draft, "algorithm.use_pf_ppo") or not has_critic(step.draft):
         step.dead("use_pf_ppo is off, or adv_estimator isn't gae")
@@ -79,7 +79,7 @@ def pf_ppo(step: Step) -> None:
 
 @conversion
 def filter_groups(step: Step) -> None:
-    """Dynamic sampling."""
+    """Translate dynamic sampling."""
     if not sibling(step, "enable"):
         step.dead("groups aren't filtered")
     elif step.last == "enable":
@@ -122,7 +122,7 @@ def _rejection(options: Any, spec: Any, lower: Any) -> dict[str, Any]:
 
 
 def _corrected(draft: Draft) -> Found:
-    """What importance weights and rejection become, which are one section here."""
+    """Return what importance weights and rejection become, which are one section here."""
     old, new = (at(draft.theirs, path, {}) for path in ("algorithm", CORRECTION))
     given = {**old, **(new if isinstance(new, Mapping) else {})}
     level, options, spec = given.get("rollout_is"), given.get("rollout_rs"), given.get("rollout_rs_threshold")
@@ -174,7 +174,7 @@ def _corrected(draft: Draft) -> Found:
 
 
 def _bypass(draft: Draft) -> tuple[bool, bool]:
-    """Whether the sampler's log-probs are the old ones, and whether the loss then is that of REINFORCE."""
+    """Return whether the sampler's log-probs are the old ones, and whether the loss then is that of REINFORCE."""
     on = {word for word in ("bypass_mode", "bypass_old_logprob_for_rollout", "use_policy_gradient",
           "use_pure_rollout_correction") if theirs(draft, f"{CORRECTION}.{word}")}  # fmt: skip
     reinforces = theirs(draft, f"{CORRECTION}.loss_type") == "reinforce" or any("use_" in word for word in on)
@@ -183,7 +183,7 @@ def _bypass(draft: Draft) -> tuple[bool, bool]:
 
 @last
 def correction(step: Step) -> None:
-    """Importance weights and rejection between sampler and trainer."""
+    """Translate importance weights and rejection between sampler and trainer."""
     memo = step.draft.memo
     if "correction" not in memo:
         memo["correction"] = _corrected(step.draft)
@@ -223,7 +223,7 @@ def _mode(draft: Draft) -> str:
 
 @conversion
 def loss_mode(step: Step) -> None:
-    """A policy loss."""
+    """Translate a policy loss."""
     mode = _mode(step.draft)
     if _bypass(step.draft)[0]:
         step.dead("bypass_mode has its own loss")
@@ -241,7 +241,7 @@ def loss_mode(step: Step) -> None:
 
 @conversion
 def loss_option(step: Step) -> None:
-    """A number of the loss, which each has under a name of its own."""
+    """Translate a number of the loss, which each has under a name of its own."""
     mode = _mode(step.draft)
     ours, places = MODES.get(mode, ("", {}))
     sides = ("clip_ratio_low", "clip_ratio_high")
@@ -271,7 +271,7 @@ def _default(draft: Draft, loss: str, place: str) -> Any:
 
 @conversion
 def loss_agg(step: Step) -> None:
-    """How the loss is aggregated; two losses of verl don't ask."""
+    """Translate how the loss is aggregated; two losses of verl ignore it."""
     mode, own = _mode(step.draft), "seq-mean-token-mean"
     if mode in ("sapo", "geo_mean"):
         step.put(own)
@@ -285,7 +285,7 @@ def loss_agg(step: Step) -> None:
 
 @last
 def loss_scale(step: Step) -> None:
-    """What seq-mean-token-sum-norm divides by."""
+    """Translate what seq-mean-token-sum-norm divides by."""
     read = theirs(step.draft, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and step.value is not None
     other = read and step.value != theirs(step.draft, "data.max_response_length")
     if only_if(step, other, "it is response_length, or nothing reads it"):
@@ -294,7 +294,7 @@ def loss_scale(step: Step) -> None:
 
 @conversion
 def kl_loss(step: Step) -> None:
-    """The KL in the loss, which verl doesn't weigh by the ratio to the sampler."""
+    """Translate the KL in the loss, which verl doesn't weigh by the ratio to the sampler."""
     step.put(step.value)
     if step.last == "use_kl_loss" and step.value:
         step.put(False, "kl_loss_ratio")
@@ -304,7 +304,7 @@ def kl_loss(step: Step) -> None:
 
 @last
 def as_the_actor(step: Step) -> None:
-    """What actor and critic have in common here."""
+    """Check what actor and critic have in common here."""
     now = step.draft.get(step.place, step.draft.default(step.place))
     if step.last == "loss_scale_factor":
         now = theirs(step.draft, f"{ACTOR}.loss_scale_factor")
@@ -316,7 +316,7 @@ def as_the_actor(step: Step) -> None:
 
 @last
 def clip_grad(step: Step) -> None:
-    """The bound of the gradient's norm; the actor's rules."""
+    """Translate the bound of the gradient's norm; the actor's rules."""
     if step.use.key.startswith("critic."):
         as_the_actor(step)
     else:
@@ -326,7 +326,7 @@ def clip_grad(step: Step) -> None:
 
 @conversion
 def grad_clip(step: Step) -> None:
-    """A bound that 0.9.1 doesn't read."""
+    """Translate a bound that 0.9.1 doesn't read."""
     bound = sibling(step, "optim.clip_grad")
     if step.value in (None, bound):
         step.dead("optim.clip_grad says it")
@@ -337,7 +337,7 @@ def grad_clip(step: Step) -> None:
 
 @conversion
 def distillation(step: Step) -> None:
-    """A teacher on what the student samples."""
+    """Translate a teacher on what the student samples."""
     mode, gradient, rewards = (theirs(step.draft, f"distillation.distillation_loss.{word}") for word in
                                ("loss_mode", "use_policy_gradient", "use_task_rewards"))  # fmt: skip
     uses = {("forward_kl_topk", False): "loss", ("k1", True): "advantage", ("kl", True): "advantage"}

@@ -17,7 +17,7 @@ _ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "
 
 
 def finish_verl(draft: Draft) -> None:
-    """Roles on all devices, batches in responses, one domain."""
+    """Put roles on all devices, count batches in responses, make one domain."""
     _folder(draft)
     _roles(draft)
     _devices(draft)
@@ -41,7 +41,7 @@ def finish_verl(draft: Draft) -> None:
 
 
 def finish_sft(draft: Draft) -> None:
-    """Devices, the batch, columns."""
+    """Finish devices, the batch, columns."""
     _folder(draft)
     _devices(draft)
     _types(draft)
@@ -86,7 +86,7 @@ def _drop(draft: Draft, keys: tuple[str, ...], why: str) -> None:
 
 
 def _roles(draft: Draft) -> None:
-    """Only roles that the run has: a reference and constants for the KL terms that are on."""
+    """Keep only roles that the run has: a reference and constants for the KL terms that are on."""
     in_loss, in_reward = draft.get("use_kl_loss"), draft.get("add_token_level_kl")
     if not in_loss:
         _drop(draft, ("kl_loss_coef", "kl_loss_type"), "use_kl_loss is off")
@@ -113,7 +113,7 @@ def _roles(draft: Draft) -> None:
 
 
 def backends(draft: Draft, *, at_last: bool = False) -> None:
-    """Backends of roles that the job has and names none for: that of the actor.
+    """Give roles that the job has and names no backend for that of the actor.
 
     `at_last`: only those of roles that stayed.
     """
@@ -133,7 +133,7 @@ def _fill(draft: Draft, key: str, value: str, place: str) -> None:
 
 
 def _types(draft: Draft) -> None:
-    """Types that verl has by default, and keys that a backend has no use for."""
+    """Write types that verl has by default, and drop keys that a backend has no use for."""
     for role in _ROLES:
         if role != "actor_infer" and draft.has(role) and not draft.has(f"{role}.model_args.dtype"):
             _fill(draft, "verl computes in bfloat16", "bf16", f"{role}.model_args.dtype")
@@ -155,7 +155,7 @@ def _devices_of(draft: Draft) -> int:
 
 
 def _devices(draft: Draft) -> None:
-    """All roles share all devices; passes of all devices are divided by them."""
+    """Let all roles share all devices; passes of all devices are divided by them."""
     count = _devices_of(draft)
     if not count and draft.pipeline != "sft":
         return
@@ -177,7 +177,7 @@ def _devices(draft: Draft) -> None:
 
 
 def _mini_batches(draft: Draft) -> None:
-    """A mini-batch in prompts there, in passes of responses here; and what is counted in steps."""
+    """Turn a mini-batch in prompts into one in passes of responses; and convert what is counted in steps."""
     offline = draft.pipeline == "sft"
     n, epochs = (1, 1) if offline else (draft.get(key, 1) for key in ("num_return_sequences_in_group", "ppo_epochs"))
     actor_size, actor_use = draft.memo.get("mini:actor_train", (None, None))
@@ -214,7 +214,7 @@ def _mini_batches(draft: Draft) -> None:
 
 
 def _in_optimizer_steps(draft: Draft, args: str, number: int) -> None:
-    """Schedules count optimizer steps here, verl's the steps of the run."""
+    """Convert schedules, which count optimizer steps here and the steps of the run in verl."""
     if number < 2:
         return
     for key in ("warmup_steps", "lr_decay_steps", "num_decay_steps"):
@@ -231,7 +231,7 @@ def _in_optimizer_steps(draft: Draft, args: str, number: int) -> None:
 
 
 def _rewards(draft: Draft) -> None:
-    """One domain takes rows of every data source."""
+    """Let one domain take rows of every data source."""
     place = f"rewards.{DOMAIN}.name"
     if not draft.has(place):
         name = "gsm8k" if "gsm8k" in str(draft.get("actor_train.data_args.file_name", "")).lower() else "math_rule"
@@ -250,7 +250,7 @@ def _rewards(draft: Draft) -> None:
 
 
 def _lengths(draft: Draft) -> None:
-    """Engines hold what the run needs."""
+    """Let engines hold what the run needs."""
     config = "actor_infer.strategy_args.strategy_config"
     prompt, response = draft.get("prompt_length", 512), draft.get("response_length", 512)
     if not isinstance(prompt, int) or not isinstance(response, int):

@@ -39,7 +39,7 @@ class Change:
 
 
 def yaml_value(value: Any) -> str:
-    """A value as an override on the command line has it."""
+    """Return a value as an override on the command line has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def _set(thing: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def smaller(config: RunConfig, machines: Machines) -> Iterator[Change]:
-    """Changes that take less memory, one at a time, without another mini-batch."""
+    """Yield changes that take less memory, one at a time, without another mini-batch."""
     for role, worker in config.roles.items():
         options = worker.strategy_args.strategy_config
         if isinstance(worker, TrainConfig) and role in config.trained_roles:
@@ -240,7 +240,7 @@ def fill(config: RunConfig, machines: Machines, accepted: Accepted) -> Change:
 
 
 def _larger(config: RunConfig, role: str, worker: ForwardConfig) -> Iterator[Change]:
-    """Larger micro-batches of a role, one after the other."""
+    """Yield larger micro-batches of a role, one after the other."""
     longest = config.max_sequence_length
     if isinstance(worker, TrainConfig) and role in config.trained_roles:
         args = worker.training_args
@@ -258,7 +258,7 @@ def _larger(config: RunConfig, role: str, worker: ForwardConfig) -> Iterator[Cha
 
 
 def _tried(config: RunConfig, machines: Machines, change: Change) -> MemoryPlan | None:
-    """The plan with a change; None where there is none, as with a size that ranks don't divide."""
+    """Return the plan with a change; None where there is none, as with a size that ranks don't divide."""
     try:
         return plan_memory(changed(config, change.keys), machines)
     except (ValueError, ZeroDivisionError):

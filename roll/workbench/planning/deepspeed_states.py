@@ -41,13 +41,13 @@ class _Role:
 
     @property
     def summed(self) -> int:
-        """Bytes of a number in sums of gradients over micro-batches."""
+        """Return bytes of a number in sums of gradients over micro-batches."""
         given = (self.options.data_types or {}).get("grad_accum_dtype")
         return BYTES.get(given or "fp32", 4)
 
     @property
     def groups(self) -> list[list[Parameter]]:
-        """What trains, in the optimizer's groups: matrices, and vectors."""
+        """Return what trains, in the optimizer's groups: matrices, and vectors."""
         trained = [parameter for parameter in self.parameters if parameter.trains]
         groups = ([p for p in trained if len(p.shape) > 1], [p for p in trained if len(p.shape) <= 1])
         return [group for group in groups if group]
@@ -73,7 +73,7 @@ def deepspeed_states(
 
 
 def _replicated(role: _Role, *, trains: bool) -> States:
-    """Every rank has everything, trained weights in float32."""
+    """Return states where every rank has everything, trained weights in float32."""
     trained = [parameter for parameter in role.parameters if parameter.trains] if trains else []
     size = sum(parameter.size for parameter in trained)
     return States(
@@ -84,7 +84,7 @@ def _replicated(role: _Role, *, trains: bool) -> States:
 
 
 def _stages_1_and_2(role: _Role) -> States:
-    """Weights that compute are whole on every rank; it has a part of each group's float32 weights and moments."""
+    """Return states with whole weights that compute, and a part of each group's float32 weights and moments."""
     frozen = sum(parameter.size for parameter in role.parameters if not parameter.trains)
     weights, optimizer, gradients, kept = frozen * role.computed, 0, 0, 0
     unit = _ALIGNED * role.ranks
@@ -130,7 +130,7 @@ def _stages_1_and_2(role: _Role) -> States:
 
 
 def _stage_3(role: _Role, *, trains: bool) -> States:
-    """Each tensor is cut into equal parts; small ones stay whole once they were gathered."""
+    """Return states with each tensor cut into equal parts; small ones stay whole once they were gathered."""
     threshold, most = (
         role.option("stage3_param_persistence_threshold"),
         role.option("stage3_model_persistence_threshold"),
@@ -164,12 +164,12 @@ def _stage_3(role: _Role, *, trains: bool) -> States:
 
 
 def _communicated(role: _Role) -> int:
-    """Bytes of a number while it is summed over ranks."""
+    """Return bytes of a number while it is summed over ranks."""
     return BYTES[role.options.communication_data_type or "fp32"]
 
 
 def _sub_groups(parts: Sequence[int], whole: int, limit: int) -> int:
-    """Flat tensors that the optimizer steps on one after the other."""
+    """Return the flat tensors that the optimizer steps on one after the other."""
     if limit >= whole:
         return 1
     count, size = 0, 0

@@ -43,17 +43,17 @@ class EngineRole:
 
     @property
     def width(self) -> int:
-        """Bytes of a number of its weights and cache."""
+        """Return bytes of a number of its weights and cache."""
         return BYTES[self.worker.model_args.dtype]
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and response."""
+        """Return tokens of prompt and response."""
         return self.config.max_sequence_length
 
     @property
     def requests(self) -> int:
-        """Responses that one engine works on at once, at most."""
+        """Return responses that one engine works on at once, at most."""
         config = self.config
         if not isinstance(config, RLConfig):
             return 1
@@ -63,7 +63,7 @@ class EngineRole:
 
     @property
     def waits(self) -> bool:
-        """Whether a step has more responses than an engine works on at once."""
+        """Return whether a step has more responses than an engine works on at once."""
         config = self.config
         if not isinstance(config, RLConfig):
             return False
@@ -71,7 +71,7 @@ class EngineRole:
         return config.is_use_additional_prompts or total > self.requests or config.async_generation_ratio > 0
 
     def cache_per_token(self, devices: int = 1) -> int:
-        """Bytes of keys and values of a position on one device; fewer key heads than devices are repeated."""
+        """Return bytes of keys and values of a position on one device; fewer key heads than devices are repeated."""
         heads = max(1, self.arch.kv_heads // devices)
         return 2 * self.arch.layers * heads * self.arch.head_dim * self.width
 
@@ -127,7 +127,7 @@ def _hf_infer(given: EngineRole) -> RoleMemory:
 
 
 def _served(given: EngineRole, options: EngineConfig) -> RoleMemory:
-    """vLLM and SGLang take their share at the start, and keep what is left of it as KV cache."""
+    """Return the memory of vLLM or SGLang, which take a share at the start and keep what is left of it as KV cache."""
     arch, width, devices = given.arch, given.width, options.devices
     kind = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
     quantised = str(kind).startswith(("fp8", "int8", "bitsandbytes"))
@@ -169,7 +169,7 @@ def _served(given: EngineRole, options: EngineConfig) -> RoleMemory:
 
 
 def _share(given: EngineRole, options: EngineConfig) -> tuple[int, bool]:
-    """(bytes of a device that weights and KV cache get, whether passes are inside them, too)."""
+    """Return (bytes of a device that weights and KV cache get, whether passes are inside them, too)."""
     if isinstance(options, VllmConfig):
         given_cache = options.engine_args.get("kv_cache_memory_bytes")
         if isinstance(given_cache, int) or not given.on_accelerator:
@@ -192,11 +192,11 @@ def _eager(options: EngineConfig) -> bool:
 
 
 def _buckets(given: EngineRole) -> int:
-    """Bytes of weights on their way; a judge keeps the weights that it has."""
+    """Return bytes of weights on their way; a judge keeps the weights that it has."""
     sync = weight_sync(given.config, given.arch, on_accelerator=given.on_accelerator) if given.role == ENGINE else None
     return 0 if sync is None else sync.in_engine()
 
 
 def _largest(arch: Architecture) -> int:
-    """Numbers of the largest tensor, which travels in one piece."""
+    """Return numbers of the largest tensor, which travels in one piece."""
     return max(weight.size for weight in arch.parameters())

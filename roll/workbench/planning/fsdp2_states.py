@@ -55,20 +55,20 @@ def fsdp2_states(
 
 
 def _padded(parameter: Parameter, shards: int) -> int:
-    """Numbers in every rank's shard."""
+    """Return numbers in every rank's shard."""
     rows = parameter.shape[shard_dim(parameter.shape, shards)]
     return -(-rows // shards) * (parameter.size // rows)
 
 
 def _own(parameter: Parameter, shards: int, place: int) -> int:
-    """Numbers of the shard that aren't padding."""
+    """Return numbers of the shard that aren't padding."""
     rows = parameter.shape[shard_dim(parameter.shape, shards)]
     most = -(-rows // shards)
     return max(0, min(most, rows - place * most)) * (parameter.size // rows)
 
 
 def _gathered(parameters: Sequence[Parameter], computed: int, options: Fsdp2Config) -> int:
-    """Whole weights on a rank: the layer that computes, the next one on its way, and what belongs to no layer."""
+    """Return whole weights on a rank: the layer that computes, the next one, and what belongs to no layer."""
     groups: dict[int | None, int] = {}
     for parameter in parameters:
         groups[parameter.block] = groups.get(parameter.block, 0) + parameter.size * computed
@@ -80,7 +80,7 @@ def _gathered(parameters: Sequence[Parameter], computed: int, options: Fsdp2Conf
 
 
 def _reordered(parameters: Sequence[Parameter], computed: int, shards: int) -> int:
-    """Copies from which the rows of a layer's experts, that come rank by rank, are put in order."""
+    """Return copies from which the rows of a layer's experts, that come rank by rank, are put in order."""
     layers: dict[int | None, int] = {}
     for parameter in parameters:
         if shard_dim(parameter.shape, shards):

@@ -44,28 +44,28 @@ class MegatronPlace:
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Return the pipeline stages."""
         return self.options.pipeline_model_parallel_size
 
     @property
     def stage(self) -> int:
-        """This rank's."""
+        """Return this rank's."""
         return self.rank // (self.ranks // self.stages)
 
     @property
     def expert_tensor(self) -> int:
-        """Ranks that share the matrices of an expert."""
+        """Return ranks that share the matrices of an expert."""
         return self.options.expert_tensor_parallel_size or self.options.tensor_model_parallel_size
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts are summed over other ranks than the rest of the model."""
+        """Return whether experts are summed over other ranks than the rest of the model."""
         options = self.options
         tensor = options.tensor_model_parallel_size
         return options.expert_model_parallel_size > 1 or self.expert_tensor != tensor
 
     def copies(self, *, expert: bool) -> tuple[int, int]:
-        """(this rank's place among those that hold the same parameters, how many these are)."""
+        """Return (this rank's place among those that hold the same parameters, how many these are)."""
         together = self.options.tensor_model_parallel_size
         if expert:
             together = self.expert_tensor * self.options.expert_model_parallel_size
@@ -73,7 +73,7 @@ class MegatronPlace:
         return self.rank % of_stage // together, of_stage // together
 
     def chunks(self, layers: int) -> list[range]:
-        """Layers of each virtual stage of this rank."""
+        """Return layers of each virtual stage of this rank."""
         virtual = self.options.virtual_pipeline_model_parallel_size or 1
         each = layers // (self.stages * virtual)
         starts = (number * layers // virtual + self.stage * each for number in range(virtual))
@@ -117,7 +117,7 @@ def chunk_parameters(
 
 
 def layer_sizes(arch: Architecture, place: MegatronPlace, layer: int) -> Iterator[tuple[str, int, bool]]:
-    """(Hugging Face name, numbers on a rank, of an expert) of each parameter of a layer."""
+    """Yield (Hugging Face name, numbers on a rank, of an expert) of each parameter of a layer."""
     tensor, hidden = place.options.tensor_model_parallel_size, arch.hidden
     yield "input_layernorm.weight", hidden, False
     yield "self_attn.o_proj.weight", hidden * arch.query // tensor, False
@@ -192,7 +192,7 @@ def megatron_states(
 def bucket_layout(
     held: Sequence[LocalParameter], options: MegatronConfig, copies: int, *, bucketed: bool
 ) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """(start, end, [(start, end) of each parameter]) of the buckets of a buffer, in numbers."""
+    """Return (start, end, [(start, end) of each parameter]) of the buckets of a buffer, in numbers."""
     padded = options.use_distributed_optimizer
     most = max(_BUCKET, _BUCKET_PER_RANK * copies) if options.overlap_grad_reduce and bucketed else math.inf
     buckets: list[tuple[int, int, list[tuple[int, int]]]] = []
@@ -222,7 +222,7 @@ def bucket_layout(
 
 
 def _overlaps(start: int, end: int, inside: Sequence[tuple[int, int]], index: int, copies: int) -> list[int]:
-    """Numbers of each parameter that lie in this rank's part of a bucket, where there are any."""
+    """Return numbers of each parameter that lie in this rank's part of a bucket, where there are any."""
     part = (end - start) // copies
     low, high = start + index * part, start + (index + 1) * part
     sizes = (min(high, last) - max(low, first) for first, last in inside)

@@ -27,12 +27,12 @@ _WORDS = {
 
 
 def gib(nbytes: int) -> str:
-    """`12.3 GiB`; MiB where that is less than a tenth of one."""
+    """Return bytes as `12.3 GiB`; as MiB where that is less than a tenth of one."""
     return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB // 10 or not nbytes else f"{nbytes / 2**20:.0f} MiB"
 
 
 def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
-    """The plan in words: bars of every kind of device and of the host, what they consist of, and the verdict."""
+    """Return the plan in words: bars of every kind of device and of the host, what they consist of, and the verdict."""
     lines = [f"memory on {plan.machines} (by {plan.machines.source})"]
     if not plan.machines.count and plan.machines.device:
         lines[0] = f"memory on {plan.machines.device} ({gib(plan.machines.device_bytes)})"
@@ -51,7 +51,7 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
 
 
 def _told_apart(devices: Sequence[Place]) -> list[Place]:
-    """Those whose description differs: ranks that differ by a few bytes are told of once, the fullest."""
+    """Return those whose description differs: of ranks that differ by a few bytes only the fullest."""
     alike: dict[tuple[str, ...], list[Place]] = {}
     for place in devices:
         alike.setdefault(tuple(_of_place(replace(place, name=""), detailed=True)), []).append(place)
@@ -78,7 +78,7 @@ def _of_place(place: Place, *, detailed: bool) -> Iterator[str]:
 
 
 def bar(use: Use, capacity: int | None) -> str:
-    """`[####++....]`; a bar that is too long ends in `!`."""
+    """Return `[####++....]`; a bar that is too long ends in `!`."""
     whole = capacity or use.nbytes or 1
     lasting, worst = (min(WIDTH, round(WIDTH * part / whole)) for part in (use.lasting, use.nbytes))
     text = "#" * lasting + "+" * (worst - lasting) + "." * (WIDTH - worst)
@@ -86,7 +86,7 @@ def bar(use: Use, capacity: int | None) -> str:
 
 
 def _contents(use: Use) -> Iterator[str]:
-    """One line for each role: what it holds."""
+    """Yield one line for each role: what it holds."""
     for role in dict.fromkeys(role for role, _ in use.items):
         sizes: dict[str, int] = {}
         for other, item in use.items:
@@ -97,7 +97,7 @@ def _contents(use: Use) -> Iterator[str]:
 
 
 def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
-    """`fits`, or by how much it doesn't, with what to change."""
+    """Yield `fits`, or by how much it doesn't, with what to change."""
     if plan.fits:
         place = plan.tightest
         if place.capacity is None:
@@ -130,13 +130,13 @@ def _too_full(place: Place, phase: str) -> bool:
 
 
 def _moment(use: Use) -> str:
-    """Who does what; of a sync the trainer is one end, the engine the other."""
+    """Return who does what; of a sync the trainer is one end, the engine the other."""
     phase = "take" if use.phase == "sync" and use.role == ENGINE else use.phase
     return f"{use.role} {_WORDS[phase]}"
 
 
 def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
-    """The plan as numbers, in bytes."""
+    """Return the plan as numbers, in bytes."""
 
     def of_use(use: Use) -> dict[str, Any]:
         items = [

@@ -44,22 +44,22 @@ class TrainedRole:
 
     @property
     def kind(self) -> str:
-        """What its model gives: `policy`, `value` or `reward`."""
+        """Return what its model gives: `policy`, `value` or `reward`."""
         return self.config.kind_of(self.role)
 
     @property
     def trains(self) -> bool:
-        """Whether it has an optimizer."""
+        """Return whether it has an optimizer."""
         return self.role in self.config.trained_roles and not self.config.only_validates
 
     @cached_property
     def parameters(self) -> list[Parameter]:
-        """Of the whole Hugging Face module."""
+        """Return parameters of the whole Hugging Face module."""
         return role_parameters(self.arch, self.worker.model_args, self.kind, trains=self.trains, role=self.role)
 
     @cached_property
     def states(self) -> States:
-        """What the rank holds."""
+        """Return what the rank holds."""
         l2 = self.role == "actor_train" and self.config.l2_coef > 0
         return states_of(
             self.arch, self.worker, role=self.role, kind=self.kind, trains=self.trains, rank=self.rank, l2=l2
@@ -67,7 +67,7 @@ class TrainedRole:
 
     @property
     def numbers(self) -> Numbers:
-        """Autocast keeps the stream between layers in the type of the weights."""
+        """Return the numbers of activations: autocast keeps the stream between layers in the type of the weights."""
         options, args = self.worker.strategy_args.strategy_config, self.worker.model_args
         computed = BYTES[args.dtype]
         if isinstance(options, Fsdp2Config) and options.param_dtype:
@@ -77,7 +77,7 @@ class TrainedRole:
 
     @property
     def autocast(self) -> bool:
-        """Whether float32 weights compute in another type without a copy of their own."""
+        """Return whether float32 weights compute in another type without a copy of their own."""
         options, half = self.worker.strategy_args.strategy_config, self.worker.model_args.dtype != "fp32"
         if isinstance(options, Fsdp2Config):
             half = (options.param_dtype or self.worker.model_args.dtype) != "fp32"
@@ -86,7 +86,7 @@ class TrainedRole:
 
     @property
     def streams(self) -> bool:
-        """Whether ranks read what they keep into an empty module, and never the whole model to throw it away."""
+        """Return whether ranks read what they keep into an empty module, and never the whole model to throw it away."""
         options = self.worker.strategy_args.strategy_config
         if isinstance(options, DeepSpeedConfig):
             return options.fills_shares and self.kind != "reward"
@@ -94,14 +94,14 @@ class TrainedRole:
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether weights and gradients stay whole from one micro-batch to the next."""
+        """Return whether weights and gradients stay whole from one micro-batch to the next."""
         options = self.worker.strategy_args.strategy_config
         if not isinstance(options, Fsdp2Config) or options.shard_between_micro_batches:
             return False
         return self.trains and self.worker.ranks > 1 and self.micro_batches > 1
 
     def waits(self, key: str) -> bool:
-        """Whether a switch of FSDP2 keeps states on the host while nobody uses them."""
+        """Return whether a switch of FSDP2 keeps states on the host while nobody uses them."""
         return self.on_accelerator and bool(getattr(self.worker.strategy_args.strategy_config, key, False))
 
     def batch(self, *, training: bool) -> Batch:
@@ -135,7 +135,7 @@ class TrainedRole:
 
     @property
     def micro_batches(self) -> int:
-        """Forward and backward passes of an optimizer step."""
+        """Return forward and backward passes of an optimizer step."""
         assert isinstance(self.worker, TrainConfig)
         args = self.worker.training_args
         if not self.worker.use_dynamic_batching_in_train:
@@ -231,7 +231,7 @@ def _train(given: TrainedRole, states: States, made: Activations, stepped: int) 
 
 
 def _unreduced(given: TrainedRole) -> int:
-    """Gradients on their way to where they are kept: of the layer that FSDP sums, or of all that ZeRO 1 will sum."""
+    """Return gradients that aren't reduced yet: of the layer that FSDP sums, or of all that ZeRO 1 will sum."""
     options, parameters = given.worker.strategy_args.strategy_config, given.parameters
     trained = [parameter for parameter in parameters if parameter.trains]
     computed = given.numbers.computed
@@ -250,7 +250,7 @@ def _unreduced(given: TrainedRole) -> int:
 
 
 def _casts(given: TrainedRole) -> int:
-    """Copies of the weights that autocast makes: of all that compute, or of a layer that is computed again."""
+    """Return copies of the weights that autocast makes: of all that compute, or of a layer that is computed again."""
     if not given.autocast:
         return 0
     matrices = [parameter for parameter in given.parameters if len(parameter.shape) > 1]
@@ -262,7 +262,7 @@ def _casts(given: TrainedRole) -> int:
 
 
 def _step(given: TrainedRole, states: States) -> int:
-    """What AdamW needs for a moment: on an accelerator FSDP2's is fused, Megatron's takes all tensors at once."""
+    """Return AdamW's temporary memory: on an accelerator FSDP2's is fused, Megatron's takes all tensors at once."""
     options = given.worker.strategy_args.strategy_config
     trained = states.optimizer // 8 * 4 if given.numbers.residual == 4 else states.optimizer // 12 * 4
     if isinstance(options, DeepSpeedConfig):
@@ -278,7 +278,7 @@ def _step(given: TrainedRole, states: States) -> int:
 
 
 def _built(given: TrainedRole) -> int:
-    """Bytes on the accelerator until the backend has taken the module over."""
+    """Return bytes on the accelerator until the backend has taken the module over."""
     options, states = given.worker.strategy_args.strategy_config, given.states
     if isinstance(options, MegatronConfig):
         return states.weights  # tensor by tensor
@@ -288,7 +288,7 @@ def _built(given: TrainedRole) -> int:
 
 
 def _read(given: TrainedRole) -> int:
-    """Bytes on the host while a rank reads its weights: without an accelerator all of them are there."""
+    """Return bytes on the host while a rank reads its weights: without an accelerator all of them are there."""
     options, states = given.worker.strategy_args.strategy_config, given.states
     if isinstance(options, MegatronConfig):
         return states.weights
@@ -306,19 +306,19 @@ def _read(given: TrainedRole) -> int:
 
 
 def _whole(given: TrainedRole) -> int:
-    """Bytes of the whole module as each rank reads it: DeepSpeed makes weights that it reads narrow at once."""
+    """Return bytes of the whole module as each rank reads it: DeepSpeed makes weights that it reads narrow at once."""
     options = given.worker.strategy_args.strategy_config
     narrow = given.streams and isinstance(options, DeepSpeedConfig) and options.stage > 0
     return sum(p.size * given.numbers.computed if narrow else p.nbytes for p in given.parameters)
 
 
 def _largest(given: TrainedRole) -> int:
-    """Bytes of the largest tensor in the type that computes: ZeRO 3 cuts one after the other."""
+    """Return bytes of the largest tensor in the type that computes: ZeRO 3 cuts one after the other."""
     return max(parameter.size for parameter in given.parameters) * given.numbers.computed
 
 
 def _largest_unit(given: TrainedRole) -> int:
-    """Bytes of the largest layer, or of what lies outside the layers: they are sharded one after the other."""
+    """Return bytes of the largest layer, or of what lies outside the layers: they are sharded one after the other."""
     units: dict[int | None, int] = {}
     for parameter in given.parameters:
         units[parameter.block] = units.get(parameter.block, 0) + parameter.nbytes

@@ -118,7 +118,7 @@ class Run:
 
     @property
     def rollouts(self) -> Path | None:
-        """Where its rollouts are; None: it has recorded none so far."""
+        """Return where its rollouts are; None: it has recorded none so far."""
         return rollouts_folder(self.folder)
 
     def about(self) -> dict[str, Any]:

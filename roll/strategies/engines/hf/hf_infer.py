@@ -250,7 +250,7 @@ class HfInfer(InferEngine):
 
 
 def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[int, ...]]]:
-    """Consecutive contexts whose padded size stays within the prefill budget."""
+    """Return consecutive contexts whose padded size stays within the prefill budget."""
     parts: list[Sequence[tuple[int, ...]]] = []
     start, width = 0, 0
     for i, context in enumerate(contexts):

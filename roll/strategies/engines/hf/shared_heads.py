@@ -35,7 +35,7 @@ def share_heads(model: nn.Module) -> None:
 
 
 def attends_by_sdpa(model: nn.Module) -> bool:
-    """Whether a model attends by torch's own kernels, through this function or transformers'."""
+    """Return whether a model attends by torch's own kernels, through this function or transformers'."""
     config: Any = model.config
     return config.get_text_config()._attn_implementation in ("sdpa", _ATTENTION)
 

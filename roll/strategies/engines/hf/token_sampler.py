@@ -56,7 +56,7 @@ def _truncates(params: SamplingParams, vocabulary: int) -> bool:
 
 
 def _penalised(logits: Tensor, params: Sequence[SamplingParams], seen: Sequence[Tensor | None]) -> Tensor:
-    """Repetition penalty as in CTRL (arXiv:1909.05858): positive logits divided, negative ones multiplied."""
+    """Apply the repetition penalty of CTRL (arXiv:1909.05858): positive logits divided, negative ones multiplied."""
     if all(p.repetition_penalty == 1.0 for p in params):
         return logits
     logits = logits.clone()

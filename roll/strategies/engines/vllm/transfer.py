@@ -116,7 +116,7 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
 
 
 def _tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
-    """First name of a parameter that several layers have, as it is loaded -> the other names, as they are.
+    """Return the first name of a parameter that several layers have, as it is loaded -> the other names, as they are.
 
     A layer that itself has several names, as the router of an expert layer does, is loaded once and isn't meant.
     """

@@ -319,7 +319,7 @@ class VllmBackend(EngineBackend):
             await self._engine.resume_generation()
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
-        """vLLM frees both parts at once, or the KV cache alone while it is awake."""
+        """Sleep; vLLM frees both parts at once, or the KV cache alone while it is awake."""
         self._asleep.update(parts)
         wanted = self._asleep if len(self._asleep) == len(ENGINE_PARTS) else self._asleep & {"kv_cache"}
         if self._sleep_level == 0 or not torch.cuda.is_available() or wanted <= self._freed:
@@ -404,7 +404,7 @@ def told_experts(found: np.ndarray | None, read: int, *, whole: bool) -> np.ndar
 
 @contextlib.contextmanager
 def _environment(defaults: Mapping[str, str], added: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for child processes started inside; afterwards this process's own are as before.
+    """Set environment variables for child processes started inside; restore this process's own afterwards.
 
     vLLM itself changes some too, such as LD_PRELOAD, which must not reach processes that others start.
     """
