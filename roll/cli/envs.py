@@ -38,7 +38,7 @@ from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
 from roll.utils.terminal import Console, printable
 
-MOST_TURNS, MOST_CHARACTERS = 12, 3000
+MAX_TURNS, MAX_CHARACTERS = 12, 3000
 
 
 def episode_lines(spec: EnvSpec, played: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -68,14 +68,14 @@ def episode_lines(spec: EnvSpec, played: Mapping[str, Any]) -> Iterator[tuple[st
         end = ", terminated" if terminated else ", truncated" if truncated else ""
         yield f"reward {reward:g}{paid}{end}{', ' if counted else ''}{counted}", "", "yellow"
         packed = following
-        if number == MOST_TURNS and number < len(played["turns"]):
+        if number == MAX_TURNS and number < len(played["turns"]):
             yield f"{len(played['turns']) - number} further turns", "", "yellow"
             return
 
 
 def _cut(text: str) -> str:
-    left = len(text) - MOST_CHARACTERS
-    return text if left <= 0 else f"{text[:MOST_CHARACTERS]}... ({left:,} further characters)"
+    left = len(text) - MAX_CHARACTERS
+    return text if left <= 0 else f"{text[:MAX_CHARACTERS]}... ({left:,} further characters)"
 
 
 MARKS = {

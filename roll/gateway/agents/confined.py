@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 _LOOKS_S = 0.5
-_MOST_ENTRIES = 200_000  # files and folders
+_MAX_ENTRIES = 200_000  # files and folders
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def written(folder: str, most: int) -> int:
             with _listed(folders.pop(), root) as found:
                 for entry in found:
                     entries += 1
-                    if entries > _MOST_ENTRIES or total > most:
+                    if entries > _MAX_ENTRIES or total > most:
                         return most + 1
                     with contextlib.suppress(FileNotFoundError):  # gone by now; others of the folder aren't
                         about = entry.stat(follow_symlinks=False)

@@ -31,7 +31,7 @@ _PYTHONS = ("python", "python3")
 _CONFINED = str(Path(__file__).with_name("confined.py"))
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc")
 _KERNELS = ("/proc", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-_MOST_PROCESSES = 256
+_MAX_PROCESSES = 256
 _REMOVING_S = 60.0
 _LONGEST_TASK = 100_000
 """Bytes of a task in an environment variable; the system takes little more."""
@@ -184,7 +184,7 @@ def sandbox_policy(env: AgentEnv, words: Sequence[str]) -> dict[str, Any]:
         )
     return {
         "fs_readable": readable,
-        "max_processes": _MOST_PROCESSES,
+        "max_processes": _MAX_PROCESSES,
         "max_memory": env.sandbox_memory_mb << 20,
         "disk": env.sandbox_disk_mb << 20,
         "cwd": str(Path(env.cwd or ".").expanduser().absolute()),

@@ -19,7 +19,7 @@ from roll.types.trajectory import Group, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
-_MOST_DROPPED = 1024
+_MAX_DROPPED = 1024
 """Dropped episodes of one step whose rows are kept; the others are counted in the metrics alone."""
 
 
@@ -61,7 +61,7 @@ class RolloutDump:
 
     def dropped(self, task: Task, trajectories: Iterable[Trajectory], reason: str = "") -> None:
         """Keep episodes that aren't trained on until the step's files are written."""
-        if self._folder is not None and len(self._dropped) < _MOST_DROPPED:
+        if self._folder is not None and len(self._dropped) < _MAX_DROPPED:
             self._dropped += played_rows(task, trajectories, self._texts, reason)
 
     def step(self, step: int, rollouts: Rollouts) -> None:

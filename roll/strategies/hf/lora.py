@@ -254,7 +254,7 @@ def _is_adapter(name: str) -> bool:
 
 
 def largest_rank(args: ModelArgs) -> int:
-    """Return the largest rank of the adapters that `args` ask for; reads the folder of saved ones. 0: there are none."""
+    """Return the largest rank of the adapters that `args` ask for; reads saved ones from their folder. 0: none."""
     if args.adapter_name_or_path is None:
         return args.lora_rank
     config = read_adapter_config(Path(args.adapter_name_or_path).expanduser())

@@ -15,7 +15,7 @@ from roll.workbench.migrate.report import masked
 from roll.workbench.migrate.trl import finish_trl
 from roll.workbench.migrate.verl_finish import finish_sft, finish_verl
 
-_MOST_SHARED = 100_000
+_MAX_RANK_RESPONSES = 100_000
 """Responses of a rank up to which batches are fitted."""
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher", "judge")
 
@@ -136,7 +136,7 @@ def _batches(draft: Draft) -> None:
         if not isinstance(per_device, int) or not isinstance(passes, int) or min(per_device, passes) < 1:
             continue
         share = rows // ranks
-        if rows % (per_device * passes * ranks) == 0 or rows % ranks or share > _MOST_SHARED:
+        if rows % (per_device * passes * ranks) == 0 or rows % ranks or share > _MAX_RANK_RESPONSES:
             continue
         fitting = [(wide, next(deep for deep in range(min(passes, share // wide), 0, -1) if share // wide % deep == 0))
                    for wide in range(min(per_device, share), 0, -1) if share % wide == 0]  # fmt: skip

@@ -199,7 +199,7 @@ _INNER = re.compile(r"\$\{([^${}]*)\}")
 _PATH = re.compile(r"\.*[A-Za-z_][\w.\-/]*|\.+")
 _ENVIRONMENT = ("oc.env:", "now:")
 """Resolvers that ours has too."""
-_MOST = 50_000
+_MAX_VALUES = 50_000
 _LONGEST = 2**20
 
 
@@ -218,8 +218,8 @@ class Filler:
     def fill(self, node: Any, path: str = "") -> Any:
         """Return the node with its references filled in; `Unexpanded` where one can't be."""
         self._values += 1
-        if self._values > _MOST:
-            raise ValueError(f"it has more than {_MOST} values once its references are filled in")
+        if self._values > _MAX_VALUES:
+            raise ValueError(f"it has more than {_MAX_VALUES} values once its references are filled in")
         if isinstance(node, Mapping):
             return {str(key): self.fill(value, f"{path}.{key}" if path else str(key)) for key, value in node.items()}
         if isinstance(node, list):

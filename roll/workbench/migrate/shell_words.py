@@ -15,7 +15,7 @@ _OF_THE_USER = ("HOME", "USER", "PWD")
 """Variables of the environment that a path may begin with: ours reads them when the run starts."""
 _LONGEST = 2**20
 """Characters of a word, with everything filled in: a script that doubles a text forty times ends here."""
-_MOST = 64 * 2**20
+_MAX_CHARACTERS = 64 * 2**20
 """Characters that all expansions of a script together may give, `_PER_WORD` more for each word."""
 _PER_WORD = 256
 _PER_CALL = 2**16
@@ -65,13 +65,13 @@ class Script:
     functions: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Bodies of functions, with their line."""
     called: set[str] = field(default_factory=set)
-    room: int = _MOST
+    room: int = _MAX_CHARACTERS
 
     def spend(self, characters: int) -> None:
         """Count what an expansion gives; raise `TooMuch` where a script's become too many."""
         self.room -= characters
         if self.room < 0:
-            raise TooMuch(f"its variables grow beyond {_MOST:,} characters once they are filled in")
+            raise TooMuch(f"its variables grow beyond {_MAX_CHARACTERS:,} characters once they are filled in")
 
 
 class TooMuch(ValueError):
@@ -82,7 +82,7 @@ def read_script(text: str, script: Script | None = None) -> Script:
     """Return the commands of a script, from its first line to its last, whichever would be run.
 
     `script`: what was read before it, whose variables it has. Raises `ValueError` for a quote or bracket that isn't
-    closed, for texts that grow beyond a megabyte, or all together beyond `_MOST`, and for expansions in each other that
+    closed, for texts that grow beyond a megabyte, or all together beyond `_MAX_CHARACTERS`, and for expansions in each other that
     are too deep.
     """
     script = _Reader(text.replace("\r\n", "\n"), script or Script(), 0).script()

@@ -50,7 +50,7 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 Parameters = Mapping[str, list[str]]
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif")
-_MOST_ROWS = 500
+_MAX_ROWS = 500
 
 
 class Api:
@@ -146,7 +146,7 @@ class Api:
     def _rows(self, run: Run, given: Parameters) -> dict[str, Any]:
         kind, index, place = _kind(given), self._indexes[run.number], run.rollouts
         found = index.matching(place, kind, Filter.of(given))
-        offset, limit = _integer(given, "offset", 0), min(_integer(given, "limit", 100), _MOST_ROWS)
+        offset, limit = _integer(given, "offset", 0), min(_integer(given, "limit", 100), _MAX_ROWS)
         shown = page(found, _text(given, "sort"), _text(given, "order"), offset, limit)
         bins = _text(given, "bins") or "reward"
         if bins not in NUMBERS:

@@ -17,8 +17,8 @@ from roll.tracking.rollouts import METADATA_KEY, TOKEN_COLUMNS, Kind, columns, f
 from roll.workbench.view.rows import BadQuery, Filter, RowIndex, plain, records
 
 _TOKENS = ("token_ids", "token_texts", "untrained_token_ids")
-_MOST_BRANCHES = 64
-_MOST_DIFFERENCES = 200
+_MAX_BRANCHES = 64
+_MAX_DIFFERENCES = 200
 GROUP_ORDERS = ("recorded", "reward_mean", "reward_std", "length_mean", "mismatch_max", "advantage_max")
 
 
@@ -94,7 +94,7 @@ def episode(index: RowIndex, folder: Path, kind: Kind, step: int, row: int) -> d
 def _branches(path: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the turns of all rows of an episode, each once, with the turn that each one continues."""
     found: dict[int, dict[str, Any]] = {}
-    for row, turns in zip(rows, _rows(path, [row["row"] for row in rows[:_MOST_BRANCHES]], ("turns",)), strict=False):
+    for row, turns in zip(rows, _rows(path, [row["row"] for row in rows[:_MAX_BRANCHES]], ("turns",)), strict=False):
         before: int | None = None
         for turn in turns["turns"] or []:
             if turn["number"] not in found:
@@ -122,7 +122,7 @@ def notes(path: Path) -> dict[str, str]:
 def differences(index: RowIndex, folder: Path, kind: Kind, step: int, limit: int) -> dict[str, Any]:
     """Return the action tokens of a step whose log-probs by trainer and engine differ most, the largest first."""
     index.table(folder, kind, step)
-    path, limit = file_of(folder, step, kind), min(limit, _MOST_DIFFERENCES)
+    path, limit = file_of(folder, step, kind), min(limit, _MAX_DIFFERENCES)
     names = ("row_id", "action_mask", "sampling_logprobs", "old_logprobs", "token_ids")
     best: list[tuple[float, int, int, float, float]] = []
     first = 0

@@ -21,7 +21,7 @@ from roll.workbench.view.server import STATIC, THIRD_PARTY
 from roll.workbench.view.spans import trace_id
 
 ENTRY = "app.js"
-_MOST_PICTURE_BYTES = 2_000_000
+_MAX_PICTURE_BYTES = 2_000_000
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w.]+)";\n', re.MULTILINE)
 
 
@@ -112,7 +112,7 @@ def _add_step(api: Api, answers: dict[str, Any], pictures: dict[str, str], numbe
             _ask(api, answers, f"{base}/spans", trace=trace)
         for picture in found["pictures"]:
             path = api.file(api.run(str(number)), picture["path"])
-            if path.stat().st_size <= _MOST_PICTURE_BYTES:
+            if path.stat().st_size <= _MAX_PICTURE_BYTES:
                 content = base64.b64encode(path.read_bytes()).decode()
                 pictures[f"{number}/{picture['path']}"] = f"data:image/png;base64,{content}"
     return len(rows)

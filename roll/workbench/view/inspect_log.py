@@ -31,7 +31,7 @@ SCORER = "reward"
 _STOP = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
 _SUMMARY_CHARACTERS = 1000
 _NO_NAME = re.compile(r"[/\\\x00-\x1f]")
-_MOST_NAME_BYTES = 200
+_MAX_NAME_BYTES = 200
 
 
 def write_inspect_log(chosen: Chosen, file: Path) -> None:
@@ -146,14 +146,14 @@ def _sample(row: dict[str, Any], model: str, several: bool) -> dict[str, Any]:
 def _id(name: str) -> str:
     """Return a name that the file of a sample may have: without folders and characters that end it, and short."""
     name = _NO_NAME.sub("_", name)
-    if len(name.encode()) > _MOST_NAME_BYTES:
+    if len(name.encode()) > _MAX_NAME_BYTES:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        name = name.encode()[:_MOST_NAME_BYTES].decode(errors="ignore") + "~" + digest
+        name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore") + "~" + digest
     return name
 
 
 def _distinct(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Number those that have the same id and epoch: a sample's file is named by both."""
+    """Give a number to those with the same id and epoch: a sample's file is named by both."""
     taken: set[tuple[str, int]] = set()
     seen: dict[tuple[str, int], int] = {}
     for sample in samples:

@@ -9,8 +9,8 @@ from typing import Any
 from roll.tracking.rollouts import Kind
 from roll.workbench.view.rows import RowIndex, plain, records
 
-_MOST_CAUSES = 50
-_MOST_TASKS = 300
+_MAX_CAUSES = 50
+_MAX_TASKS = 300
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -30,7 +30,7 @@ def causes(index: RowIndex, folder: Path | None) -> list[dict[str, Any]]:
         )
         cause["episodes"] += 1
         cause["last_step"] = row["step"]
-    return sorted(found.values(), key=lambda cause: -cause["episodes"])[:_MOST_CAUSES]
+    return sorted(found.values(), key=lambda cause: -cause["episodes"])[:_MAX_CAUSES]
 
 
 def tasks(index: RowIndex, folder: Path | None, kind: Kind) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def tasks(index: RowIndex, folder: Path | None, kind: Kind) -> list[dict[str, An
         for task, steps in found.items()
     ]
     listed.sort(key=lambda task: (-task["steps"], -abs(task["change"] or 0.0)))
-    return listed[:_MOST_TASKS]
+    return listed[:_MAX_TASKS]
 
 
 def _difference(first: float | None, last: float | None) -> float | None:

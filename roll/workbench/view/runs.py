@@ -21,7 +21,7 @@ from roll.tracking.rollouts import KINDS
 
 _RECENT_STEPS = 10
 """The last steps, whose mean time says how long the others will take."""
-_MOST_LINES = 2000
+_MAX_LINES = 2000
 """Events and dropped episodes that are kept of a run, the latest ones."""
 
 
@@ -173,7 +173,7 @@ class Run:
         with self.lock:
             self._event_lines.read()
             self.curves.read()
-            del self._events[:-_MOST_LINES]
+            del self._events[:-_MAX_LINES]
             found = list(self._events)
             for place, step in enumerate(self.curves.steps):
                 for name, kind in (("time/save", "checkpoint"), ("rollout/engine_restarts", "engine restart")):
@@ -193,7 +193,7 @@ class Run:
         """Return examples of what was dropped, the latest first."""
         with self.lock:
             self._drop_lines.read()
-            del self._drops[:-_MOST_LINES]
+            del self._drops[:-_MAX_LINES]
             return self._drops[::-1]
 
 

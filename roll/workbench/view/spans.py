@@ -10,7 +10,7 @@ from typing import Any
 
 SPANS_FILE = "spans.jsonl"
 _TRACE = re.compile(rb'"traceId": ?"([0-9a-f]{32})"')
-_MOST_SPANS = 2000
+_MAX_SPANS = 2000
 
 
 class SpanFile:
@@ -36,7 +36,7 @@ class SpanFile:
         begin = found[0]["start"] if found else 0
         for span in found:
             span["start"], span["seconds"] = (span["start"] - begin) / 1e9, span["seconds"] / 1e9
-        return found[:_MOST_SPANS]
+        return found[:_MAX_SPANS]
 
     def _read(self) -> None:
         """Take in the lines that are new. A file that was replaced or cut is read from its start."""
