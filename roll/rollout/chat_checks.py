@@ -79,12 +79,12 @@ def check_calls(template: PlainText, thinking_tags: tuple[str, str] | None, tool
     in_text = [Message("assistant", word, reasoning=m.reasoning) for word, m in zip(_WORDS, messages, strict=False)]
     faults = []
     # As text without calls; with calls, where the template writes those; with the thought in the content of calls.
-    for said, say in (
+    for response, say in (
         (in_text, _as_content(template, tags)),
         (messages, _as_written(template, tools)),
         (messages, _with_thought_in_content(template, tags, tools)),
     ):
-        fault = _fault(template, [_ASKED], said, say, news, tools)
+        fault = _fault(template, [_ASKED], response, say, news, tools)
         if not fault:
             return
         faults.append(fault)

@@ -103,14 +103,14 @@ class ChatTemplate(PlainText):
         return self._render(shown, tools, opens=opens)
 
     def begun_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        content, kept = messages[-1].content, messages[-1].content.rstrip()
-        if messages[-1].tool_calls or not kept:
+        content, stripped = messages[-1].content, messages[-1].content.rstrip()
+        if messages[-1].tool_calls or not stripped:
             raise TemplateError("the last message, which the response goes on from, must be text of the assistant's")
         upto = self.unchecked(messages, tools, opens=False)
         _check_shown(upto, messages)
         text = upto[: len(upto) - len(self.closing_of(messages[:-1], upto, tools))]
-        if not text.endswith(content) and text.endswith(kept):  # the template takes off blanks
-            text += content[len(kept) :]
+        if not text.endswith(content) and text.endswith(stripped):  # the template takes off blanks
+            text += content[len(stripped) :]
         if not text.endswith(content):
             raise TemplateError(
                 "the chat template doesn't end with the assistant's last message as it stands, so no response can go "
@@ -131,12 +131,12 @@ class ChatTemplate(PlainText):
         return {}
 
     def _specs_text(self, tools: Sequence[ToolSpec]) -> str:
-        kept = self._specs.get(id(tools))  # held here, so that nothing else gets their identity
-        if kept is None:
+        cached = self._specs.get(id(tools))  # held here, so that nothing else gets their identity
+        if cached is None:
             if len(self._specs) >= _MAX_SPECS:
                 self._specs.clear()
-            kept = self._specs[id(tools)] = (tools, specs_text(tools, self._example))
-        return kept[1]
+            cached = self._specs[id(tools)] = (tools, specs_text(tools, self._example))
+        return cached[1]
 
     @cached_property
     def _example(self) -> str:
@@ -239,10 +239,10 @@ class ChatTemplate(PlainText):
         if after is not None:
             return after
         upto = self.unchecked([*before, response], tools, opens=False)
-        whole = self.text([*before, response, *messages], tools)
-        if not whole.startswith(upto):
+        full = self.text([*before, response, *messages], tools)
+        if not full.startswith(upto):
             raise TemplateError(f"the chat template doesn't show earlier responses as they were. {WAY_OUT}")
-        return self.closing_of(before, upto, tools) + whole[len(upto) :]
+        return self.closing_of(before, upto, tools) + full[len(upto) :]
 
     def response_text(self, before: Sequence[Message], response: Message, tools: Sequence[ToolSpec] = ()) -> str:
         """Return a response as the policy would say it to be written as the template writes it: without the opening
@@ -295,8 +295,8 @@ class ChatTemplate(PlainText):
 
     def sampled_text(self, token_ids: Sequence[int]) -> str:
         """Return the text behind another: some tokenizers leave out the space before the first word of a text."""
-        whole = decode(self._tokenizer, (*self._anchor, *token_ids), skip_special_tokens=False)
-        return whole[len(_ANCHOR) :] if whole.startswith(_ANCHOR) else super().sampled_text(token_ids)
+        decoded = decode(self._tokenizer, (*self._anchor, *token_ids), skip_special_tokens=False)
+        return decoded[len(_ANCHOR) :] if decoded.startswith(_ANCHOR) else super().sampled_text(token_ids)
 
     def reply_text(self, messages: Sequence[Message]) -> str:
         """Return what the template writes after a response, when these messages follow it.
@@ -374,8 +374,8 @@ class ChatTemplate(PlainText):
 
 
 def _other_mark(*said: Sequence[Message]) -> str:
-    whole = repr(said).encode("utf-8", "backslashreplace")
-    return f"<~{hashlib.blake2b(whole, digest_size=16).hexdigest()}~>"
+    encoded = repr(said).encode("utf-8", "backslashreplace")
+    return f"<~{hashlib.blake2b(encoded, digest_size=16).hexdigest()}~>"
 
 
 def _check_shown(text: str, messages: Sequence[Message]) -> None:

@@ -108,13 +108,13 @@ class LockstepDriver(EngineDriver):
 
     def _forget(self, request_id: str, doing: str) -> None:
         """Forget a request that nobody waits for any more; an engine that has it is told before the next round."""
-        found = self._futures.pop(request_id, None)
-        if found is None:
+        entry = self._futures.pop(request_id, None)
+        if entry is None:
             return  # its response came in the same moment
         if request_id in self._placed:
             self._given_up.append(request_id)
         self._queued = [request for request in self._queued if request.id != request_id]
-        self._end_call(found[1], doing)
+        self._end_call(entry[1], doing)
 
     def _end_call(self, episode: str, doing: str) -> None:
         """End a call: busy from now if it was the last under way, and not from when its coroutine runs: a faster
@@ -203,11 +203,11 @@ class LockstepDriver(EngineDriver):
     def _resolve(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             rank = self._placed.pop(completion.id, None)
-            found = self._futures.pop(completion.id, None)
-            if found is None:  # its call was cancelled while the engine worked
+            entry = self._futures.pop(completion.id, None)
+            if entry is None:  # its call was cancelled while the engine worked
                 self._given_up = [request_id for request_id in self._given_up if request_id != completion.id]
                 continue
-            future, episode = found
+            future, episode = entry
             self._end_call(episode, "between turns")
             if not future.done():
                 refusal = completion.refusal

@@ -71,8 +71,8 @@ def written(folder: str, most: int) -> int:
     total, entries, folders, root = 0, 0, [folder], os.path.realpath(folder)
     while folders:
         try:
-            with _listed(folders.pop(), root) as found:
-                for entry in found:
+            with _listed(folders.pop(), root) as listing:
+                for entry in listing:
                     entries += 1
                     if entries > _MAX_ENTRIES or total > most:
                         return most + 1
@@ -112,8 +112,8 @@ def _nameless() -> int:
 
     held: dict[tuple[int, int], int] = {}
     for process in supervisor.children(recursive=True):
-        with contextlib.suppress(OSError), os.scandir(f"/proc/{process.pid}/fd") as found:
-            for entry in found:
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{process.pid}/fd") as entries:
+            for entry in entries:
                 with contextlib.suppress(OSError):
                     about = entry.stat()
                     if stat.S_ISREG(about.st_mode) and not about.st_nlink:

@@ -140,20 +140,20 @@ class AgentProcess:
 
     async def _watch(self) -> None:
         reader, writer = await asyncio.open_connection(sock=self._control.dup())
-        said = await _said(reader)
-        if "pid" in said:
-            self.pid = int(said["pid"])
+        message = await _said(reader)
+        if "pid" in message:
+            self.pid = int(message["pid"])
             GUARD.add(self.pid)
             self._started.set_result(None)
-            said = await _said(reader)
+            message = await _said(reader)
         else:
-            self._started.set_exception(AgentNotStarted(f"can't run {said.get('failed', 'it: it was killed')}"))
+            self._started.set_exception(AgentNotStarted(f"can't run {message.get('failed', 'it: it was killed')}"))
             self._started.exception()  # looked at, or asyncio would complain where nobody waits any more
         writer.close()
         self._close()
-        code = said.get("code")
+        code = message.get("code")
         # A supervisor that was killed says nothing.
-        self._ended.set_result(Ended(None if code is None else int(code), int(said.get("signal", signal.SIGKILL))))
+        self._ended.set_result(Ended(None if code is None else int(code), int(message.get("signal", signal.SIGKILL))))
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -207,6 +207,6 @@ async def _said(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Return the next line of a supervisor; empty when it is gone."""
     with contextlib.suppress(ValueError, OSError):
         line = await reader.readline()
-        found = json.loads(line) if line else {}
-        return found if isinstance(found, dict) else {}
+        message = json.loads(line) if line else {}
+        return message if isinstance(message, dict) else {}
     return {}

@@ -310,11 +310,11 @@ class CreditAssigner:
             metrics.merge(staleness_metrics(staleness, batch.action_mask))
         if self._old_logprobs != "forward":
             return counted, None  # the update measures the mismatch in its first forward pass
-        found = corrected(config, batch, staleness)
-        metrics.merge(found.metrics)
+        correction = corrected(config, batch, staleness)
+        metrics.merge(correction.metrics)
         if config.train_infer_correction is None:
             return counted, None
-        return counted & unpad(found.keep, batch.offsets), unpad(found.weights, batch.offsets)
+        return counted & unpad(correction.keep, batch.offsets), unpad(correction.weights, batch.offsets)
 
     def _row_weights(
         self, rollouts: Rollouts, view: TrajectoryView, scores: Tensor, loss_mask: Tensor, step: int

@@ -130,11 +130,11 @@ def token_branches(rollouts: Rollouts, action_mask: Tensor) -> Branches | None:
         return None
     walks = []
     for row, each in enumerate(played):
-        places = action_mask[row].nonzero()[:, 0].tolist()
+        positions = action_mask[row].nonzero()[:, 0].tolist()
         ends = list(accumulate(turn.num_response_tokens - turn.num_fire_tokens for turn in each.turns))
-        assert ends[-1] == len(places), "rows and turns of a trajectory have the same action tokens"
-        of_turn = [places[start:end] for start, end in pairwise([0, *ends])]
-        walks.append([[place for turn in walk for place in of_turn[turn]] for walk in each.walks])
+        assert ends[-1] == len(positions), "rows and turns of a trajectory have the same action tokens"
+        of_turn = [positions[start:end] for start, end in pairwise([0, *ends])]
+        walks.append([[position for turn in walk for position in of_turn[turn]] for walk in each.walks])
     return Branches.of(walks, action_mask.shape[1])
 
 
@@ -154,17 +154,17 @@ class _PlayedTurns:
     def of(cls, trajectory: Trajectory) -> _PlayedTurns:
         turns: list[Turn] = []
         parents: list[int | None] = []
-        place: list[int | None] = []  # Of each turn: its own, or of the one with tokens that it follows
+        own_index: list[int | None] = []  # Of each turn: its own, or of the one with tokens that it follows
         carried = 0.0
         for turn, parent in zip(trajectory.turns, trajectory.parents, strict=True):
-            before = None if parent is None else place[parent]
+            before = None if parent is None else own_index[parent]
             if turn.num_response_tokens:
                 parents.append(before)
-                place.append(len(turns))
+                own_index.append(len(turns))
                 turns.append(turn.replace(reward=turn.reward + carried))
                 carried = 0.0
                 continue
-            place.append(before)
+            own_index.append(before)
             if before is None and not turns:
                 carried += turn.reward
             else:  # a context that begins without a token still follows what was played before it

@@ -41,9 +41,11 @@ class DPOPipeline(PreferencePipeline):
         """Add what the loss compares with: the reference's log-probs, and for labelled rows the KL."""
         if not self.config.uses_reference:
             return batch
-        kept = [self._kept.get(key) for key in _contents(batch)]
-        known = [row for row in kept if row is not None]
-        batch = batch.with_columns(ref_logprobs=torch.cat(known) if len(known) == len(kept) else self._reference(batch))
+        cached = [self._kept.get(key) for key in _contents(batch)]
+        known = [row for row in cached if row is not None]
+        batch = batch.with_columns(
+            ref_logprobs=torch.cat(known) if len(known) == len(cached) else self._reference(batch)
+        )
         return batch if self.config.pairs else batch.with_columns(targets=self._kl(batch))
 
     def evaluate(self, step: int) -> dict[str, float]:

@@ -39,9 +39,9 @@ def as_whole(config: RLConfig, piece: TokenBatch, role: str, *key: int | str) ->
         mask = piece.require("loss_mask")
         options = {name: value for name, value in covariance_options(config).items() if name.startswith("cov_")}
         generator = torch.Generator().manual_seed(stable_hash(*key, *piece.row_ids, bits=56))
-        found = covariances(piece.require("old_logprobs"), piece.require("advantages"), mask)
+        scores = covariances(piece.require("old_logprobs"), piece.require("advantages"), mask)
         select = load_object(config.loss.selects, key="policy_loss")
-        piece = piece.with_columns(selected=select(found, mask, generator, **options))
+        piece = piece.with_columns(selected=select(scores, mask, generator, **options))
     if config.loss_agg_mode == "prompt-mean":
         weights = torch.ones(len(piece)) if piece.loss_weight is None else piece.loss_weight
         rows = torch.repeat_interleave(torch.arange(len(piece)), piece.lengths)

@@ -27,9 +27,9 @@ class RolloutDump:
     """One per run; does nothing without `rollout_dump_dir`."""
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
-        place = config.extra_output_dirs.get("rollout_dump_dir")
+        folder = config.extra_output_dirs.get("rollout_dump_dir")
         self._config = config
-        self._folder = Path(place) if place else None
+        self._folder = Path(folder) if folder else None
         pictures = config.extra_output_dirs.get("render_save_dir")
         self._pictures = Path(pictures) if pictures else None
         self._texts = Texts(tokenizer)

@@ -204,8 +204,8 @@ class Loop(ABC):
     def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: Output, adapters: bool = True) -> TokenOutputs:
         """Run one forward pass over all rows."""
         self.offloader.onload(cluster.role)
-        found: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)
-        return found
+        scored: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)
+        return scored
 
 
 @contextlib.contextmanager

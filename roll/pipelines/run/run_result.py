@@ -44,8 +44,8 @@ class RunResult:
         file = self.config.logging_path / SUMMARY_FILE
         if not file.is_file():
             return {}
-        found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        numbers: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+        return numbers
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -72,12 +72,12 @@ class RunResult:
 
         Raises `ValueError` if the run kept none, or none of that step.
         """
-        place = self.config.extra_output_dirs.get("rollout_dump_dir")
-        if not place:
+        folder = self.config.extra_output_dirs.get("rollout_dump_dir")
+        if not folder:
             raise ValueError("the run kept no rollouts; set rollout_dump_dir, e.g. to <output_dir>/rollouts")
-        rows = list(RecordedRollouts(Path(place)).rows(step))
+        rows = list(RecordedRollouts(Path(folder)).rows(step))
         if not rows:
-            raise ValueError(f"{place} has no rollouts")
+            raise ValueError(f"{folder} has no rollouts")
         return rows
 
     def _lines(self, name: str) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def checkpointing(step: Step) -> None:
 @conversion
 def lora(step: Step) -> None:
     """Translate adapters of the role that trains: with targets, rank 8 and twice the rank as alpha."""
-    section, place = step.use.key.rpartition(".")[0], f"{step.role}.model_args"
+    section, model_args = step.use.key.rpartition(".")[0], f"{step.role}.model_args"
     targets, rank = (step.draft.their(f"{section}.lora_{key}", other) for key, other in (("target", ""), ("rank", 8)))
     rank = int(rank) if str(rank).isdecimal() else rank
     alpha = step.draft.their(f"{section}.lora_alpha") or (2 * rank if isinstance(rank, int) else None)
@@ -80,8 +80,8 @@ def lora(step: Step) -> None:
             step.decide("all is all-linear; neither a router nor fused experts get adapters")
         else:
             list_(step) if isinstance(targets, str) and "," in targets else step.put(targets)
-        step.put(rank, f"{place}.lora_rank")
-        step.put(alpha, f"{place}.lora_alpha")
+        step.put(rank, f"{model_args}.lora_rank")
+        step.put(alpha, f"{model_args}.lora_alpha")
 
 
 @conversion
@@ -147,8 +147,8 @@ def topr_weight(step: Step) -> None:
     elif step.draft.their("rl_loss_coef", 1) != 0:
         step.absent("there is no such term beside the policy loss; see policy_loss: topr")
     else:
-        for place, value in (("policy_loss", "topr"), ("topr_level", "token"), (step.places[-1], step.value)):
-            step.put(value, place)
+        for key_path, value in (("policy_loss", "topr"), ("topr_level", "token"), (step.places[-1], step.value)):
+            step.put(value, key_path)
         for other in ("topr_positive_weight", "topr_negative_weight"):
             step.draft.put(other, step.draft.get(other, 0.0))
         step.decide("policy_loss topr, as rl_loss_coef is 0; samples are positive by advantage, in ROLL by score")
@@ -160,8 +160,8 @@ def pg_variant(step: Step) -> None:
     if "pg_worker" not in str(step.draft.their(f"{step.use.key.rpartition('.')[0]}.worker_cls", "")):
         step.dead("ROLL's ActorWorker doesn't read it: worker_cls isn't ActorPGWorker")
         return
-    for place, value in {step.place: mapped(step), **_OF_VARIANT.get(str(step.value), {})}.items():
-        step.put(value, place)
+    for key_path, value in {step.place: mapped(step), **_OF_VARIANT.get(str(step.value), {})}.items():
+        step.put(value, key_path)
     if step.value == "topr":
         step.decide("a sample is positive by its advantage, in ROLL by its score")
 
@@ -227,19 +227,21 @@ def finish_roll(draft: Draft) -> None:
 
 def _policy(draft: Draft) -> None:
     """Note what ROLL doesn't read, and what of its loss no key of the file says."""
-    told, factor, coef = draft.report.decisions, draft.get("rl_loss_coef", 1), draft.get("kl_loss_coef")
+    decisions, factor, coef = draft.report.decisions, draft.get("rl_loss_coef", 1), draft.get("kl_loss_coef")
     for key in ("pg_clip_low", "pg_clip_high"):
         drop(draft, key, not draft.their("use_pg_clip_range"), "use_pg_clip_range is false: pg_clip counts")
     for key in _RLVR_ONLY:
         drop(draft, key, draft.pipeline == "agentic", "ROLL reads it in RLVR only")
     if draft.get("loss_agg_mode") == "seq-mean-token-sum-norm":
-        told.append("loss_agg_mode: a mean over rows, divided by response_length; in ROLL a sum, by sequence_length")
+        decisions.append(
+            "loss_agg_mode: a mean over rows, divided by response_length; in ROLL a sum, by sequence_length"
+        )
     if draft.get("use_kl_loss"):
         settled(draft, "kl_loss_ratio", False, "as ROLL multiplies the KL by no ratio; true is unbiased")
         if draft.has("rl_loss_coef") and factor != 1 and isinstance(coef, float | int):
             settled(draft, "kl_loss_coef", coef * factor, "as ROLL's rl_loss_coef multiplies the KL too")
     elif draft.has("reference") and not draft.get("add_token_level_kl") and draft.knows("use_kl_loss"):
-        told.append("reference: kept, but no KL term uses it, so it isn't started")
+        decisions.append("reference: kept, but no KL term uses it, so it isn't started")
     if draft.get("policy_loss") == "topr" and not factor:
         draft.put("rl_loss_coef", 1.0)
     if "student" in draft.theirs and not draft.has("max_grad_norm"):
@@ -250,9 +252,13 @@ def _policy(draft: Draft) -> None:
            if all(draft.their(f"{role}.generating_args.{key}") is None for role in ("actor_infer", "student_infer"))
            and not draft.has(f"actor_infer.generating_args.{key}")]  # fmt: skip
     if cut:
-        told.append(f"{', '.join(cut)}: what ROLL samples with is off, as log-probs are those of the full distribution")
+        decisions.append(
+            f"{', '.join(cut)}: what ROLL samples with is off, as log-probs are those of the full distribution"
+        )
     if (heat := draft.get("actor_infer.generating_args.temperature", 1)) not in (0, 1):
-        told.append(f"log-probs in updates: of logits / temperature ({heat}), as sampled; ROLL's are of the logits")
+        decisions.append(
+            f"log-probs in updates: of logits / temperature ({heat}), as sampled; ROLL's are of the logits"
+        )
 
 
 def _megatron(draft: Draft, role: str) -> None:
@@ -263,5 +269,5 @@ def _megatron(draft: Draft, role: str) -> None:
         drop(draft, f"{config}.{key}", alone, f"{size}_model_parallel_size is 1")
     off = draft.get(f"{role}.model_args.disable_gradient_checkpointing")
     drop(draft, f"{config}.recompute_granularity", off, "disable_gradient_checkpointing is true")
-    whole = draft.get(f"{config}.recompute_granularity", "full") == "full" and not off
-    drop(draft, f"{config}.moe_layer_recompute", whole, "whole layers are recomputed anyway")
+    full_layers = draft.get(f"{config}.recompute_granularity", "full") == "full" and not off
+    drop(draft, f"{config}.moe_layer_recompute", full_layers, "whole layers are recomputed anyway")

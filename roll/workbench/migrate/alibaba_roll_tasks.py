@@ -186,8 +186,8 @@ def manager_sampling(step: Step) -> None:
     """Translate sampling of environments, which ROLL takes where actor_infer has none."""
     if "val_" not in step.use.key:
         step.places = (f"actor_infer.generating_args.{step.last}",)
-    given = step.draft.their("actor_infer.generating_args") is not None
-    put_unless(step, (given, "dead", "actor_infer.generating_args says it, in ROLL too"))
+    has_own = step.draft.their("actor_infer.generating_args") is not None
+    put_unless(step, (has_own, "dead", "actor_infer.generating_args says it, in ROLL too"))
 
 
 @conversion
@@ -269,16 +269,16 @@ def opd(step: Step) -> None:
         step.use.ours, step.use.fate = ("pipeline",), "translated"
 
 
-def drop(draft: Draft, place: str, when: Any, why: str) -> None:
+def drop(draft: Draft, key_path: str, when: Any, why: str) -> None:
     """Take out a key or section in a case in which ROLL doesn't read it either."""
-    if when and draft.has(place):
-        draft.abandon(place, why)
+    if when and draft.has(key_path):
+        draft.abandon(key_path, why)
 
 
-def settled(draft: Draft, place: str, value: Any, why: str) -> None:
+def settled(draft: Draft, key_path: str, value: Any, why: str) -> None:
     """Write what no key of the file says, and say why."""
-    draft.put(place, value)
-    draft.report.decisions.append(f"{place}: {shown(value)}, {why}")
+    draft.put(key_path, value)
+    draft.report.decisions.append(f"{key_path}: {shown(value)}, {why}")
 
 
 def finish_tasks(draft: Draft) -> None:
@@ -286,10 +286,10 @@ def finish_tasks(draft: Draft) -> None:
     finish = {"agentic": _games, "rlvr": _prompts, "distill": _prompts}.get(draft.pipeline, _rows)
     drop(draft, "num_train_epochs", finish is not _rows, "max_steps decides")
     finish(draft, *(draft.get(f"{key}_length") for key in ("sequence", "prompt", "response")))
-    place, sizes = "actor_infer.strategy_args.strategy_config.max_model_len", ("prompt_length", "response_length")
+    key_path, sizes = "actor_infer.strategy_args.strategy_config.max_model_len", ("prompt_length", "response_length")
     longest = sum(size for key in sizes if isinstance(size := draft.get(key), int))
-    if isinstance(limit := draft.get(place), int) and limit < longest:
-        settled(draft, place, longest, f"the run's longest sequence; {limit} was given")
+    if isinstance(limit := draft.get(key_path), int) and limit < longest:
+        settled(draft, key_path, longest, f"the run's longest sequence; {limit} was given")
 
 
 def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
@@ -301,15 +301,15 @@ def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
         settled(draft, "response_length", total - prompt, "sequence_length less prompt_length, as ROLL takes it")
     if draft.has("validation.data_args") and (column := draft.get(f"{data}.messages")):
         draft.put("validation.data_args.messages", draft.get("validation.data_args.messages", column))
-    for place in (data, "validation.data_args"):
-        drop(draft, f"{place}.prompt", draft.get(f"{place}.messages"), "messages says it")
-        if draft.has(place):
-            draft.put(f"{place}.filter_overlong_prompts", True)
+    for data_path in (data, "validation.data_args"):
+        drop(draft, f"{data_path}.prompt", draft.get(f"{data_path}.messages"), "messages says it")
+        if draft.has(data_path):
+            draft.put(f"{data_path}.filter_overlong_prompts", True)
     settled(draft, f"{data}.filter_overlong_prompts", True, "as ROLL leaves out rows longer than prompt_length")
     if draft.get(f"{data}.prompt"):
         settled(draft, "global_template", "plain", "as ROLL templates no column `prompt`, only `messages`")
-    if len(rewards) == 1 and not draft.get(place := f"rewards.{next(iter(rewards))}.tag_included"):
-        settled(draft, place, "*", "the only domain takes rows of any tag")
+    if len(rewards) == 1 and not draft.get(data_path := f"rewards.{next(iter(rewards))}.tag_included"):
+        settled(draft, data_path, "*", "the only domain takes rows of any tag")
     graded = any(path.endswith(".name") and value == "judge" for path, value in leaves_of(rewards))
     drop(draft, "judge", not graded, "no domain is graded by a judge")
 
@@ -317,7 +317,7 @@ def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
 def _rows(draft: Draft, total: Any, *_: Any) -> None:
     """Give finished rows one length; ROLL counts pairs, and shuffles where it doesn't fine-tune."""
     data, steps = "actor_train.data_args", draft.their("max_steps")
-    place = "actor_train.training_args.per_device_train_batch_size"
+    key_path = "actor_train.training_args.per_device_train_batch_size"
     if draft.pipeline == "sft":
         counts = "student" not in draft.theirs and isinstance(steps, int) and steps > 0
         drop(draft, "num_train_epochs", counts, f"max_steps ({steps}) decides")
@@ -325,13 +325,13 @@ def _rows(draft: Draft, total: Any, *_: Any) -> None:
         draft.put("max_steps", steps if counts else None)
     if total is None and isinstance(size := draft.their("response_length"), int):
         settled(draft, "sequence_length", draft.their("prompt_length", 1024) + size, "prompt and response together")
-    if draft.pipeline == "dpo" and isinstance(pairs := draft.get(place), int):
-        settled(draft, place, 2 * pairs, "in sequences, as ROLL counts pairs")
+    if draft.pipeline == "dpo" and isinstance(pairs := draft.get(key_path), int):
+        settled(draft, key_path, 2 * pairs, "in sequences, as ROLL counts pairs")
     if "sft_train" in draft.theirs:
         settled(draft, f"{data}.shuffle", False, "as ROLL's fine-tuning reads rows in their order")
     if "student" in draft.theirs:
-        told = f"{data}.file_name: ROLL leaves out rows whose column split isn't train; cut them from the file"
-        draft.report.decisions.append(told)
+        decision = f"{data}.file_name: ROLL leaves out rows whose column split isn't train; cut them from the file"
+        draft.report.decisions.append(decision)
 
 
 def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:

@@ -171,8 +171,8 @@ def dtype(step: Step) -> None:
 @conversion
 def both(step: Step) -> None:
     """Write the value at every place that there is."""
-    for place in filter(step.draft.knows, step.places):
-        step.put(mapped(step), place)
+    for key_path in filter(step.draft.knows, step.places):
+        step.put(mapped(step), key_path)
     if not step.use.ours and step.value is not None:
         step.dead(f"pipeline {step.draft.pipeline} has no {step.place}")
 
@@ -211,7 +211,7 @@ def template(step: Step) -> None:
     """Translate a template; a model family's name is the tokenizer's own template."""
     value = step.value
     known = ("native", "plain", "question_answer", "step_by_step")
-    if not any(step.draft.knows(place) for place in step.places):
+    if not any(step.draft.knows(key_path) for key_path in step.places):
         step.dead(f"{step.role} has no rows of its own")
     elif value is None or value in known:
         step.use.fate, step.use.note = "translated", ""
@@ -219,8 +219,8 @@ def template(step: Step) -> None:
             step.put(value)
     elif "{%" in str(value) or "{{" in str(value) or str(value).count("{prompt}") == 1:
         step.use.fate, step.use.note = "translated", ""
-        for place in step.places:
-            step.put(value, place)
+        for key_path in step.places:
+            step.put(value, key_path)
     else:
         step.put("native")
         step.decide(f"{value} is a model family's template: native is what the tokenizer itself brings")

@@ -64,26 +64,28 @@ def _engines(draft: Draft) -> None:
         options = draft.get(f"{role}.strategy_args.strategy_config", {})
         options = options if isinstance(options, dict) else {}
         stages = options.get("pp_size" if name == "sglang" else "pipeline_parallel_size", 1)
-        tensor, place = options.get("tensor_parallel_size", 1), f"{role}.num_gpus_per_worker"
+        tensor, key_path = options.get("tensor_parallel_size", 1), f"{role}.num_gpus_per_worker"
         if not isinstance(stages, int) or not isinstance(tensor, int):
             continue
-        needed, given = tensor * stages, draft.get(place, 1)
-        if given != needed:
-            if name == "sglang" and tensor == 1 and stages == 1 and isinstance(given, int):
-                draft.put(f"{role}.strategy_args.strategy_config.tensor_parallel_size", given)
-                said = f"{role}.strategy_args.strategy_config.tensor_parallel_size: {given}, the devices of one worker"
+        needed, explicit = tensor * stages, draft.get(key_path, 1)
+        if explicit != needed:
+            if name == "sglang" and tensor == 1 and stages == 1 and isinstance(explicit, int):
+                draft.put(f"{role}.strategy_args.strategy_config.tensor_parallel_size", explicit)
+                decision = (
+                    f"{role}.strategy_args.strategy_config.tensor_parallel_size: {explicit}, the devices of one worker"
+                )
             else:
-                draft.put(place, needed)
-                said = f"{place}: {needed}, the devices of one engine"
-            draft.report.decisions.append(said)
+                draft.put(key_path, needed)
+                decision = f"{key_path}: {needed}, the devices of one engine"
+            draft.report.decisions.append(decision)
         slots = slots_of(draft, role)
-        per_rank = draft.get(place, 1)
+        per_rank = draft.get(key_path, 1)
         if slots and isinstance(per_rank, int) and per_rank > 0 and len(slots) % per_rank:
-            kept = slots[: len(slots) // per_rank * per_rank]
-            if kept:
-                draft.put(f"{role}.device_mapping", list(kept))
+            usable = slots[: len(slots) // per_rank * per_rank]
+            if usable:
+                draft.put(f"{role}.device_mapping", list(usable))
                 draft.report.decisions.append(
-                    f"{role}.device_mapping: {len(kept)} of {len(slots)} slots, whole engines of {per_rank} devices"
+                    f"{role}.device_mapping: {len(usable)} of {len(slots)} slots, whole engines of {per_rank} devices"
                 )
 
 
@@ -162,8 +164,8 @@ def _budgets(draft: Draft) -> None:
             budget = budget if isinstance(budget, int) else 0
             if draft.get(switch) and isinstance(longest, int) and budget < longest:
                 draft.put(key, longest)
-                said = f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
-                draft.report.decisions.append(said)
+                decision = f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
+                draft.report.decisions.append(decision)
             elif draft.has(key) and not draft.get(switch):
                 draft.abandon(key, f"{switch.rpartition('.')[2]} is off")
 
@@ -189,8 +191,8 @@ def settle(draft: Draft, *, look: bool) -> None:
         idle = [violation for violation in reading.violations if violation.problem.startswith(_IDLE)]
         if not sum(_take_out(draft, violation) for violation in idle):
             break
-    missing += [_line(found) for found in reading.violations
-                if not any(line.startswith(found.path.partition("[")[0]) for line in missing)]  # fmt: skip
+    missing += [_line(wrong) for wrong in reading.violations
+                if not any(line.startswith(wrong.path.partition("[")[0]) for line in missing)]  # fmt: skip
     if look and reading.config is not None and reading.sound and not reading.violations:
         from roll.configs.checks.prerequisites import prerequisite_violations
 
@@ -215,5 +217,5 @@ def _take_out(draft: Draft, violation: Violation) -> bool:
 
 def _line(violation: Violation) -> str:
     value = "" if violation.value is NO_VALUE else f" (it is {str(masked(violation.path, violation.value))[:60]})"
-    said = violation.problem or f"{violation.expected}{value}"
-    return f"{violation.path}: {said}{f'; {violation.fix}' if violation.fix else ''}"
+    problem = violation.problem or f"{violation.expected}{value}"
+    return f"{violation.path}: {problem}{f'; {violation.fix}' if violation.fix else ''}"

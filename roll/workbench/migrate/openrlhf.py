@@ -47,8 +47,8 @@ def flag_if(step: Step) -> None:
     alone. What is `ask` in our words is asked for.
     """
     draft, rule, value = step.draft, step.row.rule, mapped(step)
-    is_given, on = step.use in draft.report.uses, step.value not in (None, False, [], "")
-    free = draft.hint(step.place) is Any and (value in (None, False) or (not is_given and value == step.value))
+    is_explicit, on = step.use in draft.report.uses, step.value not in (None, False, [], "")
+    free = draft.hint(step.place) is Any and (value in (None, False) or (not is_explicit and value == step.value))
     acts = "if" not in rule or _holds(draft, rule["if"])
     if rule.get("else") == "next":
         step.places, acts = (step.places[not acts],), True
@@ -58,22 +58,22 @@ def flag_if(step: Step) -> None:
         step.absent(step.row.note)
     elif not acts:
         step.dead(f"it acts with {rule['if']}")
-    elif free or (rule.get("given") and not is_given) or (value is None and isinstance(step.value, bool)):
+    elif free or (rule.get("given") and not is_explicit) or (value is None and isinstance(step.value, bool)):
         step.dead("the default here too" if on else "it is off")
     else:
-        whole = not isinstance(value, list) or len(value) != len(step.places) or len(value) == 1
-        for place, part in zip(step.places, [value] * len(step.places) if whole else value, strict=True):
-            for there in _every(draft, place, _TRAINED if rule.get("trained") else tuple(_ROLES)):
+        undivided = not isinstance(value, list) or len(value) != len(step.places) or len(value) == 1
+        for key_path, part in zip(step.places, [value] * len(step.places) if undivided else value, strict=True):
+            for there in _every(draft, key_path, _TRAINED if rule.get("trained") else tuple(_ROLES)):
                 step.put(part, there)
-        for place, more in rule.get("also", {}).items() if on else ():
-            step.put(more, place)
+        for key_path, more in rule.get("also", {}).items() if on else ():
+            step.put(more, key_path)
 
 
-def _every(draft: Draft, place: str, roles: tuple[str, ...]) -> list[str]:
+def _every(draft: Draft, key_path: str, roles: tuple[str, ...]) -> list[str]:
     """Return the actor's key for every role that there is; schedules and optimizers are of one role."""
-    if not place.startswith("actor_train.") or ".training_args." in place:
-        return [place]
-    named = [place.replace("actor_train", role, 1) for role in roles if role == "actor_train" or draft.has(role)]
+    if not key_path.startswith("actor_train.") or ".training_args." in key_path:
+        return [key_path]
+    named = [key_path.replace("actor_train", role, 1) for role in roles if role == "actor_train" or draft.has(role)]
     return [there for there in named if draft.knows(there)]
 
 
@@ -207,8 +207,8 @@ def flag_estimator(step: Step) -> None:
     if step.value not in routes:
         step.absent(f"OpenRLHF has {', '.join(routes)}")
         return
-    for place, value in routes[step.value].items():
-        step.put(value, place)
+    for key_path, value in routes[step.value].items():
+        step.put(value, key_path)
     says = {"whiten_advantages": "divides by the unbiased deviation: n - 1 for n tokens, there n",
             "reward_norm": "takes the baseline off the score"}  # fmt: skip
     if notes := [f"{key} {text}" for key, text in says.items() if key in routes[step.value]]:
@@ -319,16 +319,16 @@ def _ask_for_needed(draft: Draft) -> None:
         needed[f"rewards.{DOMAIN}.name"] = "what scores a response"
     if pairs and not flag(draft, "data.apply_chat_template"):
         needed[f"{data}.prompt"] = "the column with the prompt (there it is part of the texts)"
-    asked = [place for _, place in draft.asked]
-    needed = {place: f"{what}, which the script doesn't say" for place, what in needed.items()
-              if place not in asked and not draft.has(place)}  # fmt: skip
+    asked = [key_path for _, key_path in draft.asked]
+    needed = {key_path: f"{what}, which the script doesn't say" for key_path, what in needed.items()
+              if key_path not in asked and not draft.has(key_path)}  # fmt: skip
     if _has_critic(draft) and flag(draft, "actor.max_norm") != flag(draft, "critic.max_norm"):
         needed["max_grad_norm"] = "one bound for actor and critic, which have two: actor.max_norm, critic.max_norm"
     if min(flag(draft, "train.micro_batch_size"), flag(draft, "train.batch_size")) < 1:
         needed["actor_train.training_args.gradient_accumulation_steps"] = "batch sizes from 1 were expected"
-    for place, why in needed.items():
-        draft.put(place, "???")
-        draft.report.missing.append(f"{place}: {why}")
+    for key_path, why in needed.items():
+        draft.put(key_path, "???")
+        draft.report.missing.append(f"{key_path}: {why}")
 
 
 def _say(draft: Draft) -> None:
@@ -424,13 +424,13 @@ def _batch(draft: Draft, role: str) -> None:
     uses = [draft.memo.get(f"train.{key}") for key in ("micro_batch_size", "batch_size")]
     draft.put(f"{role}.training_args.per_device_train_batch_size", wide * rows, uses[0])
     draft.put(deep_key, deep, uses[1])
-    said = f"{wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
-    said += ", each a pair of two sequences" if rows > 1 else ""
+    product = f"{wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
+    product += ", each a pair of two sequences" if rows > 1 else ""
     for use in filter(None, uses):
-        use.note = said
+        use.note = product
     step = size if draft.pipeline != "rlvr" else \
         flag(draft, "rollout.batch_size") * flag(draft, "rollout.n_samples_per_prompt")  # fmt: skip
     if (use := uses[1]) is not None and (wide * deep * ranks != size or step % size):
         short = wide * deep * ranks != size
-        use.fate, use.note = "absent", f"{said}, not {size}" if short else f"a step has {step} responses"
+        use.fate, use.note = "absent", f"{product}, not {size}" if short else f"a step has {step} responses"
         draft.ask(use, deep_key)

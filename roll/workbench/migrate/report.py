@@ -207,8 +207,10 @@ def ordered(hint: Any, tree: Any) -> Any:
         inner = next((get_args(member)[1] for member in members if get_origin(member) is dict), None)
         return {key: ordered(inner, value) for key, value in tree.items()}
     hints = get_type_hints(section)
-    place = {spec.name: i for i, spec in enumerate(fields(section))}
-    keys = sorted(tree, key=lambda key: (key != "pipeline", isinstance(tree[key], Mapping), place.get(key, len(place))))
+    position = {spec.name: i for i, spec in enumerate(fields(section))}
+    keys = sorted(
+        tree, key=lambda key: (key != "pipeline", isinstance(tree[key], Mapping), position.get(key, len(position)))
+    )
     return {key: ordered(hints.get(key), tree[key]) for key in keys}
 
 

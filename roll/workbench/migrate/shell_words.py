@@ -82,7 +82,7 @@ def read_script(text: str, script: Script | None = None) -> Script:
     """Return the commands of a script, from its first line to its last, whichever would be run.
 
     `script`: what was read before it, whose variables it has. Raises `ValueError` for a quote or bracket that isn't
-    closed, for texts that grow beyond a megabyte, or all together beyond `_MAX_CHARACTERS`, and for expansions in each other that
+    closed, for texts beyond a megabyte, or all together beyond `_MAX_CHARACTERS`, and for nested expansions that
     are too deep.
     """
     script = _Reader(text.replace("\r\n", "\n"), script or Script(), 0).script()
@@ -226,7 +226,7 @@ class _Reader:
         self._ends, self._target = [], ""
 
     def _assign(self, match: re.Match[str]) -> None:
-        name, place, sign = match.groups()
+        name, subscript, sign = match.groups()
         line, self._at = self._line(), match.end()
         before = self._script.variables.get(name, [])
         added = before if sign == "+=" else []
@@ -239,14 +239,14 @@ class _Reader:
             if added:
                 value = Word(added[0].text + value.text, (*added[0].unexpanded, *value.unexpanded), value.line)
             values = [value]
-        if place:
-            raw = f"{name}{place}"
+        if subscript:
+            raw = f"{name}{subscript}"
             values = [Word(f"${name}", (f"${name}, of which the script sets {raw} by itself",))]
         if (self._branches > 0 or self._if) and [word.text for word in before] != [word.text for word in values]:
-            said = " ".join(word.text for word in values) or "an empty text"
+            shown = " ".join(word.text for word in values) or "an empty text"
             self._script.conditions[name] = (
                 f"line {line}: {name} depends on a condition; the last in the script was taken, "
-                f"{said if len(said) < 60 else said[:60] + '...'}"
+                f"{shown if len(shown) < 60 else shown[:60] + '...'}"
             )
         self._script.variables[name] = values
 
@@ -268,8 +268,8 @@ class _Reader:
                 yield from self._word()
         raise ValueError("an array ( isn't closed")
 
-    def _word(self, *, split: bool = True, whole: bool = False) -> list[Word]:
-        """Return one word, or those that a variable without quotes around it holds; `whole`: all the text is one."""
+    def _word(self, *, split: bool = True, one_word: bool = False) -> list[Word]:
+        """Return one word, or those that a variable without quotes around it holds; `one_word`: all the text is one."""
         line = self._line()
         words, quoted, inside = [Word(line=line)], False, False
         while self._at < len(self._text):
@@ -289,7 +289,7 @@ class _Reader:
                 self._at += 2
             elif inside:
                 self._run(words[-1], _PLAIN_IN_QUOTES)
-            elif whole or not (sign.isspace() or sign in _BREAKS or sign in "<>"):
+            elif one_word or not (sign.isspace() or sign in _BREAKS or sign in "<>"):
                 self._run(words[-1], _PLAIN)
             elif sign in "<>" and "=" in words[-1].text and split:
                 self._run(words[-1], _PLAIN)  # of a placeholder such as key=<path>
@@ -427,7 +427,7 @@ class _Reader:
 
     def _whole(self, text: str) -> Word:
         """Return a text with its own variables and quotes expanded."""
-        return (_Reader(text, self._script, self._depth + 1)._word(split=False, whole=True) or [Word()])[0]
+        return (_Reader(text, self._script, self._depth + 1)._word(split=False, one_word=True) or [Word()])[0]
 
     def _number(self, expression: str) -> int | None:
         """Return the value of `$((expression))`, with the script's variables; None where it isn't of integers."""
@@ -461,13 +461,13 @@ def whole_number(text: str) -> int | None:
 
 def _value(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        found = node.value
+        result = node.value
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        found = _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+        result = _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
     elif isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
-        found = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
+        result = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
     else:
         raise ValueError("no whole number")
-    if abs(found) >= 2**63:
+    if abs(result) >= 2**63:
         raise ValueError("too large")
-    return found
+    return result

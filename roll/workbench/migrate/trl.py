@@ -49,8 +49,8 @@ def trainers_of(tree: Mapping[str, Any], job: str = "") -> list[str]:
 
 def taken(draft: Draft, key: str) -> Any:
     """Return what the trainer takes for a key: what the file says, texts of numbers as numbers, else its default."""
-    given = coerced(bool | float | None, at(draft.theirs, key))
-    return draft.peer_defaults.get(key) if given is None else given
+    explicit = coerced(bool | float | None, at(draft.theirs, key))
+    return draft.peer_defaults.get(key) if explicit is None else explicit
 
 
 def is_for(draft: Draft, name: str) -> bool:
@@ -58,9 +58,9 @@ def is_for(draft: Draft, name: str) -> bool:
     return trainers_of(draft.theirs, draft.job)[0] == f"{name}Config"
 
 
-def ask(draft: Draft, place: str, key: str, value: str, note: str) -> None:
+def ask(draft: Draft, key_path: str, key: str, value: str, note: str) -> None:
     """Have the new file ask for a place for a key that the file leaves out."""
-    draft.ask(Use(key=key, value=value, fate="absent", note=note), place)
+    draft.ask(Use(key=key, value=value, fate="absent", note=note), key_path)
 
 
 def _written(step: Step) -> None:
@@ -79,12 +79,12 @@ def only(step: Step) -> None:
 @first
 def report_to(step: Step) -> None:
     """Translate trackers."""
-    given = step.value if isinstance(step.value, list) else [step.value]
-    if given in ([None], ["none"]):
+    trackers = step.value if isinstance(step.value, list) else [step.value]
+    if trackers in ([None], ["none"]):
         step.dead("trackers that are built in stay")
         return
-    step.put(["stdout", *(one for one in given if one in TRACKERS)])
-    if gone := [str(one) for one in given if one not in (*TRACKERS, "none", None)]:
+    step.put(["stdout", *(one for one in trackers if one in TRACKERS)])
+    if gone := [str(one) for one in trackers if one not in (*TRACKERS, "none", None)]:
         step.decide(f"there is no tracker {', '.join(gone)} here")
 
 
@@ -124,7 +124,7 @@ def share_of_peak(step: Step) -> None:
 def precision(step: Step) -> None:
     """Translate the type that is computed in: bf16 unless fp16 says otherwise, else that of the weights."""
     draft, fp16, bf16 = step.draft, taken(step.draft, "fp16"), taken(step.draft, "bf16")
-    own = [draft.their(f"{place}dtype") for place in ("model_init_kwargs.", "model_init_kwargs.torch_", "torch_", "")]
+    own = [draft.their(f"{prefix}dtype") for prefix in ("model_init_kwargs.", "model_init_kwargs.torch_", "torch_", "")]
     weights = DTYPES.get(str(next(filter(None, own), "float32")), "fp32")
     if step.use in draft.report.filled and step.last != "bf16":
         step.dead("bf16 says it")
@@ -198,20 +198,20 @@ def events(step: Step) -> None:
 @conversion
 def best_metric(step: Step) -> None:
     """Translate a metric of evaluation, and which way is better; the loss for a best model at the end."""
-    draft, given = step.draft, step.draft.their("metric_for_best_model")
-    name = "loss" if given is None else str(given).removeprefix("eval_")
-    place = _BEST.get(draft.pipeline, {}).get(name)
+    draft, metric = step.draft, step.draft.their("metric_for_best_model")
+    name = "loss" if metric is None else str(metric).removeprefix("eval_")
+    key_path = _BEST.get(draft.pipeline, {}).get(name)
     if not step.value:
         step.dead("it is off")
-    elif step.last != "metric_for_best_model" and given is not None:
+    elif step.last != "metric_for_best_model" and metric is not None:
         step.dead("metric_for_best_model says which one is kept; roll export RUN --step best writes it")
-    elif place is None:
+    elif key_path is None:
         step.absent("no validation here gives it; see save_best in docs/checkpoints.md")
     else:
         # As transformers has it: higher is better, but for names that end in loss.
         greater = bool(draft.their("greater_is_better", not name.endswith("loss")))
-        usual = (better_of(place) == "higher") is greater
-        step.put(place if usual else f"{'max' if greater else 'min'}:{place}")
+        usual = (better_of(key_path) == "higher") is greater
+        step.put(key_path if usual else f"{'max' if greater else 'min'}:{key_path}")
 
 
 def _address(path: Any, config: Any, split: Any) -> Any:
@@ -321,14 +321,14 @@ def _launcher(draft: Draft) -> str:
 
 def _rows(draft: Draft) -> None:
     """Finish pairs, tokens and lengths of trainers that learn from rows."""
-    say, place, pipeline = draft.report.decisions.append, f"{_ARGS}.per_device_train_batch_size", draft.pipeline
-    value, loss = draft.get(place), taken(draft, "loss_type")
+    say, key_path, pipeline = draft.report.decisions.append, f"{_ARGS}.per_device_train_batch_size", draft.pipeline
+    value, loss = draft.get(key_path), taken(draft, "loss_type")
     if pipeline == "dpo" and draft.theirs.get("loss_type") is None:
         draft.put("loss_type", loss[0] if isinstance(loss, list) else loss)
         say(f"loss_type: {draft.get('loss_type')}, by default")
     if isinstance(value, int) and pipeline != "sft" and not is_for(draft, "KTO"):
-        draft.put(place, 2 * value, draft.made_by.get(place))
-        say(f"{place}: {2 * value} sequences, {value} pairs")
+        draft.put(key_path, 2 * value, draft.made_by.get(key_path))
+        say(f"{key_path}: {2 * value} sequences, {value} pairs")
     draft.put("truncation", "filter" if pipeline == "reward_model" else "right")
     say(f"truncation: {draft.get('truncation')}, what TRL does to rows of more than max_length tokens")
     say(f"the batch is that of one device, TRL takes its processes from {_launcher(draft)}: set "
@@ -342,7 +342,7 @@ def _rows(draft: Draft) -> None:
             "TRL, not here")  # fmt: skip
     if is_for(draft, "KTO"):
         say("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
-    asked = {place for use, place in draft.asked if use in draft.report.uses}
+    asked = {key_path for use, key_path in draft.asked if use in draft.report.uses}
     if pipeline == "sft" and not draft.has("train_on") and "train_on" not in asked:
         ask(draft, "train_on", "completion_only_loss", "by the data", _ALL_TOKENS)
 
@@ -409,12 +409,12 @@ def _in_steps(draft: Draft, updates: float) -> None:
 
 def _held_out(draft: Draft) -> None:
     """Name the split that TRL's scripts evaluate on."""
-    name, place = draft.their("dataset_name"), "validation.data_args.file_name"
+    name, key_path = draft.their("dataset_name"), "validation.data_args.file_name"
     if not draft.get("eval_steps") or draft.get("validation_share"):
         return
     if _address(name, None, "x") != name:
-        draft.put(place, _address(name, draft.their("dataset_config"), taken(draft, "dataset_test_split")))
-        draft.report.decisions.append(f"{place}: {draft.get(place)}, which TRL's script evaluates on")
+        draft.put(key_path, _address(name, draft.their("dataset_config"), taken(draft, "dataset_test_split")))
+        draft.report.decisions.append(f"{key_path}: {draft.get(key_path)}, which TRL's script evaluates on")
         if draft.pipeline == "rlvr":
             count = taken(draft, "num_generations_eval") or taken(draft, "num_generations")
             draft.put("validation.generating_args.temperature", taken(draft, "temperature"))

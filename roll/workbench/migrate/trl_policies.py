@@ -100,7 +100,9 @@ def trl_clip(step: Step) -> None:
         step.dead("null bounds nothing more" if value is None else f"{loss} doesn't read it")
     elif loss == "cispo":
         cap = key == "epsilon_high" or draft.their("epsilon_high") is None
-        step.use.ours = tuple(place for place in ("cispo_epsilon_high", "tis_upper_bound") if cap and draft.has(place))
+        step.use.ours = tuple(
+            key_path for key_path in ("cispo_epsilon_high", "tis_upper_bound") if cap and draft.has(key_path)
+        )
         step.note("of cispo it is the largest weight" if cap else "epsilon_high says the largest weight")
     elif key == "delta" and (value <= 1 + high or taken(draft, "importance_sampling_level") == "sequence"):
         step.absent("a bound of the ratio within the clip, or of a sequence's")
@@ -196,15 +198,21 @@ def trl_correction(step: Step) -> None:
 @first
 def reward_funcs(step: Step) -> None:
     """Translate a reward function, or a weighted sum of several; a model's score is added to them."""
-    draft, place = step.draft, f"rewards.{DOMAIN}"
-    given = [str(name) for name in (step.value if isinstance(step.value, list) else [step.value]) if name is not None]
-    if models := [name for name in given if "/" in name and not OWN_PATH.match(name)]:
+    draft, domain = step.draft, f"rewards.{DOMAIN}"
+    functions = [
+        str(name) for name in (step.value if isinstance(step.value, list) else [step.value]) if name is not None
+    ]
+    if models := [name for name in functions if "/" in name and not OWN_PATH.match(name)]:
         step.absent(f"no function but a model, as reward_model_name_or_path takes one: {', '.join(models)}")
         return
     model, weights = draft.their("reward_model_name_or_path") is not None, draft.their("reward_weights")
-    weights = weights if isinstance(weights, list) and len(weights) == len(given) + model else [1.0] * (len(given) + 1)
+    weights = (
+        weights
+        if isinstance(weights, list) and len(weights) == len(functions) + model
+        else [1.0] * (len(functions) + 1)
+    )
     parts: dict[str, Any] = {}
-    for name, weight in zip(given, weights[model:], strict=False):
+    for name, weight in zip(functions, weights[model:], strict=False):
         if name != "get_soft_overlong_punishment":
             label = re.split(r"[.:]", name)[-1]
             label = label if label.isidentifier() and label not in parts else f"{label}{len(parts) + 1}"
@@ -214,14 +222,14 @@ def reward_funcs(step: Step) -> None:
                 "TRL counts the last 256 up to 1280 tokens, overlong_shaping up to response_length")  # fmt: skip
         else:
             draft.report.decisions.append(f"{name} is 0 up to 1024 tokens, so it is left out")
-    draft.report.decisions += [f"{place}: {part['name']} is TRL's: install trl where it is scored"
+    draft.report.decisions += [f"{domain}: {part['name']} is TRL's: install trl where it is scored"
                                for part in parts.values() if part["name"].startswith("trl.")]  # fmt: skip
     if len(parts) == 1 and not model and all(part["weight"] == 1 for part in parts.values()):
-        step.put(next(iter(parts.values()))["name"], f"{place}.name")
+        step.put(next(iter(parts.values()))["name"], f"{domain}.name")
     elif parts:
-        step.put("weighted", f"{place}.name")
-        step.put(parts, f"{place}.parts")
-    if guessed := [name for name in given if _path(name) == f"rewards.py:{name}"]:
+        step.put("weighted", f"{domain}.name")
+        step.put(parts, f"{domain}.parts")
+    if guessed := [name for name in functions if _path(name) == f"rewards.py:{name}"]:
         step.decide(f"functions by their paths: path/to/file.py:{', '.join(guessed)}; here rewards.py")
 
 
@@ -256,5 +264,5 @@ def trl_reward_model(step: Step) -> None:
     beside = bool(step.draft.their("reward_funcs"))
     written = {f"{domain}.rule_weight": 1.0, f"{domain}.reward_model_weight": weight} if beside else {
         f"{domain}.name": "reward_model", **({f"{domain}.weight": weight} if weight != 1 else {})}  # fmt: skip
-    for place, value in {step.place: step.value, **written}.items():
-        step.put(value, place)
+    for key_path, value in {step.place: step.value, **written}.items():
+        step.put(value, key_path)

@@ -99,8 +99,8 @@ _SIMPLE: dict[str, tuple[Callable[[Step], Any], str]] = {
 def _carry_out(step: Step) -> None:
     """Write the value as it is meant here, or nothing where it has no effect."""
     value, why = _SIMPLE[step.row.how]
-    found = value(step)
-    step.dead(why) if found is NOTHING else step.put(found)
+    result = value(step)
+    step.dead(why) if result is NOTHING else step.put(result)
 
 
 CONVERSIONS.update(dict.fromkeys(_SIMPLE, _carry_out))
@@ -116,19 +116,21 @@ def of_rows(step: Step) -> None:
 
 
 def _where_rows_are(step: Step, value: Any) -> None:
-    for place in step.places:
-        if place.startswith("actor_train") or (place.startswith("validation") and step.draft.their("data.val_files")):
-            step.put(value, place)
+    for key_path in step.places:
+        if key_path.startswith("actor_train") or (
+            key_path.startswith("validation") and step.draft.their("data.val_files")
+        ):
+            step.put(value, key_path)
     step.use.fate, step.use.note = "translated", ""
 
 
 @first
 def loggers(step: Step) -> None:
     """Translate trackers by our names."""
-    given = step.value if isinstance(step.value, list) else [step.value]
-    found = [{"console": "stdout", "file": "jsonl"}.get(str(one), str(one)) for one in given if one is not None]
-    step.put([one for one in dict.fromkeys(found) if one in TRACKERS] or ["stdout"])
-    if gone := [one for one in found if one not in TRACKERS]:
+    names = step.value if isinstance(step.value, list) else [step.value]
+    trackers = [{"console": "stdout", "file": "jsonl"}.get(str(one), str(one)) for one in names if one is not None]
+    step.put([one for one in dict.fromkeys(trackers) if one in TRACKERS] or ["stdout"])
+    if gone := [one for one in trackers if one not in TRACKERS]:
         step.decide(f"there is no tracker {', '.join(gone)} here")
 
 
@@ -275,8 +277,8 @@ def engine_option(step: Step) -> None:
     elif value is None or not _generates(step) or (value == 1 and word[:6] in ("expert", "pipeli")):
         step.dead("the default, or not of this engine")
     elif word == "tensor_model_parallel_size":
-        for place in step.places:
-            step.put(value, place)
+        for key_path in step.places:
+            step.put(value, key_path)
     elif engine == "vllm":
         step.put(True if word == "expert_parallel_size" else value)
     elif only_if(step, word in sglang, "it is vLLM's, and the engine is sglang"):
@@ -378,6 +380,6 @@ def master_dtype(step: Step) -> None:
 def each_role(step: Step) -> None:
     """Translate a key of every role that has the policy's model."""
     has_reference = theirs(step.draft, f"{ACTOR}.use_kl_loss") or theirs(step.draft, "algorithm.use_kl_in_reward")
-    for place in step.places:
-        if step.draft.knows(place) and (not place.startswith("reference.") or has_reference):
-            step.put(step.value, place)
+    for key_path in step.places:
+        if step.draft.knows(key_path) and (not key_path.startswith("reference.") or has_reference):
+            step.put(step.value, key_path)

@@ -51,10 +51,10 @@ _SIZES: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
 
 def known_sizes(name: str) -> dict[str, Any] | None:
     """Return the entries of config.json that sizes follow from, of a hub id, also of its -Instruct or -Base form."""
-    found = _SIZES.get(re.sub(r"-(Instruct|Base)(-\d{4})?$", "", name))
-    if found is None:
+    sizes_of_name = _SIZES.get(re.sub(r"-(Instruct|Base)(-\d{4})?$", "", name))
+    if sizes_of_name is None:
         return None
-    model_type, sizes, more = found
+    model_type, sizes, more = sizes_of_name
     return {"model_type": model_type, **dict(zip(_KEYS, sizes, strict=True)), **more}
 
 

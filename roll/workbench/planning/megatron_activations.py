@@ -33,8 +33,8 @@ def megatron_activations(
     layer = layer_bytes(arch, numbers, sparse=sparse, masked=False, shared=tensor)
     if options.sequence_parallel:
         # What isn't split by heads and widths is split by tokens.
-        whole = layer_bytes(arch, numbers, sparse=sparse, masked=False, shared=10**9)
-        layer -= whole - whole // tensor
+        replicated = layer_bytes(arch, numbers, sparse=sparse, masked=False, shared=10**9)
+        layer -= replicated - replicated // tensor
     granularity = options.recompute_granularity or ("full" if checkpointed else None)
     if granularity == "full":
         step = options.recompute_num_layers or 1

@@ -81,12 +81,12 @@ class MegatronPlace:
 
 
 def chunk_parameters(
-    arch: Architecture, place: MegatronPlace, *, kind: str, frozen: Sequence[str] = ()
+    arch: Architecture, position: MegatronPlace, *, kind: str, frozen: Sequence[str] = ()
 ) -> list[list[LocalParameter]]:
     """Return the parameters of each of a rank's chunks, in Megatron's order; `frozen`: beginnings of names."""
-    chunks, prefix = place.chunks(arch.layers), "" if kind == "value" else "model."
-    first, last = place.stage == 0, place.stage == place.stages - 1
-    tensor = place.options.tensor_model_parallel_size
+    chunks, prefix = position.chunks(arch.layers), "" if kind == "value" else "model."
+    first, last = position.stage == 0, position.stage == position.stages - 1
+    tensor = position.options.tensor_model_parallel_size
     shares = kind == "policy" and arch.tied
 
     def trains(name: str) -> bool:
@@ -96,12 +96,12 @@ def chunk_parameters(
     made = []
     for number, layers in enumerate(chunks):
         here: list[LocalParameter] = []
-        apart = shares and place.stages > 1
+        own_bucket = shares and position.stages > 1
         if first and number == 0:
-            here.append(LocalParameter(vocabulary, trains("embed_tokens.weight"), own_bucket=apart))
+            here.append(LocalParameter(vocabulary, trains("embed_tokens.weight"), own_bucket=own_bucket))
         for layer in layers:
-            for name, size, expert in layer_sizes(arch, place, layer):
-                here.append(LocalParameter(size, trains(f"layers.{layer}.{name}"), expert and place.experts_apart))
+            for name, size, expert in layer_sizes(arch, position, layer):
+                here.append(LocalParameter(size, trains(f"layers.{layer}.{name}"), expert and position.experts_apart))
         if last and number == len(chunks) - 1:
             here.append(LocalParameter(arch.hidden, trains("norm.weight")))
             if kind != "policy":
@@ -110,15 +110,15 @@ def chunk_parameters(
                 # Named without the prefix of the backbone.
                 free = not (frozen and "lm_head.weight".startswith(tuple(frozen)))
                 here.append(LocalParameter(vocabulary, free))
-            elif place.stages > 1:
+            elif position.stages > 1:
                 here.append(LocalParameter(vocabulary, trains("embed_tokens.weight"), own_bucket=True))
         made.append(here)
     return made
 
 
-def layer_sizes(arch: Architecture, place: MegatronPlace, layer: int) -> Iterator[tuple[str, int, bool]]:
+def layer_sizes(arch: Architecture, position: MegatronPlace, layer: int) -> Iterator[tuple[str, int, bool]]:
     """Yield (Hugging Face name, numbers on a rank, of an expert) of each parameter of a layer."""
-    tensor, hidden = place.options.tensor_model_parallel_size, arch.hidden
+    tensor, hidden = position.options.tensor_model_parallel_size, arch.hidden
     yield "input_layernorm.weight", hidden, False
     yield "self_attn.o_proj.weight", hidden * arch.query // tensor, False
     rows = (arch.query + 2 * arch.key) // tensor
@@ -134,8 +134,8 @@ def layer_sizes(arch: Architecture, place: MegatronPlace, layer: int) -> Iterato
         yield "mlp.down_proj.weight", arch.intermediate // tensor * hidden, False
         return
     yield "mlp.gate.weight", arch.experts * hidden, False
-    width = arch.expert_width // place.expert_tensor
-    for _ in range(arch.experts // place.options.expert_model_parallel_size):
+    width = arch.expert_width // position.expert_tensor
+    for _ in range(arch.experts // position.options.expert_model_parallel_size):
         yield "mlp.experts.gate_up_proj", 2 * width * hidden, True
         yield "mlp.experts.down_proj", width * hidden, True
     if arch.shared_width:
@@ -158,8 +158,8 @@ def megatron_states(
     frozen: Sequence[str] = (),
 ) -> States:
     """Return the states of one rank of `ranks`; `dtype` is that of the role, `l2` whether it is pulled to its start."""
-    place, width = MegatronPlace(options=options, ranks=ranks, rank=rank), BYTES[dtype]
-    chunks = chunk_parameters(arch, place, kind=kind, frozen=frozen)
+    position, width = MegatronPlace(options=options, ranks=ranks, rank=rank), BYTES[dtype]
+    chunks = chunk_parameters(arch, position, kind=kind, frozen=frozen)
     if not trains:
         return States(weights=width * sum(parameter.size for chunk in chunks for parameter in chunk))
     weights, gradients, optimizer = 0, 0, 0
@@ -167,9 +167,9 @@ def megatron_states(
         weights += width * sum(parameter.size for parameter in chunk if not parameter.trains)
         for expert in (False, True):
             held = [parameter for parameter in chunk if parameter.trains and parameter.expert == expert]
-            index, copies = place.copies(expert=expert)
+            index, copies = position.copies(expert=expert)
             distributed = options.use_distributed_optimizer
-            buckets = bucket_layout(held, options, copies, bucketed=number == 0 and place.stage == 0)
+            buckets = bucket_layout(held, options, copies, bucketed=number == 0 and position.stage == 0)
             total = buckets[-1][1] if buckets else 0
             weights += width * (total if distributed else sum(parameter.size for parameter in held))
             gradients += 4 * total

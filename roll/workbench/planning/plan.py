@@ -100,7 +100,7 @@ class MemoryPlan:
     @property
     def missing(self) -> int:
         """Return bytes that the fullest device, or host, lacks."""
-        return max(place.missing for place in (*self.devices, *self.hosts))
+        return max(memory.missing for memory in (*self.devices, *self.hosts))
 
     @property
     def fits(self) -> bool:
@@ -110,7 +110,7 @@ class MemoryPlan:
     @property
     def tightest(self) -> Place:
         """Return the place that lacks most, or has least left."""
-        sized = [place for place in (*self.devices, *self.hosts) if place.capacity]
+        sized = [memory for memory in (*self.devices, *self.hosts) if memory.capacity]
         return max(sized or [*self.devices, *self.hosts], key=lambda p: p.worst.nbytes / (p.capacity or 1))
 
 
@@ -156,12 +156,12 @@ class _Planner:
 
     @cached_property
     def _models(self) -> dict[str, Architecture]:
-        config, found = self._config, {}
+        config, models = self._config, {}
         for role, worker in self._workers.items():
             own = worker.model_args.model_name_or_path
             key = f"{role}.model_args.model_name_or_path" if own else "pretrain"
-            found[role] = read_architecture(config.model_path(role), worker.model_args.model_config_kwargs, key)
-        return found
+            models[role] = read_architecture(config.model_path(role), worker.model_args.model_config_kwargs, key)
+        return models
 
     def _memory(self, role: str, rank: int) -> RoleMemory:
         """Return the memory of one rank; ranks that hold the same share an answer."""
@@ -306,8 +306,8 @@ class _Planner:
             for rank, slots in enumerate(ranks):
                 if self._placement.node_of(slots[0]) == node:
                     memory = self._memory(role, rank)
-                    seen = counts[role].get(id(memory), (memory, 0))[1]
-                    counts[role][id(memory)] = (memory, seen + 1)
+                    count = counts[role].get(id(memory), (memory, 0))[1]
+                    counts[role][id(memory)] = (memory, count + 1)
         uses = [
             Use(phase, working, tuple(self._in_phase(counts, node, working, phase)))
             for working, mine in counts.items()
@@ -384,12 +384,12 @@ def _at_work(working: str, phase: str) -> tuple[str, ...]:
 
 def _one_process(items: tuple[tuple[str, Item], ...]) -> Iterator[tuple[str, Item]]:
     """Yield one process for `inline`, with the libraries of all roles."""
-    seen = False
+    has_accelerator = False
     for role, item in items:
         if item.what != "process":
             yield role, item
-        elif not seen:
-            seen = True
+        elif not has_accelerator:
+            has_accelerator = True
             yield role, item
 
 

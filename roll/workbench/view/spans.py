@@ -30,13 +30,13 @@ class SpanFile:
         """
         with self._lock:
             self._read()
-            places = list(self._lines.get(trace.encode("ascii", "replace"), ()))
-        found = [span for place in places for span in self._spans(*place, trace)]
-        found.sort(key=lambda span: (span["start"], -span["seconds"]))
-        begin = found[0]["start"] if found else 0
-        for span in found:
+            locations = list(self._lines.get(trace.encode("ascii", "replace"), ()))
+        spans = [span for location in locations for span in self._spans(*location, trace)]
+        spans.sort(key=lambda span: (span["start"], -span["seconds"]))
+        begin = spans[0]["start"] if spans else 0
+        for span in spans:
             span["start"], span["seconds"] = (span["start"] - begin) / 1e9, span["seconds"] / 1e9
-        return found[:_MAX_SPANS]
+        return spans[:_MAX_SPANS]
 
     def _read(self) -> None:
         """Take in the lines that are new. A file that was replaced or cut is read from its start."""
