@@ -134,9 +134,9 @@ def fuzz(
 def largest_difference(trainer: Any, rollouts: Any) -> float:
     """Return how far the trainer's log-probs of trained tokens are from those of sampling."""
     batch = rollouts.batch
-    found = batch.join(trainer.forward(batch, ["logprobs"]), old_logprobs="logprobs")
+    joined = batch.join(trainer.forward(batch, ["logprobs"]), old_logprobs="logprobs")
     mask = batch.action_mask
-    return float((found.old_logprobs - batch.sampling_logprobs)[mask].abs().max())
+    return float((joined.old_logprobs - batch.sampling_logprobs)[mask].abs().max())
 
 
 def main() -> None:

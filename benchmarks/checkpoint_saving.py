@@ -81,7 +81,7 @@ def measure(folder: Path, backend: str, steps: int, *, background: bool) -> dict
     between = [row["time/step"] for row in logged[1:]]
     checkpoint = max((output / "checkpoints").glob("checkpoint-*"))
     log = (output / "logs" / "controller.log").read_text()
-    written = [float(found) for found in re.findall(r"was written in ([0-9.]+) s", log)]
+    written = [float(seconds) for seconds in re.findall(r"was written in ([0-9.]+) s", log)]
     return {
         "held up": median(saves[1:] or saves),
         "step": median(between),

@@ -49,11 +49,11 @@ def measure(rows: int, tokens: int, repeats: int) -> dict[str, float]:
     rewards, values = (torch.randn(rows, tokens, generator=generator) for _ in range(2))
     mask = torch.rand(rows, tokens, generator=generator) < 0.8  # a fifth of the tokens is stepped over
     exact = loop_over_tokens(rewards.double(), values.double(), mask)
-    found = gae(rewards, values, mask, gamma=GAMMA, lam=LAM)[0]
+    advantages = gae(rewards, values, mask, gamma=GAMMA, lam=LAM)[0]
     return {
         "scan_seconds": best_time(lambda: gae(rewards, values, mask, gamma=GAMMA, lam=LAM), repeats),
         "loop_seconds": best_time(lambda: loop_over_tokens(rewards, values, mask), repeats),
-        "relative_error": float((found - exact).abs().max() / exact.abs().max().clamp(min=1e-30)),
+        "relative_error": float((advantages - exact).abs().max() / exact.abs().max().clamp(min=1e-30)),
     }
 
 

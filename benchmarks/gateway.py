@@ -105,8 +105,8 @@ class StubEngines:
     def __init__(self, tokenizer: Any, seconds: float, seed: int) -> None:
         self._seconds, self._draw = seconds, random.Random(seed)
         # A real engine has the tokens already, and its time isn't the endpoint's.
-        said = {text: tokenizer(text, add_special_tokens=False).input_ids for text in (*"0123456789.e-", END)}
-        self._tokens: dict[str, list[int]] = said
+        tokens = {text: tokenizer(text, add_special_tokens=False).input_ids for text in (*"0123456789.e-", END)}
+        self._tokens: dict[str, list[int]] = tokens
 
     async def generate(self, episode: str, request: Request) -> Completion:
         del episode

@@ -32,13 +32,13 @@ RULES = ResponseRules(frozenset({0}), 1 << 20)
 
 def recorded(sampled: list[tuple[list[int], list[float]]]) -> list[Completion]:
     """Return what an engine's front end makes of whole responses."""
-    found = []
+    completions = []
     for number, (tokens, logprobs) in enumerate(sampled):
         params = SamplingParams(max_new_tokens=len(tokens) + 1)
         response = Response(Request(id=str(number), prompt_ids=PROMPT, params=params, seed=1))
         response.record(tokens, logprobs, 7, RULES)
-        found.append(response.completion("stop"))
-    return found
+        completions.append(response.completion("stop"))
+    return completions
 
 
 def cut(completions: list[Completion]) -> Rollouts:

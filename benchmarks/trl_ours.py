@@ -185,10 +185,10 @@ class Gate:
             params = SamplingParams(max_new_tokens=longest, ignore_eos=True)
             prompt = ids[: self._task.prompt_length]
             requests.append(Request(id=f"bare-{i}", prompt_ids=prompt, params=params, seed=i, order=(i,)))
-        engines, found = pipeline.clusters.actor_infer, 0
+        engines, finished = pipeline.clusters.actor_infer, 0
         engines.call(InferWorker.submit, requests)
-        while found < len(requests):
-            found += sum(len(done) for done in engines.call(InferWorker.poll, 16))
+        while finished < len(requests):
+            finished += sum(len(done) for done in engines.call(InferWorker.poll, 16))
 
 
 def main() -> None:

@@ -49,10 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("metrics", type=Path, help="the metrics.jsonl of a run")
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    (given.folder / "live_table.svg").write_text(live_table(given.metrics), "utf-8")
-    (given.folder / "sokoban_episode.png").write_bytes(episode(seed=3))
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / "live_table.svg").write_text(live_table(options.metrics), "utf-8")
+    (options.folder / "sokoban_episode.png").write_bytes(episode(seed=3))
 
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ class Site:
     def rewrite(self, source: Path, text: str) -> str:
         """Return a page's text with links to places on the site. What stands in code stays."""
 
-        def link(found: re.Match[str]) -> str:
-            before, path, anchor, after = found.groups()
+        def link(match: re.Match[str]) -> str:
+            before, path, anchor, after = match.groups()
             # GitHub writes `A / B` as `a--b`, Python-Markdown as `a-b`.
             anchor = re.sub("-+", "-", anchor or "")
             if not path:

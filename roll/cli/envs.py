@@ -133,8 +133,8 @@ def _make(probes: Probes, order: Order) -> None:
     try:
         probes.get().ask("made", order)
     except Refused as error:
-        said = str(error).removeprefix(f"custom_envs.{spec.tag}.")
-        raise ValueError(f"{said}\n  at {error.where}" if error.where else said) from None
+        message = str(error).removeprefix(f"custom_envs.{spec.tag}.")
+        raise ValueError(f"{message}\n  at {error.where}" if error.where else message) from None
     except ProbeEnded as error:
         raise ValueError(f"{spec.env_type} can't be made: {error}") from None
 
@@ -158,8 +158,8 @@ def _print_scores(console: Console, probes: Probes, order: Order, episodes: int)
     try:
         console.print(_scores_table(scores_of(probes, order, episodes)))
     except (ProbeEnded, Refused) as error:
-        said = f"no scores: {error}; fewer --episodes take less time, and --check_s allows more"
-        console.print(printable(said), markup=False, style="yellow")
+        message = f"no scores: {error}; fewer --episodes take less time, and --check_s allows more"
+        console.print(printable(message), markup=False, style="yellow")
 
 
 def _content(config: Path | None) -> dict[str, Any]:
@@ -174,11 +174,11 @@ def _content(config: Path | None) -> dict[str, Any]:
     return content
 
 
-def _interpreter(given: str | None, content: Mapping[str, Any]) -> str | None:
+def _interpreter(requested: str | None, content: Mapping[str, Any]) -> str | None:
     """Return the interpreter of the option, else that of the file's env_workers; None for this one."""
     workers = content.get("env_workers")
     named = workers.get("python") if isinstance(workers, dict) and "custom_envs" in content else None
-    key, python = ("--python", given) if given is not None else ("env_workers.python", named)
+    key, python = ("--python", requested) if requested is not None else ("env_workers.python", named)
     if python is None:
         return None
     try:
@@ -223,14 +223,16 @@ def _argument(parameter: inspect.Parameter) -> str:
 
 
 def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
-    given = " ".join(f"{key}={value!r}" for key, value in spec.env_config.items())
-    table = Table("check", "result", "what was found", title=f"{spec.env_type} {given}".strip(), title_justify="left")
+    arguments = " ".join(f"{key}={value!r}" for key, value in spec.env_config.items())
+    table = Table(
+        "check", "result", "what was found", title=f"{spec.env_type} {arguments}".strip(), title_justify="left"
+    )
     for finding in findings:
         word, style = MARKS[finding.level]
-        said = Text(printable(finding.message))
+        message = Text(printable(finding.message))
         if finding.where:
-            said.append(f"\n{printable(finding.where)}", style="dim")
-        table.add_row(finding.check, Text(word, style=style), said)
+            message.append(f"\n{printable(finding.where)}", style="dim")
+        table.add_row(finding.check, Text(word, style=style), message)
     return table
 
 

@@ -98,8 +98,8 @@ class HeldFiles(StateFiles):
         self._writes.append((path, lambda place: _write(place, text.encode())))
 
     def tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        kept = dict(tensors)
-        self._writes.append((path, lambda place: StateFiles.tensors(self, place, kept)))
+        snapshot = dict(tensors)
+        self._writes.append((path, lambda place: StateFiles.tensors(self, place, snapshot)))
 
     def folder(self, path: Path, write: Callable[[Path], None]) -> None:
         self._writes.append((path, write))

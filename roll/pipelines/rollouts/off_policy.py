@@ -88,11 +88,11 @@ def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
     wrong = ((staleness < 0) | (staleness > limit)).nonzero()[:, 0]
     if len(wrong):
         rows = torch.searchsorted(batch.offsets, wrong, right=True) - 1
-        position, row = int(wrong[0]), int(rows[0])
+        at, row = int(wrong[0]), int(rows[0])
         raise RuntimeError(
             f"internal error: row {batch.row_ids[row]!r} has a token (position {at - int(batch.offsets[row])}) of "
             f"weight version {int(versions[at])} in step {step}, which trains version {step - 1}: staleness "
-            f"{int(staleness[position])}, expected 0 to {limit} (async_generation_ratio {ratio:g}); "
+            f"{int(staleness[at])}, expected 0 to {limit} (async_generation_ratio {ratio:g}); "
             f"{len(rows.unique())} row(s) are concerned"
         )
     return staleness

@@ -76,8 +76,8 @@ def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: floa
         stop, first = min(start + block, query.shape[2]), max(0, start - window + 1)
         at = torch.arange(first, stop, device=query.device)
         distance = at[start - first :, None] - at
-        seen = (distance >= 0) & (distance < window)
-        parts.append(_attend(query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], seen, scale))
+        visible = (distance >= 0) & (distance < window)
+        parts.append(_attend(query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], visible, scale))
     return torch.cat(parts, dim=2)
 
 
@@ -116,19 +116,21 @@ class TreePlan:
         return mask
 
     def _made(self, call: tuple[int, int], window: int | None) -> Tensor:
-        tree, seen = self.tree, self.seen(call)
-        lengths = torch.tensor([tree.lengths[i] for i in seen])
+        tree, visible = self.tree, self.seen(call)
+        lengths = torch.tensor([tree.lengths[i] for i in visible])
 
         def of_keys(numbers: Sequence[int]) -> Tensor:
             return torch.repeat_interleave(torch.tensor(numbers), lengths)
 
         # Places in the line. Behind a segment comes all that continues it, up to its end.
         starts = lengths.cumsum(0) - lengths
-        keys = torch.arange(int(lengths.sum())) + of_keys([tree.starts[i] for i in seen]) - of_keys(starts.tolist())
+        keys = torch.arange(int(lengths.sum())) + of_keys([tree.starts[i] for i in visible]) - of_keys(starts.tolist())
         queries = keys[-sum(tree.lengths[call[0] : call[1]]) :, None]
-        mask = (keys <= queries) & (queries < of_keys([tree.ends[i] for i in seen]))
+        mask = (keys <= queries) & (queries < of_keys([tree.ends[i] for i in visible]))
         if window is not None:
-            position = keys + of_keys([sum(tree.lengths[j] for j in tree.ancestors(i)) - tree.starts[i] for i in seen])
+            position = keys + of_keys(
+                [sum(tree.lengths[j] for j in tree.ancestors(i)) - tree.starts[i] for i in visible]
+            )
             mask &= position[-len(queries) :, None] - position < window
         return mask
 
@@ -160,11 +162,11 @@ def tree_attention(
     queries = query.split([sum(lengths[first:last]) for first, last in plan.calls])
     parts = []
     for q, call in zip(queries, plan.calls, strict=True):
-        seen = plan.seen(call)
-        if len(seen) == 1:
+        visible = plan.seen(call)
+        if len(visible) == 1:
             parts.append(_row_attention(q, keys[call[0]], values[call[0]], scale, window))
             continue
-        k, v = (torch.cat([part[i] for i in seen]) for part in (keys, values))
+        k, v = (torch.cat([part[i] for i in visible]) for part in (keys, values))
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
         parts.append(_attend(q, k, v, plan.mask(call, window, query.device), scale)[0].transpose(0, 1))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -278,11 +280,11 @@ class _Join(torch.autograd.Function):
         return grad, None
 
 
-def join_shards(scored: Tensor, place: Tensor, total: int, group: ProcessGroup | None) -> Tensor:
+def join_shards(scored: Tensor, positions: Tensor, total: int, group: ProcessGroup | None) -> Tensor:
     """Join the values of every rank's shard in one order, [total, ...] everywhere; gradients summed over ranks are
     whole.
 
     `scored` [S, ...] are this rank's (S may differ, and be 0), `place` int64 [S] says where they belong; none is on
     two.
     """
-    return _Join.apply(scored.new_zeros(total, *scored.shape[1:]).index_put((place,), scored), group)
+    return _Join.apply(scored.new_zeros(total, *scored.shape[1:]).index_put((positions,), scored), group)

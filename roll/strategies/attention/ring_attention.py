@@ -46,8 +46,8 @@ class _RingAttention(torch.autograd.Function):
             for source, k, v in _travelling(key, value, plan):
                 for block in plan.blocks(source, window):
                     mine, theirs = block.queries, block.keys
-                    found = block_attention(query[mine], k[theirs], v[theirs], block.offset, scale, window)
-                    out[mine], lse[mine] = merge(out[mine], lse[mine], *found)
+                    attended = block_attention(query[mine], k[theirs], v[theirs], block.offset, scale, window)
+                    out[mine], lse[mine] = merge(out[mine], lse[mine], *attended)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale, ctx.window = plan, scale, window
@@ -66,8 +66,8 @@ class _RingAttention(torch.autograd.Function):
             dk, dv = torch.zeros_like(k, dtype=lse.dtype), torch.zeros_like(v, dtype=lse.dtype)
             for block in plan.blocks(source, ctx.window):
                 mine, theirs = block.queries, block.keys
-                seen = query[mine], k[theirs], v[theirs], block.offset, ctx.scale, ctx.window
-                parts = block_gradients(grad[mine], mean[mine], lse[mine], *seen)
+                arguments = query[mine], k[theirs], v[theirs], block.offset, ctx.scale, ctx.window
+                parts = block_gradients(grad[mine], mean[mine], lse[mine], *arguments)
                 for total, part in zip((dq[mine], dk[theirs], dv[theirs]), parts, strict=True):
                     total += part
             if behind is not None:

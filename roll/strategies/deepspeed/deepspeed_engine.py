@@ -57,8 +57,8 @@ def engine_json(spec: TrainSpec, options: DeepSpeedConfig, device: torch.device)
 
     Sizes are for DeepSpeed's own arithmetic only: how a batch is cut, and when it ends, this project decides.
     """
-    given = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None}
-    made: dict[str, Any] = copy.deepcopy(given)
+    explicit = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None}
+    made: dict[str, Any] = copy.deepcopy(explicit)
     for name in ("train_batch_size", "optimizer", "scheduler", "bf16", "fp16"):
         made.pop(name, None)
     zero = made.setdefault("zero_optimization", {})

@@ -196,13 +196,13 @@ class DeepSpeedStrategy(HfTrainStrategy):
         self._settle()
         if self._adapters is not None:
             self._adapters.check_identity(path)
-        written, kept = Checkpoint(path, self._spec.role), self._kept()
+        written, saved = Checkpoint(path, self._spec.role), self._kept()
         # ZeRO 3 remembers the shape of the whole tensor beside its part.
-        written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in kept})
+        written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in saved})
         if self._spec.trains:
             self._take_counts(written.counts, contents)
             make_moments(self._engine, self._updates)
-        for name, tensor in kept:
+        for name, tensor in saved:
             set_whole(self._engine, tensor, written.read(name))
             if self._spec.trains and tensor.requires_grad and self._updates:
                 for moment in MOMENTS:

@@ -158,10 +158,10 @@ class Response:
         if self.experts is None:
             return None
         size = len(self.request.prompt_ids) + len(self.tokens)
-        found = np.full((size, *self.experts.shape[1:]), -1, np.int16)
+        routed = np.full((size, *self.experts.shape[1:]), -1, np.int16)
         known = self.experts[: size - 1]  # behind a stop string the engine may have read on
-        found[: len(known)] = known
-        return found
+        routed[: len(known)] = known
+        return routed
 
     def record(
         self, tokens: Sequence[int], logprobs: Sequence[float], version: int, rules: ResponseRules

@@ -135,8 +135,8 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         # Several ranks have FSDP's own mixed precision. Adapters are float32 whatever the weights are kept in.
-        kept = self._stored if self._adapters is None else torch.float32
-        if self._computed == kept or self._info.world_size > 1:
+        stored = self._stored if self._adapters is None else torch.float32
+        if self._computed == stored or self._info.world_size > 1:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._computed)
 
@@ -241,10 +241,10 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
         with self._on_device("parameters"):
-            found = super().forward(batch, outputs, adapters=adapters)
+            outputs_of_rows = super().forward(batch, outputs, adapters=adapters)
             if self._info.world_size > 1 and self._options.reshard_after_forward:
                 self._module.reshard()  # type: ignore[operator]  # the root, which waits for a backward pass
-        return found
+        return outputs_of_rows
 
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         self._to_host("optimizer")

@@ -34,10 +34,10 @@ def compile_blocks(model: nn.Module, *, backend: str = "inductor") -> None:
     Layer by layer: equal layers share one compilation, and gradient checkpointing and FSDP, which wrap layers, stay
     outside. Sizes are dynamic. Raises `ValueError` if the model doesn't name its layers.
     """
-    found = list(blocks(model))
-    if not found:
+    layers = list(blocks(model))
+    if not layers:
         raise ValueError(f"torch_compile: {type(model).__name__} doesn't name its decoder layers (_no_split_modules)")
-    for block in found:
+    for block in layers:
         block.compile(dynamic=True, backend=backend)
 
 

@@ -141,8 +141,8 @@ def pooled_positions(layout: MicroLayout, pad: int | None) -> Tensor:
     rows = len(layout.lengths)
     starts = list(accumulate(layout.lengths, initial=0))[:-1] if layout.packed else [i * width for i in range(rows)]
     ids = layout.ids.flatten().tolist()
-    places = []
+    positions = []
     for start, length in zip(starts, layout.lengths, strict=True):
         row = ids[start : start + length]
-        places.append(start + next((i for i in reversed(range(length)) if row[i] != pad), 0))
-    return torch.tensor(places, device=layout.ids.device)
+        positions.append(start + next((i for i in reversed(range(length)) if row[i] != pad), 0))
+    return torch.tensor(positions, device=layout.ids.device)

@@ -160,7 +160,7 @@ class HfTrainStrategy(CommonStrategy):
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else blank_outputs(batch, outputs)
 
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
-        batch, whole = self._computed_rows(batch, loss_fn)
+        batch, totals = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
         self._shared_tokens = 0
         rounding = self._trained.sequence_length_round_in_train
@@ -171,8 +171,8 @@ class HfTrainStrategy(CommonStrategy):
                 for i, rows in enumerate(parts):
                     micro = batch.select(rows) if rows else padding_row(batch)
                     outputs = self._score(micro, loss_fn.needs, rounding, shared=shared)
-                    loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
-                    metrics.merge(said)
+                    loss, loss_metrics = self._loss_of(outputs, micro, loss_fn, totals, is_padding=not rows)
+                    metrics.merge(loss_metrics)
                     self._accumulate(loss, last=i == len(parts) - 1)
             if shared:
                 metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
@@ -192,15 +192,15 @@ class HfTrainStrategy(CommonStrategy):
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.multiple)
         layout = self._laid_out(micro, outputs, packed=packed, multiple=multiple, shared=shared)
-        mine, place, group = layout, None, None
+        mine, positions, group = layout, None, None
         if sequence is not None:
             group = sequence.group
-            mine, place = sequence.shard(layout)
+            mine, positions = sequence.shard(layout)
         self._replay.tell(mine.experts)
         saving = contextlib.nullcontext() if self._activations is None else self._activations.saving()
         with self._autocast(), saving:
             scored: HeadOutputs = self._module(mine, head_request(outputs))
-        return self._spread(micro, layout, scored, outputs, place, group)
+        return self._spread(micro, layout, scored, outputs, positions, group)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 

@@ -159,12 +159,12 @@ class Adapters:
 
         stream = gathered(travelling())
         for name, tensor in plain:
-            _, whole = next(stream)
+            _, full = next(stream)
             if name in adapted:
                 a, b = next(stream)[1], next(stream)[1]
-                whole = whole.float() + self._layers[adapted[name]].scaling[_NAME] * (b.float() @ a.float())
-                whole = whole.to(sent(name, tensor) or torch.float32)
-            yield name.replace(".base_layer.", "."), whole
+                full = full.float() + self._layers[adapted[name]].scaling[_NAME] * (b.float() @ a.float())
+                full = full.to(sent(name, tensor) or torch.float32)
+            yield name.replace(".base_layer.", "."), full
         assert next(stream, None) is None
 
     def _matrices(self, name: str) -> Iterator[Travelling]:

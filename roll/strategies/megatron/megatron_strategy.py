@@ -183,14 +183,14 @@ class MegatronStrategy(CommonStrategy):
         optimizer = self._optimizer
         assert optimizer is not None, "only a role that trains takes steps"
         self.wake(self._asleep("gradients"))
-        batch, whole = self._computed_rows(batch, loss_fn)
+        batch, totals = self._computed_rows(batch, loss_fn)
         self._shared_tokens = 0
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
 
         def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics]:
-            return self._loss_of(scored, micro.batch, loss_fn, whole, is_padding=micro.is_padding)
+            return self._loss_of(scored, micro.batch, loss_fn, totals, is_padding=micro.is_padding)
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
         metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
@@ -215,9 +215,9 @@ class MegatronStrategy(CommonStrategy):
             return scored, functools.partial(end, micro)
 
         def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
-            loss, kept = finish(micro, self._outputs(micro, scored, needs))
+            loss, result = finish(micro, self._outputs(micro, scored, needs))
             # The number of tokens is for an average that isn't taken.
-            return loss if factor is None else loss * factor, torch.zeros((), dtype=torch.int), kept
+            return loss if factor is None else loss * factor, torch.zeros((), dtype=torch.int), result
 
         results: list[Any] = get_forward_backward_func()(
             forward_step_func=step,

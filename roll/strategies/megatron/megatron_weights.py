@@ -103,12 +103,12 @@ def _fill(held: Held, weights: WeightSource, rank: int, ranks: int) -> None:
         held.matrix.copy_(weights.read(entry.tensors[0], held.expert, None, 0, 0))
         return
     for segment in entry.share(rank, ranks):
-        place = held.matrix.narrow(entry.dim, position, segment.size)
+        target = held.matrix.narrow(entry.dim, position, segment.size)
         if segment.tensor is None:
-            place.zero_()
+            target.zero_()
         else:
             tensor = entry.tensors[segment.tensor]
-            place.copy_(weights.read(tensor, held.expert, entry.dim, segment.start, segment.stop))
+            target.copy_(weights.read(tensor, held.expert, entry.dim, segment.start, segment.stop))
         position += segment.size
 
 
@@ -229,8 +229,8 @@ def stream_weights(
         else:
             leading = (entry.experts,) if entry.experts else ()
             wholes = [like.new_empty(*leading, *tensor.shape, dtype=sent) for tensor in entry.tensors]
-        for tensor, whole in zip(entry.tensors, wholes, strict=True):
-            yield module_name(tensor, kind), _spread(whole, owner, ranks.pipeline)
+        for tensor, full in zip(entry.tensors, wholes, strict=True):
+            yield module_name(tensor, kind), _spread(full, owner, ranks.pipeline)
     if kind == "reward":
         heads = [chunk.value_head.weight.detach() for chunk in chunks if chunk.post_process]
         (owner,) = _owners([bool(heads)], ranks.pipeline, like.device)
@@ -254,13 +254,13 @@ def _owners(mine: list[bool], pipeline: Any, device: torch.device) -> list[int]:
     return owners.tolist()
 
 
-def _spread(whole: Tensor, owner: int, pipeline: Any) -> Tensor:
+def _spread(full: Tensor, owner: int, pipeline: Any) -> Tensor:
     if dist.get_world_size(pipeline) == 1:
-        return whole
-    whole = whole.contiguous()
-    count_gathered(whole.nbytes)
-    dist.broadcast(whole, src=dist.get_global_rank(pipeline, owner), group=pipeline)
-    return whole
+        return full
+    full = full.contiguous()
+    count_gathered(full.nbytes)
+    dist.broadcast(full, src=dist.get_global_rank(pipeline, owner), group=pipeline)
+    return full
 
 
 def _joined(entry: Entry, matrices: list[Tensor], ranks: Ranks) -> list[Tensor]:
@@ -271,7 +271,7 @@ def _joined(entry: Entry, matrices: list[Tensor], ranks: Ranks) -> list[Tensor]:
     wholes = assembled(entry, shares)
     if not entry.experts:
         return wholes
-    return [torch.cat(_gathered(whole, ranks.expert)) for whole in wholes]
+    return [torch.cat(_gathered(full, ranks.expert)) for full in wholes]
 
 
 def _gathered(mine: Tensor, group: Any) -> list[Tensor]:
@@ -295,8 +295,8 @@ def assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
         position = 0
         for segment in entry.share(rank, len(shares)):
             if segment.tensor is not None:
-                place = wholes[segment.tensor].narrow(dim, segment.start, segment.size)
-                place.copy_(share.narrow(dim, position, segment.size))
+                target = wholes[segment.tensor].narrow(dim, segment.start, segment.size)
+                target.copy_(share.narrow(dim, position, segment.size))
             position += segment.size
     return wholes
 

@@ -41,13 +41,13 @@ def _mark_shards(chunk: nn.Module, options: MegatronConfig) -> None:
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
     from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes as mark
 
-    apart = options.expert_tensor_parallel_size not in (None, options.tensor_model_parallel_size)
+    own_expert_group = options.expert_tensor_parallel_size not in (None, options.tensor_model_parallel_size)
     for module in chunk.modules():
         split = isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
         weight = module.weight if split else None
         if weight is not None and not hasattr(weight, "tensor_model_parallel"):
             mark(weight, True, int(isinstance(module, RowParallelLinear)), 1)
-        if weight is not None and apart and getattr(module, "is_expert", False):
+        if weight is not None and own_expert_group and getattr(module, "is_expert", False):
             weight.allreduce = False  # type: ignore[union-attr]
 
 

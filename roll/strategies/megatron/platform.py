@@ -116,9 +116,9 @@ def _scattered_unevenly(scatter: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_scatter(output: Tensor, inputs: list[Tensor], *args: Any, group: Any = None, **kwargs: Any) -> Any:
         if all(part.shape == output.shape for part in inputs):
             return scatter(output, inputs, *args, group=group, **kwargs)
-        whole = torch.cat(list(inputs))
-        dist.all_reduce(whole, group=group)
-        output.copy_(whole.split([len(part) for part in inputs])[dist.get_rank(group)])
+        summed = torch.cat(list(inputs))
+        dist.all_reduce(summed, group=group)
+        output.copy_(summed.split([len(part) for part in inputs])[dist.get_rank(group)])
         return None
 
     return reduce_scatter

@@ -47,12 +47,12 @@ class WeightSource:
         names = self.parts(tensor, experts)
         shape = tensor.shape
         if experts:
-            apart = len(names) // experts
-            shape = (experts, *shape) if names == [tensor.name] else (shape[0] // apart, *shape[1:])
+            parts = len(names) // experts
+            shape = (experts, *shape) if names == [tensor.name] else (shape[0] // parts, *shape[1:])
         for name in names:
-            found = tuple(self._shape(name))
-            if found != shape:
-                raise ValueError(f"weight {name!r} has shape {found}, the model's configuration says {shape}")
+            actual = tuple(self._shape(name))
+            if actual != shape:
+                raise ValueError(f"weight {name!r} has shape {actual}, the model's configuration says {shape}")
 
     def _shape(self, name: str) -> Any:
         stored = self._slices[name]

@@ -204,19 +204,19 @@ class CommonStrategy(TrainStrategy):
 
     def _count_nonfinite(self, batch: TokenBatch) -> int:
         """Return the rows of all ranks that the step must leave out; raise `FloatingPointError` if too many."""
-        found, rows = self._sums(float(len(self._nonfinite)), denominators(batch).sequences)
-        if found == 0:
+        bad, rows = self._sums(float(len(self._nonfinite)), denominators(batch).sequences)
+        if bad == 0:
             return 0
-        said = f"{self._spec.role}: {found:g} of the {rows:g} rows of a mini-batch have a loss token"
-        said += " for which the model gives -inf or NaN"
-        if found == rows or found > max(1.0, MAX_NONFINITE_SHARE * rows):
+        text = f"{self._spec.role}: {bad:g} of the {rows:g} rows of a mini-batch have a loss token"
+        text += " for which the model gives -inf or NaN"
+        if bad == rows or bad > max(1.0, MAX_NONFINITE_SHARE * rows):
             raise FloatingPointError(
-                f"{said}, more than a share of {MAX_NONFINITE_SHARE:g}. The weights have diverged, or the model can't "
+                f"{text}, more than a share of {MAX_NONFINITE_SHARE:g}. The weights have diverged, or the model can't "
                 "produce what was sampled: look at grad_norm and mismatch/kl of the steps before, lower learning_rate, "
                 "and go on from an earlier checkpoint"
             )
-        logger.warning("%s; they leave this optimizer step", said)
-        return int(found)
+        logger.warning("%s; they leave this optimizer step", text)
+        return int(bad)
 
     @property
     def _metrics_of(self) -> str:
@@ -236,7 +236,7 @@ class CommonStrategy(TrainStrategy):
         layout: MicroLayout,
         scored: HeadOutputs,
         outputs: Sequence[Output],
-        place: Tensor | None = None,
+        positions: Tensor | None = None,
         group: ProcessGroup | None = None,
     ) -> TokenOutputs:
         """Return `outputs` as columns of a micro-batch, 0 where no token is scored.
@@ -248,8 +248,8 @@ class CommonStrategy(TrainStrategy):
             for name in TOP_K_COLUMNS if isinstance(output, TopK) else (output,):
                 value = getattr(scored, name)
                 assert value is not None, f"a {self._spec.kind} model gives no {name}"
-                if place is not None:
-                    value = join_shards(value, place, len(layout.targets), group)
+                if positions is not None:
+                    value = join_shards(value, positions, len(layout.targets), group)
                 if layout.copies is not None:
                     value = value[layout.copies]
                 blank = value.new_zeros(micro.num_tokens, *value.shape[1:])
@@ -257,7 +257,7 @@ class CommonStrategy(TrainStrategy):
         return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)
 
     def _loss_of(
-        self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, whole: Denominators, *, is_padding: bool
+        self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, totals: Denominators, *, is_padding: bool
     ) -> tuple[Tensor, Metrics]:
         """Return (this rank's share of the loss, its metrics) of one micro-batch.
 
@@ -269,7 +269,7 @@ class CommonStrategy(TrainStrategy):
         if is_padding or nonfinite:
             factor = math.nan if nonfinite else 0.0
             return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * factor, Metrics()
-        terms = loss_fn.compute(outputs, micro.to(self._device), whole)
+        terms = loss_fn.compute(outputs, micro.to(self._device), totals)
         return terms.loss, terms.metrics
 
     def _learning_rate(self) -> float:

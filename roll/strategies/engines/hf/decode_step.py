@@ -170,8 +170,8 @@ class DecodeStep:
         hidden = F.embedding(tokens, self._embedding)
         cos, sin = self._rotation(cache.length - cache.padding, hidden.dtype)
         step = _Step(cos, sin, cache.seen(extra=1), large)
-        for layer, kept in zip(self._layers, cache.layers, strict=True):
-            hidden = layer(hidden, step, kept)
+        for layer, layer_cache in zip(self._layers, cache.layers, strict=True):
+            hidden = layer(hidden, step, layer_cache)
         return self._head(self._norm(hidden))
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -222,7 +222,7 @@ def _check(step: DecodeStep, model: Any) -> None:
         for shift in (1, 2):
             tokens = (ids[:, -1] * 5 + shift) % vocabulary
             expected = forward(model, tokens[:, None], caches[0]).float()
-            found = step(tokens, caches[1], contextlib.nullcontext()).float()
-            difference, spread = float((found - expected).abs().max()), float(expected.max() - expected.min())
+            logits = step(tokens, caches[1], contextlib.nullcontext()).float()
+            difference, spread = float((logits - expected).abs().max()), float(expected.max() - expected.min())
             if not difference <= (0.02 if half else 1e-4) * spread:
                 raise _OtherModel(f"its logits differ by {difference:.2g}, where they spread over {spread:.2g}")

@@ -227,11 +227,11 @@ class HfInfer(InferEngine):
         """Give every row a token; why its response ends there, or None."""
         params = [s.request.params for s in self._running]
         uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
-        seen = [
+        previous = [
             None if p.repetition_penalty == 1.0 else torch.tensor(sorted(set(s.context)), device=self._device)
             for p, s in zip(params, self._running, strict=True)
         ]
-        tokens, logprobs = sample(logits, params, uniforms, seen)
+        tokens, logprobs = sample(logits, params, uniforms, previous)
         reasons = []
         for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             reasons.append(sequence.record([token], [logprob], self._version, self._rules))

@@ -362,17 +362,17 @@ class VllmBackend(EngineBackend):
         kill_marked(self._mark)
 
 
-def drawn_logprobs(tokens: Sequence[int], found: Any) -> list[float]:
+def drawn_logprobs(tokens: Sequence[int], entries: Any) -> list[float]:
     """Return the log-prob of each of `tokens` out of vLLM's `FlatLogprobs`.
 
     A position has the drawn token first, and after it those that the engine adds.
     """
     if not tokens:
         return []
-    starts = found.start_indices
+    starts = entries.start_indices
     if len(starts) != len(tokens):
         raise RuntimeError(f"vLLM gave {len(tokens)} tokens with log-probs for {len(starts)}")
-    ids, logprobs = found.token_ids, found.logprobs
+    ids, logprobs = entries.token_ids, entries.logprobs
     if len(ids) != len(tokens):
         ids, logprobs = [ids[i] for i in starts], [logprobs[i] for i in starts]
     if list(tokens) != ids:
@@ -388,18 +388,18 @@ def _warn_of_stop_strings() -> None:
     )
 
 
-def told_experts(found: np.ndarray | None, read: int, *, whole: bool) -> np.ndarray | None:
+def told_experts(routed: np.ndarray | None, read: int, *, whole: bool) -> np.ndarray | None:
     """Return what vLLM says of experts (uint8 or uint16, with the last part of a stream) as `Sampled.experts`.
 
     `read`: tokens that it has read; `whole`: it must tell of all of them, and not only of the first ones.
     """
-    if found is None:
+    if routed is None:
         return None
-    if found.ndim != 3 or len(found) > read or (whole and len(found) < read):
+    if routed.ndim != 3 or len(routed) > read or (whole and len(routed) < read):
         raise RuntimeError(
-            f"vLLM gave experts of shape {found.shape}, expected [{read} tokens read, layers, experts per token]"
+            f"vLLM gave experts of shape {routed.shape}, expected [{read} tokens read, layers, experts per token]"
         )
-    return found.astype(np.int16)
+    return routed.astype(np.int16)
 
 
 @contextlib.contextmanager
