@@ -31,7 +31,7 @@ BOUND = 1e-5
 
 
 def build_model(folder: Path, hidden: int) -> Path:
-    """A random model over the fuzz's tokens, with its tokenizer."""
+    """Return a random model over the fuzz's tokens, with its tokenizer."""
     import torch
     from agent_fuzz import fuzz_tokenizer
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -134,9 +134,9 @@ def fuzz(
 def largest_difference(trainer: Any, rollouts: Any) -> float:
     """Return how far the trainer's log-probs of trained tokens are from those of sampling."""
     batch = rollouts.batch
-    found = batch.join(trainer.forward(batch, ["logprobs"]), old_logprobs="logprobs")
+    joined = batch.join(trainer.forward(batch, ["logprobs"]), old_logprobs="logprobs")
     mask = batch.action_mask
-    return float((found.old_logprobs - batch.sampling_logprobs)[mask].abs().max())
+    return float((joined.old_logprobs - batch.sampling_logprobs)[mask].abs().max())
 
 
 def main() -> None:

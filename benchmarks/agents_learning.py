@@ -47,7 +47,7 @@ class Learnt:
 
     @property
     def minutes_to_goal(self) -> float | None:
-        """Until the first validation at the goal or above; None: there is none."""
+        """Return minutes until the first validation at the goal or above; None: there is none."""
         return next((at for at, right in zip(self.minutes, self.curve.success, strict=True) if right >= GOAL), None)
 
 
@@ -77,8 +77,8 @@ def table(runs: Mapping[str, Sequence[Learnt]]) -> str:
         "| sent back otherwise |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, found in runs.items():
-        for one in found:
+    for name, results in runs.items():
+        for one in results:
             success, goal = one.curve.success, one.minutes_to_goal
             otherwise = ", ".join(f"{kind} {n:.0f}" for kind, n in sorted(one.mismatches.items())) or "–"
             lines.append(
@@ -97,8 +97,8 @@ def plot(runs: Mapping[str, Sequence[Learnt]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained", dpi=120)
-    for number, (name, found) in enumerate(runs.items()):
-        for i, one in enumerate(found):
+    for number, (name, results) in enumerate(runs.items()):
+        for i, one in enumerate(results):
             right = [100 * share for share in one.curve.success]
             axes.plot(
                 one.curve.steps, right, color=f"C{number}", marker=f"{'osD^vP'[number % 6]}", markersize=4,

@@ -219,15 +219,18 @@ def _by_engine(folder: Path, prompts: list[list[int]]) -> list[tuple[bool, list[
     ends = eos_token_ids(model, load_tokenizer(args))
     engine = HfInfer(model, eos_token_ids=ends, pad_token_id=0, max_context=context_length(model))
     params = SamplingParams(max_new_tokens=MAX_NEW_TOKENS)
-    places = range(len(prompts) * SAMPLES)
+    numbers = range(len(prompts) * SAMPLES)
     engine.submit(
-        [Request(id=f"{k}", prompt_ids=tuple(prompts[k // SAMPLES]), params=params, seed=k, order=(k,)) for k in places]
+        [
+            Request(id=f"{k}", prompt_ids=tuple(prompts[k // SAMPLES]), params=params, seed=k, order=(k,))
+            for k in numbers
+        ]
     )
     done: dict[int, tuple[bool, list[int]]] = {}
-    while len(done) < len(places):
+    while len(done) < len(numbers):
         for completion in engine.poll(16):
             done[int(completion.id)] = (completion.finish_reason == "stop", list(completion.token_ids))
-    return [done[k] for k in places]
+    return [done[k] for k in numbers]
 
 
 def _alone(folder: Path, prompts: list[list[int]]) -> list[bool]:
@@ -262,10 +265,12 @@ def main() -> int:
     worst = 1.0
     for name in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(name, texts[KINDS[name].template], Path(folder), steps=options.steps)
-        worst = min(worst, found.ended, found.ended_alone)
-        shares = (found.ended, found.ended_alone, found.right, found.accuracy)
-        print(f"| {name} | `{found.taught_end}` | " + " | ".join(f"{share:.1%}" for share in shares) + " |", flush=True)
+            result = measure(name, texts[KINDS[name].template], Path(folder), steps=options.steps)
+        worst = min(worst, result.ended, result.ended_alone)
+        shares = (result.ended, result.ended_alone, result.right, result.accuracy)
+        print(
+            f"| {name} | `{result.taught_end}` | " + " | ".join(f"{share:.1%}" for share in shares) + " |", flush=True
+        )
     return int(worst < 0.95)
 
 

@@ -63,7 +63,7 @@ def make_inputs(folder: Path, hidden: int, layers: int, every: int) -> int:
 
 
 def measure(folder: Path, backend: str, steps: int, *, background: bool) -> dict[str, float]:
-    """Seconds and bytes of one run."""
+    """Return seconds and bytes of one run."""
     output = folder / f"{backend}-{background}"
     executor = "inline" if backend == "fsdp2" else "ray"
     command = [
@@ -81,7 +81,7 @@ def measure(folder: Path, backend: str, steps: int, *, background: bool) -> dict
     between = [row["time/step"] for row in logged[1:]]
     checkpoint = max((output / "checkpoints").glob("checkpoint-*"))
     log = (output / "logs" / "controller.log").read_text()
-    written = [float(found) for found in re.findall(r"was written in ([0-9.]+) s", log)]
+    written = [float(seconds) for seconds in re.findall(r"was written in ([0-9.]+) s", log)]
     return {
         "held up": median(saves[1:] or saves),
         "step": median(between),

@@ -25,19 +25,19 @@ def engines(model: str) -> dict[str, Any]:
     from roll.strategies.engines.hf.shared_heads import share_heads
     from roll.strategies.training.pretrained import DTYPES, context_length, load_causal_lm
 
-    found = {}
+    result = {}
     for name in ("repeated", "shared"):
         loaded = load_causal_lm(ModelArgs(model_name_or_path=model), DTYPES["fp32"])
         if name == "shared":
             share_heads(loaded)
         limit = context_length(loaded)
-        found[name] = HfInfer(loaded, eos_token_ids=(), pad_token_id=0, max_running_requests=128, max_context=limit)
-        found[name]._decode_step = None  # its own decode steps never repeat them
-    return found
+        result[name] = HfInfer(loaded, eos_token_ids=(), pad_token_id=0, max_running_requests=128, max_context=limit)
+        result[name]._decode_step = None  # its own decode steps never repeat them
+    return result
 
 
 def requests(args: argparse.Namespace, round_: int) -> list[Any]:
-    """`prompts` x `group` requests, responses of a group share their prompt, prompts differ in length."""
+    """Return `prompts` x `group` requests; responses of a group share their prompt, prompts differ in length."""
     import numpy as np
 
     from roll.strategies.base import Request, SamplingParams

@@ -50,16 +50,16 @@ def engines(folder: Path) -> dict[str, Any]:
         return HfInfer(model, eos_token_ids=(), pad_token_id=0, max_running_requests=1024, max_context=2048)
 
     with mock.patch.object(decode_step, "_lay_out_weights"):
-        found = {"weights by output": engine(), "through transformers": engine()}
-    found |= {"all threads": engine(), AS_IT_IS: engine()}
-    assert found[AS_IT_IS]._decode_step is not None
-    found["through transformers"]._decode_step = None
-    found["all threads"]._threads = AllThreads(found["all threads"]._model)
-    return found
+        result = {"weights by output": engine(), "through transformers": engine()}
+    result |= {"all threads": engine(), AS_IT_IS: engine()}
+    assert result[AS_IT_IS]._decode_step is not None
+    result["through transformers"]._decode_step = None
+    result["all threads"]._threads = AllThreads(result["all threads"]._model)
+    return result
 
 
 def requests(args: argparse.Namespace, round_: int) -> list[Any]:
-    """Responses of one length, or with `tail` of lengths that halve: 1 of the longest, 1 of half of it, 2, 4, ..."""
+    """Return responses of one length, or with `tail` of halving ones: 1 of the longest, 1 of half of it, 2, 4, ..."""
     import numpy as np
 
     from roll.strategies.base import Request, SamplingParams

@@ -33,9 +33,9 @@ class Pair:
 
     @property
     def share(self) -> float:
-        """What the student reaches of the teacher's gain."""
-        (_, taught), (_, found) = self.teacher, self.student
-        return (found[-1] - found[0]) / (taught[-1] - taught[0])
+        """Return what the student reaches of the teacher's gain."""
+        (_, taught), (_, reached) = self.teacher, self.student
+        return (reached[-1] - reached[0]) / (taught[-1] - taught[0])
 
 
 def timed(name: str, config_path: str, folder: Path, *settings: str) -> Points:
@@ -54,8 +54,8 @@ def timed(name: str, config_path: str, folder: Path, *settings: str) -> Points:
         cost.write_text(json.dumps(spent))
     rows = [json.loads(line) for line in (folder / "logs" / "metrics.jsonl").read_text().splitlines()]
     last, total = rows[-1]["step"], float(json.loads(cost.read_text()))
-    found = [(total * row["step"] / last, row["val/accuracy"]) for row in rows if "val/accuracy" in row]
-    return [at for at, _ in found], [accuracy for _, accuracy in found]
+    points = [(total * row["step"] / last, row["val/accuracy"]) for row in rows if "val/accuracy" in row]
+    return [at for at, _ in points], [accuracy for _, accuracy in points]
 
 
 def pair_of(seed: int, output: Path, settings: Sequence[str]) -> Pair:
@@ -108,9 +108,9 @@ def main() -> None:
     print("| seed | start | teacher | processor s | student | processor s | share of the gain | share of the time |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for pair in pairs:
-        (spent, taught), (less, found) = pair.teacher, pair.student
+        (spent, taught), (less, ours) = pair.teacher, pair.student
         share = f"{pair.share:.0%}" if taught[-1] != taught[0] else "-"
-        print(f"| {pair.seed} | {found[0]:.1%} | {taught[-1]:.1%} | {spent[-1]:.1f} | {found[-1]:.1%} | {less[-1]:.1f} "
+        print(f"| {pair.seed} | {ours[0]:.1%} | {taught[-1]:.1%} | {spent[-1]:.1f} | {ours[-1]:.1%} | {less[-1]:.1f} "
               f"| {share} | {less[-1] / spent[-1]:.0%} |")  # fmt: skip
     if options.plot:
         plot(pairs, options.plot)

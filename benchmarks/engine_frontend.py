@@ -25,19 +25,21 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
 def outputs_of_a_pass(streams: int, number: int, *, last: bool) -> list[Any]:
-    """What the engine core sends after a pass: a token of every stream."""
+    """Return what the engine core sends after a pass: a token of every stream."""
     import numpy as np
     from vllm.v1.engine import EngineCoreOutput, FinishReason
     from vllm.v1.outputs import LogprobsLists
 
-    found = []
+    outputs = []
     for stream in range(streams):
         token = 1000 + (stream * 31 + number) % 50_000
         logprobs = LogprobsLists(np.array([[token]]), np.array([[-0.5]], dtype=np.float32), np.array([1]), None)
         end = FinishReason.LENGTH if last else None
         name = f"r{stream}"
-        found.append(EngineCoreOutput(request_id=name, new_token_ids=[token], new_logprobs=logprobs, finish_reason=end))
-    return found
+        outputs.append(
+            EngineCoreOutput(request_id=name, new_token_ids=[token], new_logprobs=logprobs, finish_reason=end)
+        )
+    return outputs
 
 
 async def read(streams: int, tokens: int, *, whole: bool) -> tuple[float, int]:

@@ -57,13 +57,13 @@ Row = dict[str, Any]
 
 
 def ids_of(hub: str, python: str) -> list[str]:
-    """All ids of a hub, as its package lists them under an interpreter."""
+    """Return all ids of a hub, as its package lists them under an interpreter."""
     if hub == "gymnasium":
         return list(GYMNASIUM)
     code = f"{LISTED_BY[hub]}; import json; print('\\n' + json.dumps(sorted(map(str, ids))))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    ids: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return ids
 
 
 def tested(probes: Probes, env_type: str) -> Row:
@@ -83,15 +83,15 @@ def tested(probes: Probes, env_type: str) -> Row:
             probes.get().ask("trace", replace(order, max_steps=1), run_seeds(1)[0])
         if time.perf_counter() - begun > SLOW_S:
             order = replace(order, num_seeds=FEW_SEEDS, max_steps=FEW_STEPS)
-        found = [finding for finding in findings_of(probes, order, TOTAL_S) if finding.level != "ok"]
-        row["findings"] = [[finding.level, finding.check, finding.message, finding.where] for finding in found]
-        if wrong := [finding for finding in found if finding.level == "error"]:
+        findings = [finding for finding in findings_of(probes, order, TOTAL_S) if finding.level != "ok"]
+        row["findings"] = [[finding.level, finding.check, finding.message, finding.where] for finding in findings]
+        if wrong := [finding for finding in findings if finding.level == "error"]:
             row["result"] = "failed"
             row["why"] = "; ".join(f"{finding.check}: {finding.message}" for finding in wrong)
-        elif any(finding.message.startswith((NOT_PLAYED, STOPPED)) for finding in found):
+        elif any(finding.message.startswith((NOT_PLAYED, STOPPED)) for finding in findings):
             row["result"] = "in part"
             row["why"] = "nothing is wrong with what was played; it is too slow to play all: " + next(
-                (finding.message for finding in found if finding.check == "speed"), ""
+                (finding.message for finding in findings if finding.check == "speed"), ""
             )
     row["seconds"] = round(time.perf_counter() - began, 2)
     return row
@@ -113,13 +113,13 @@ def sweep(hub: str, python: str, folder: Path, only: str, ids: Sequence[str] = (
 
 
 def read(file: Path) -> list[Row]:
-    """The rows of a file, the last one of each id; none if there is no file."""
+    """Return the rows of a file, the last one of each id; none if there is no file."""
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
     return list({row["id"]: row for row in rows}.values())
 
 
 def tables(rows_of: Mapping[str, Sequence[Row]]) -> str:
-    """The tables as Markdown: counts by hub, and what doesn't start or fails."""
+    """Return the tables as Markdown: counts by hub, and what doesn't start or fails."""
     lines = ["| hub | ids | for one player | start offline | pass | pass as far as played | share |"]
     lines.append("|---|---|---|---|---|---|---|")
     reasons: list[str] = []
@@ -137,12 +137,12 @@ def tables(rows_of: Mapping[str, Sequence[Row]]) -> str:
         for (result, why), ids in sorted(groups.items()):
             shown = ", ".join(f"`{name}`" for name in ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
             reasons.append(f"| {hub} | {result} | {len(ids)} | {shown} | {why} |")
-    found = ["| hub | result | ids | which | why |", "|---|---|---|---|---|", *reasons]
-    return "\n".join([*lines, "", *(found if reasons else ["Nothing fails."])])
+    table = ["| hub | result | ids | which | why |", "|---|---|---|---|---|", *reasons]
+    return "\n".join([*lines, "", *(table if reasons else ["Nothing fails."])])
 
 
 def reason(why: str) -> str:
-    """What a message says without what differs between ids: names, numbers, texts that were shown, paths, colours."""
+    """Return what a message says without what differs between ids: names, numbers, texts, paths, colours."""
     text = re.sub(r"\x1b\[\d*m", "", why)
     text = re.sub(r"^.*?: \w+ can't make '[^']*': ", "", text)
     text = re.sub(r"custom_envs\.hub\.\w+: \S+: ", "", text)

@@ -67,13 +67,13 @@ def timed(measure: Measure, seeds: Sequence[int]) -> Speed:
 
 
 def drawn(seed: int, actions: Sequence[str]) -> Callable[[], str]:
-    """The stub policy of one episode."""
+    """Return the stub policy of one episode."""
     draw = random.Random(seed).choice
     return lambda: draw(actions)
 
 
 def in_this_process(env: Env, wrapped: bool, seeds: Sequence[int]) -> int:
-    """One episode after the other."""
+    """Play one episode after the other."""
     actions = [f"<answer>{action}</answer>" for action in env.actions] if wrapped else list(env.actions)
     steps = 0
     for seed in seeds:
@@ -88,7 +88,7 @@ def in_this_process(env: Env, wrapped: bool, seeds: Sequence[int]) -> int:
 
 
 async def episode(pool: EnvPool, seed: int, actions: Sequence[str], name: str) -> int:
-    """Steps of one episode, to its end."""
+    """Return steps of one episode, to its end."""
     act = drawn(seed, actions)
     await pool.reset(name, "env", seed, {})
     for step in range(1, STEPS + 1):
@@ -205,7 +205,7 @@ class Held:
 
 
 async def hold(pool: EnvPool, episodes: int, first_seed: int) -> Held:
-    """All are reset before any takes a step, and none is closed before all have ended."""
+    """Hold them all: all are reset before any takes a step, and none is closed before all have ended."""
     us = psutil.Process()
     processes = us.children()
     empty, ours = sum(p.memory_info().rss for p in processes), us.memory_info().rss
@@ -237,7 +237,7 @@ async def hold(pool: EnvPool, episodes: int, first_seed: int) -> Held:
 
 
 def concurrent(args: argparse.Namespace) -> None:
-    """Fresh processes each time, since memory that was freed isn't given back."""
+    """Measure fresh processes each time, since memory that was freed isn't given back."""
     print(f"\n{args.episodes:,} episodes of Sokoban at once, {STEPS} steps each or until solved\n")
     print("| processes | lost | steps | s | steps/s | KiB per episode (parent) | MiB of an empty process | load |")
     print("|---|---|---|---|---|---|---|---|")

@@ -22,7 +22,7 @@ GAMMA, LAM = 0.99, 0.95
 
 
 def loop_over_tokens(rewards: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """The definition, one token column at a time."""
+    """Compute the definition, one token column at a time."""
     advantages = torch.zeros_like(rewards)
     advantage, value = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
@@ -34,7 +34,7 @@ def loop_over_tokens(rewards: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 
 
 def best_time(call: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of `repeats` calls."""
+    """Return seconds of the fastest of `repeats` calls."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -44,16 +44,16 @@ def best_time(call: Callable[[], object], repeats: int) -> float:
 
 
 def measure(rows: int, tokens: int, repeats: int) -> dict[str, float]:
-    """Seconds of both, and the scan's largest error relative to the loop in float64."""
+    """Return seconds of both, and the scan's largest error relative to the loop in float64."""
     generator = torch.Generator().manual_seed(0)
     rewards, values = (torch.randn(rows, tokens, generator=generator) for _ in range(2))
     mask = torch.rand(rows, tokens, generator=generator) < 0.8  # a fifth of the tokens is stepped over
     exact = loop_over_tokens(rewards.double(), values.double(), mask)
-    found = gae(rewards, values, mask, gamma=GAMMA, lam=LAM)[0]
+    advantages = gae(rewards, values, mask, gamma=GAMMA, lam=LAM)[0]
     return {
         "scan_seconds": best_time(lambda: gae(rewards, values, mask, gamma=GAMMA, lam=LAM), repeats),
         "loop_seconds": best_time(lambda: loop_over_tokens(rewards, values, mask), repeats),
-        "relative_error": float((found - exact).abs().max() / exact.abs().max().clamp(min=1e-30)),
+        "relative_error": float((advantages - exact).abs().max() / exact.abs().max().clamp(min=1e-30)),
     }
 
 

@@ -105,8 +105,8 @@ class StubEngines:
     def __init__(self, tokenizer: Any, seconds: float, seed: int) -> None:
         self._seconds, self._draw = seconds, random.Random(seed)
         # A real engine has the tokens already, and its time isn't the endpoint's.
-        said = {text: tokenizer(text, add_special_tokens=False).input_ids for text in (*"0123456789.e-", END)}
-        self._tokens: dict[str, list[int]] = said
+        tokens = {text: tokenizer(text, add_special_tokens=False).input_ids for text in (*"0123456789.e-", END)}
+        self._tokens: dict[str, list[int]] = tokens
 
     async def generate(self, episode: str, request: Request) -> Completion:
         del episode
@@ -125,7 +125,7 @@ class StubEngines:
 
 
 def make_tokenizer() -> Any:
-    """Byte-level BPE of 2,000 tokens, trained on this project's pages."""
+    """Train a byte-level BPE of 2,000 tokens on this project's pages."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -146,7 +146,7 @@ def make_tokenizer() -> Any:
 
 
 def episode_session(tokenizer: Any, agent: Agent, seconds: float, seed: int) -> EpisodeSession:
-    """A session with all that a run's has, over stub engines. The sessions of a run share its agent."""
+    """Return a session with all that a run's has, over stub engines. The sessions of a run share its agent."""
     task = Task(id=f"task-{seed}", source="bench", payload={}, seed=seed, tag="a", domain="a")
     key = EpisodeKey(seed=0, purpose="train", step=1, position=seed, member=0)
     engines: Any = StubEngines(tokenizer, seconds, seed)
@@ -178,7 +178,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 async def through_gateway(kind: str, options: argparse.Namespace) -> tuple[list[float], float]:
-    """Seconds that each request cost its client, and the server's processor time per request."""
+    """Return seconds that each request cost its client, and the server's processor time per request."""
     gateway = Gateway()
     await gateway.start()
     tokenizer = make_tokenizer() if kind == "episodes" else None
@@ -203,7 +203,7 @@ async def through_gateway(kind: str, options: argparse.Namespace) -> tuple[list[
 
 
 async def through_bare_server(options: argparse.Namespace) -> tuple[list[float], float]:
-    """The same of a server that does nothing."""
+    """Return the same of a server that does nothing."""
     draw = random.Random(0)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: BareServer(options.engine_seconds, draw), "127.0.0.1", 0, backlog=2048)

@@ -27,36 +27,36 @@ TOOLS = [
 
 async def ask(http: aiohttp.ClientSession, url: str, key: str, body: dict[str, Any]) -> str:
     async with http.post(f"{url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as reply:
-        said = await reply.json()
-        assert reply.status == 200, said
-        return str(said["choices"][0]["message"]["content"])
+        answer = await reply.json()
+        assert reply.status == 200, answer
+        return str(answer["choices"][0]["message"]["content"])
 
 
 async def converse(http: aiohttp.ClientSession, url: str, key: str, plan: dict[str, Any], number: int) -> list[float]:
-    """One session's requests; seconds beyond the engine's, of each."""
+    """Send one session's requests; return seconds beyond the engine's, of each."""
     await asyncio.sleep(plan["engine_seconds"] * random.Random(number).random())
     costs, messages = [], [{"role": "user", "content": f"task {number}: {SAID}"}]
     for request in range(plan["requests"]):
         if request % plan["turns"] == 0:
             messages = [{"role": "user", "content": f"task {number}, {request}: {SAID}"}]
         began = time.perf_counter()
-        said = await ask(http, url, key, {"model": "policy", "messages": messages, "tools": TOOLS})
-        costs.append(time.perf_counter() - began - float(said.split()[0]))
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "What is in it? " * 8}]
+        answer = await ask(http, url, key, {"model": "policy", "messages": messages, "tools": TOOLS})
+        costs.append(time.perf_counter() - began - float(answer.split()[0]))
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "What is in it? " * 8}]
     return costs
 
 
 async def stream(http: aiohttp.ClientSession, url: str, key: str) -> bool:
-    """Whether a streamed response arrived whole."""
+    """Return whether a streamed response arrived whole."""
     body = {"model": "policy", "messages": [{"role": "user", "content": SAID}], "stream": True}
-    said, ended = "", False
+    text, ended = "", False
     async with http.post(f"{url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as reply:
         async for line in reply.content:
             if line.startswith(b"data: [DONE]"):
                 ended = True
             elif line.startswith(b"data: "):
-                said += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
-    return ended and said.endswith(SAID)
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+    return ended and text.endswith(SAID)
 
 
 async def clients(plan: dict[str, Any]) -> Any:

@@ -89,8 +89,8 @@ def run(part: Part, folder: Path, name: str, args: argparse.Namespace) -> tuple[
             printed, ended = process.communicate()[0], f"stopped after {args.timeout} s"
     well = process.returncode == 0
     shown = tables(printed) if well else f"**Failed: {ended}.** Its last lines, of {log.name}:\n\n```\n{tail(log)}\n```"
-    told = shlex.join(["python", *command[1:]])
-    return f"## {part.title}\n\n```\n{told}\n```\n\n{shown}\n\n{time.monotonic() - started:.0f} s.\n", well
+    command_line = shlex.join(["python", *command[1:]])
+    return f"## {part.title}\n\n```\n{command_line}\n```\n\n{shown}\n\n{time.monotonic() - started:.0f} s.\n", well
 
 
 def tables(printed: str) -> str:

@@ -50,7 +50,7 @@ def write_model(name: str, folder: Path, *, layers: int | None = None, vocabular
 
 
 def share_of_low_words(response: str, task: Any) -> float:
-    """A reward that differs between any two responses, or a group would train nothing."""
+    """Return a reward that differs between any two responses, or a group would train nothing."""
     del task
     numbers = [int(word[1:]) for word in response.split() if word[0] == "w"]
     return sum(numbers) / (max(numbers) * len(numbers)) if numbers and max(numbers) else 0.0

@@ -45,7 +45,7 @@ def device() -> Any:
 
 
 def measured(work: Callable[[], Any], rounds: int) -> tuple[float, int]:
-    """(median seconds of `work`, peak bytes above what was held before; 0 without an accelerator)."""
+    """Return (median seconds of `work`, peak bytes above what was held before; 0 without an accelerator)."""
     import torch
 
     def once() -> float:
@@ -72,14 +72,12 @@ def machine(args: argparse.Namespace) -> None:
     print("| what | |\n|---|---|")
     packages = importlib.metadata.packages_distributions()
     for name in ("torch", "transformers", "vllm", "sglang", "liger_kernel", "flash_attn", "transformer_engine"):
-        versions = {importlib.metadata.version(found) for found in packages.get(name, ())}
+        versions = {importlib.metadata.version(gpu) for gpu in packages.get(name, ())}
         print(f"| {name} | {', '.join(sorted(versions)) or 'not installed'} |")
     print(f"| Python | {platform.python_version()} |")
     for i in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(i)
-        print(
-            f"| device {i} | {found.name}, {found.total_memory / 2**30:.0f} GiB, compute {found.major}.{found.minor} |"
-        )
+        gpu = torch.cuda.get_device_properties(i)
+        print(f"| device {i} | {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute {gpu.major}.{gpu.minor} |")
     if not torch.cuda.is_available():
         print("| devices | none |")
 
@@ -99,9 +97,9 @@ def head(args: argparse.Namespace) -> None:
     def ours(mebibytes: float) -> Callable[[], None]:
         def work() -> None:
             logits.chunk_elements = lambda _: int(mebibytes * 2**18)
-            found = logits.head_outputs(hidden, layer, targets, logits.HeadRequest(), temperature=1.0)
-            assert found.logprobs is not None
-            found.logprobs.sum().backward()
+            outputs = logits.head_outputs(hidden, layer, targets, logits.HeadRequest(), temperature=1.0)
+            assert outputs.logprobs is not None
+            outputs.logprobs.sum().backward()
 
         return work
 
@@ -155,9 +153,9 @@ def attention(args: argparse.Namespace) -> None:
         expected = attend(tensors, plan, one_call=False)
         for name, one_call in ways.items():
             work = partial(attend, tensors, plan, one_call=one_call)
-            apart = float((work() - expected).abs().max())
+            difference = float((work() - expected).abs().max())
             seconds, peak = measured(work, args.rounds)
-            print(f"| {count} of {length} | {name} | {seconds * 1e3:.2f} | {peak / 2**20:.0f} | {apart:.1e} |")
+            print(f"| {count} of {length} | {name} | {seconds * 1e3:.2f} | {peak / 2**20:.0f} | {difference:.1e} |")
 
 
 def optimizer(args: argparse.Namespace) -> None:
@@ -200,10 +198,10 @@ def waits(args: argparse.Namespace) -> None:
         step()
         with profile(use_device="cuda" if device().type == "cuda" else None, use_kineto=True) as recorded:
             step()
-    found = Counter(event.name for event in recorded.function_events if event.name in (*WAITING, WAITED))
+    counts = Counter(event.name for event in recorded.function_events if event.name in (*WAITING, WAITED))
     print(f"one step of {micro_batches} micro-batches\n\n| call | times | per micro-batch |\n|---|---|---|")
     for call in (*WAITING, WAITED):
-        print(f"| {call} | {found[call]} | {found[call] / micro_batches:.1f} |")
+        print(f"| {call} | {counts[call]} | {counts[call] / micro_batches:.1f} |")
 
 
 def sleep(args: argparse.Namespace) -> None:

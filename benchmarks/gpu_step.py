@@ -84,7 +84,7 @@ SPANS = {
 
 
 def write_prompts(folder: Path, args: argparse.Namespace) -> None:
-    """One line for each prompt of the run."""
+    """Write one line for each prompt of the run."""
     lines = []
     for i in range(args.prompts * args.steps):
         text = " ".join(f"w{2 + (7 * i + j) % 997}" for j in range(args.prompt))
@@ -93,7 +93,7 @@ def write_prompts(folder: Path, args: argparse.Namespace) -> None:
 
 
 def write_config(folder: Path, args: argparse.Namespace) -> None:
-    """`step.yaml`."""
+    """Write `step.yaml`."""
     half = args.gpus // 2 if args.apart else args.gpus
     trains, infers = range(half), range(half if args.apart else 0, args.gpus)
     rows = args.prompts * args.group
@@ -117,7 +117,7 @@ def show(metrics: Path, args: argparse.Namespace) -> None:
     steps = [row for row in rows if "time/step" in row][1:]
     arch = read_architecture(args.model, {}, "pretrain")
     least = {phase.name: phase.least for phase in phases(arch, max(1, args.gpus), args)}  # type: ignore[arg-type]
-    whole = median(row["time/step"] for row in steps)
+    total = median(row["time/step"] for row in steps)
     print(f"\n{args.model}, {args.gpus} accelerators, {len(steps)} steps measured"
           f"{': a dry run, the figures mean nothing' if args.dry_run else ''}")  # fmt: skip
     print("| phase | s, median | least s | share of the peak | share of the step |")
@@ -126,13 +126,13 @@ def show(metrics: Path, args: argparse.Namespace) -> None:
         seconds = median(sum(row.get(f"time/{span}", 0.0) for span in spans) for row in steps)
         bound = sum(least[name] for name in names.split(", "))
         reached = f"{bound / seconds:.1%}" if seconds else "-"
-        print(f"| {names} | {seconds:.3f} | {bound:.3f} | {reached} | {seconds / whole:.0%} |")
-    print(f"| step | {whole:.3f} | {sum(least.values()):.3f} | {sum(least.values()) / whole:.1%} | 100% |")
+        print(f"| {names} | {seconds:.3f} | {bound:.3f} | {reached} | {seconds / total:.0%} |")
+    print(f"| step | {total:.3f} | {sum(least.values()):.3f} | {sum(least.values()) / total:.1%} | 100% |")
     tokens = args.prompts * args.group * (args.prompt + args.response)
-    print(f"\n{tokens / whole / max(1, args.gpus):.0f} tokens/s per accelerator")
+    print(f"\n{tokens / total / max(1, args.gpus):.0f} tokens/s per accelerator")
     for name in ("mismatch/abs_log_ratio_mean", "mismatch/kl", "sync/copied_gigabytes", "actor/grad_norm"):
-        found = [row[name] for row in steps if name in row]
-        print(f"{name}: {median(found):.3g}" if found else f"{name}: not reported")
+        values = [row[name] for row in steps if name in row]
+        print(f"{name}: {median(values):.3g}" if values else f"{name}: not reported")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

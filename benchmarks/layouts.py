@@ -66,9 +66,9 @@ def main() -> None:
     print("| layout | families | " + " | ".join(NAMES) + " |\n" + "|---" * (2 + len(NAMES)) + "|")
     with tempfile.TemporaryDirectory() as folder:
         for title in args.layouts:
-            strategy, world, given, known = LAYOUTS[title]
+            strategy, world, configured, known = LAYOUTS[title]
             families = [family for family in known if family in args.families]
-            options = dict(given)
+            options = dict(configured)
             model = {key: options.pop(key, 1) for key in ("ulysses_size", "ring_attention_size")}
             layers = 4 if "virtual_pipeline_model_parallel_size" in options else 2
             worst = dict.fromkeys(NAMES, 0.0)
@@ -79,8 +79,8 @@ def main() -> None:
                 for packed in (False, True):
                     worker = {"use_sequence_packing": packed}
                     done = check_layout(pool, path, strategy, options, world, worker=worker, model=model)
-                    found = differences(done, reference(path))
-                    worst = {name: max(worst[name], found[name]) for name in NAMES}
+                    result = differences(done, reference(path))
+                    worst = {name: max(worst[name], result[name]) for name in NAMES}
             figures = " | ".join(f"{worst[name]:.1e}" for name in NAMES)
             print(f"| {title} | {', '.join(families)} | {figures} |", flush=True)
     pool.close()

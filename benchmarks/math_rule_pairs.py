@@ -46,7 +46,7 @@ def by_math_verify(gold: str, answer: str) -> bool:
 
 
 def verl_scorers(path: Path) -> dict[str, Scorer]:
-    """The scorers of verl's wheel or checkout at `path`, without the rest of verl."""
+    """Return the scorers of verl's wheel or checkout at `path`, without the rest of verl."""
     if not path.exists():
         raise SystemExit(f"--verl: there is no {path}; `pip download verl==0.9.1 --no-deps` fetches the wheel")
     for name in ("verl", "verl.utils"):  # their own __init__ imports ray, tensordict and more
@@ -75,7 +75,7 @@ def verl_scorers(path: Path) -> dict[str, Scorer]:
 
 
 def is_paid(scorer: Scorer, gold: str, answer: str) -> bool:
-    """Whether the scorer pays; one that raises doesn't."""
+    """Return whether the scorer pays; one that raises doesn't."""
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             return scorer(gold, answer)
@@ -84,7 +84,7 @@ def is_paid(scorer: Scorer, gold: str, answer: str) -> bool:
 
 
 def cell(scorer: Scorer, pairs: Sequence[AnswerPair]) -> tuple[int, int]:
-    """How many pairs the scorer judges right, and how many unequal answers it pays."""
+    """Return how many pairs the scorer judges right, and how many unequal answers it pays."""
     paid = [is_paid(scorer, pair.gold, pair.answer) for pair in pairs]
     right = sum(was_paid == pair.equal for was_paid, pair in zip(paid, pairs, strict=True))
     return right, sum(was_paid and not pair.equal for was_paid, pair in zip(paid, pairs, strict=True))

@@ -92,14 +92,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         build_models(Path(folder), {CASES[name].family for name in names}, small=args.small)
         for name in names:
-            plan, found = planned(CASES[name], Path(folder)), in_a_process(name, folder, small=args.small)
-            worst = max(worst, abs(plan / found - 1))
-            print(f"| {name} | {plan / MIB:.0f} | {found / MIB:.0f} | {plan / found:.2f} |", flush=True)
+            plan, measured_bytes = planned(CASES[name], Path(folder)), in_a_process(name, folder, small=args.small)
+            worst = max(worst, abs(plan / measured_bytes - 1))
+            print(
+                f"| {name} | {plan / MIB:.0f} | {measured_bytes / MIB:.0f} | {plan / measured_bytes:.2f} |", flush=True
+            )
     print(f"largest difference: {100 * worst:.0f} %")
 
 
 def build_models(folder: Path, families: set[str], *, small: bool) -> None:
-    """A model of each family to measure, and a tiny one to warm up with."""
+    """Make a model of each family to measure, and a tiny one to warm up with."""
     from tiny_models import build_tiny_model
 
     for family in families:
@@ -109,7 +111,7 @@ def build_models(folder: Path, families: set[str], *, small: bool) -> None:
 
 
 def in_a_process(name: str, folder: str, *, small: bool) -> int:
-    """Bytes that a case takes."""
+    """Return bytes that a case takes."""
     command = [sys.executable, "-W", "ignore", __file__, "--case", name, "--folder", folder, *(["--small"] * small)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
@@ -122,7 +124,7 @@ def in_a_process(name: str, folder: str, *, small: bool) -> int:
 
 
 def planned(case: Case, folder: Path) -> int:
-    """Bytes in the worst moment, without the process itself."""
+    """Return bytes in the worst moment, without the process itself."""
     from roll.configs.parsing.loader import read_config
     from roll.workbench.planning.machines import parse_machines
     from roll.workbench.planning.plan import plan_memory
@@ -145,7 +147,7 @@ def planned(case: Case, folder: Path) -> int:
 
 
 def job(case: Case, model: Path) -> dict[str, Any]:
-    """A configuration whose role is the case's."""
+    """Return a configuration whose role is the case's."""
     trains = case.strategy != "hf_infer"
     count = case.rows * case.passes if trains else case.rows
     trained = {
@@ -183,7 +185,7 @@ def job(case: Case, model: Path) -> dict[str, Any]:
 
 
 def measured(case: Case, folder: Path) -> int:
-    """Bytes of torch's tensors in the worst moment."""
+    """Return bytes of torch's tensors in the worst moment."""
     work = generate if case.strategy == "hf_infer" else train
     work(replace(case, rows=2, passes=1, length=64), folder / f"{case.family}.tiny")
     before = alive()
@@ -191,7 +193,7 @@ def measured(case: Case, folder: Path) -> int:
 
 
 def alive() -> int:
-    """Bytes behind all tensors that there are."""
+    """Return bytes behind all tensors that there are."""
     import torch
 
     gc.collect()
@@ -205,7 +207,7 @@ def alive() -> int:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Bytes of tensors in the worst moment of some work."""
+    """Return bytes of tensors in the worst moment of some work."""
     from torch.profiler import ProfilerActivity, profile
 
     there = alive()
@@ -249,7 +251,7 @@ def train(case: Case, model: Path) -> int:
 
 
 def full_rows(case: Case) -> Any:
-    """Rows of the greatest length."""
+    """Return rows of the greatest length."""
     import torch
     from train_contract import make_batch
 

@@ -27,8 +27,8 @@ def run(name: str, folder: Path, *settings: str) -> tuple[float, float]:
         where = ["--config_path", str(ROOT / "examples" / "preferences"), "--config_name", name]
         subprocess.run([*start, *where, "track_with=jsonl", f"output_dir={folder}", *settings], check=True)
     lines = (folder / "logs" / "metrics.jsonl").read_text().splitlines()
-    found = [row["val/accuracy"] for row in map(json.loads, lines) if "val/accuracy" in row]
-    return (found[0], found[-1]) if found else (0.0, 0.0)
+    accuracies = [row["val/accuracy"] for row in map(json.loads, lines) if "val/accuracy" in row]
+    return (accuracies[0], accuracies[-1]) if accuracies else (0.0, 0.0)
 
 
 def seed_of(seed: int, output: Path, losses: Sequence[str], policy: bool, quick: Sequence[str]) -> dict[str, str]:
@@ -40,23 +40,23 @@ def seed_of(seed: int, output: Path, losses: Sequence[str], policy: bool, quick:
     run("sft_largest", folder / "sft", f"seed={seed}", f"pretrain={data}/random_model",
         f"actor_train.data_args.file_name={data}/answers.jsonl", *quick)  # fmt: skip
     common = [f"seed={seed}", f"pretrain={first}", *quick]
-    found = {}
+    result = {}
     for loss in losses:
         options = [f"loss_type={loss}", *PUBLISHED.get(loss, ())]
         if loss in ("simpo", "orpo"):
             options.append("reference=null")
         _, after = run("dpo_largest", folder / loss, *common, *pairs, *options)
-        found[f"dpo, {loss}"] = f"{after:.1%}"
+        result[f"dpo, {loss}"] = f"{after:.1%}"
     if policy:
         model = folder / "reward_model"
         _, after = run("reward_model_largest", model, *common, *pairs)
-        found["reward_model"] = f"{after:.1%}"
+        result["reward_model"] = f"{after:.1%}"
         tasks = [f"actor_train.data_args.file_name={data}/prompts.jsonl",
                  f"validation.data_args.file_name={data}/held_out.jsonl"]  # fmt: skip
         scores = f"reward_model.model_args.model_name_or_path={model}/hf_model"
         before, after = run("rlvr_largest", folder / "rlvr", *common, *tasks, scores)
-        found["rlvr with it"] = f"{before:.1%} -> {after:.1%}"
-    return found
+        result["rlvr with it"] = f"{before:.1%} -> {after:.1%}"
+    return result
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     print("| held-out accuracy | " + " | ".join(f"seed {seed}" for seed in seeds) + " |")
     print("| --- |" + " --- |" * len(seeds))
     for name in next(iter(seeds.values())):
-        print(f"| {name} | " + " | ".join(found[name] for found in seeds.values()) + " |")
+        print(f"| {name} | " + " | ".join(result[name] for result in seeds.values()) + " |")
 
 
 if __name__ == "__main__":

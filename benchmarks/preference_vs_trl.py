@@ -38,7 +38,7 @@ PROMPTS = 6
 
 
 def write_files(folder: Path) -> None:
-    """`policy/` and `reference/`, two random Llamas in float64 with one tokenizer of words, and `pairs.json`."""
+    """Write `policy/` and `reference/`, two random Llamas in float64 with one tokenizer of words, and `pairs.json`."""
     import random
 
     import torch
@@ -123,12 +123,12 @@ def sequences_of(inputs: dict[str, Any], case: str) -> list[tuple[list[int], lis
                  for side in ("chosen", "rejected")]  # fmt: skip
     else:
         sides = [(inputs["input_ids"], inputs["completion_mask"], inputs["attention_mask"])]
-    found = []
+    sequences = []
     for ids, response, attended in sides:
         for row in range(len(ids)):
             there = attended[row].bool()
-            found.append((ids[row][there].tolist(), response[row][there].bool().tolist()))
-    return found
+            sequences.append((ids[row][there].tolist(), response[row][there].bool().tolist()))
+    return sequences
 
 
 def ours(folder: Path, case: str) -> dict[str, float]:
@@ -206,9 +206,9 @@ def main() -> None:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
             if done.returncode:
                 sys.exit(f"{case}: TRL's side ended with {done.returncode}:\n{done.stderr[-3000:]}")
-            found = ours(Path(folder), case)
-            print(f"| {case} | {found['loss']:.9f} | {found['difference']:.1e} "
-                  f"| {found['gradient']:.9f} | {found['gradient_difference']:.1e} |", flush=True)  # fmt: skip
+            result = ours(Path(folder), case)
+            print(f"| {case} | {result['loss']:.9f} | {result['difference']:.1e} "
+                  f"| {result['gradient']:.9f} | {result['gradient_difference']:.1e} |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"fsdp2_train": {}, "megatron_train": {"use
 
 
 def make_batch(args: argparse.Namespace, vocabulary: int) -> Any:
-    """Rows of random tokens: examples that all share, a prompt per group, responses of 1 to 2 x `--response` - 1, or
-    with `--even` of one length."""
+    """Return rows of random tokens: examples that all share, a prompt per group, responses of 1 to 2 x `--response` -
+    1, or with `--even` of one length."""
     import torch
 
     from roll.types.batch import TokenBatch
@@ -90,8 +90,8 @@ class Contender:
 
         def keep(*arguments: Any) -> Any:
             if not self.gradients:
-                found = ((n, getattr(p, "main_grad", p.grad)) for n, p in model.named_parameters())
-                self.gradients = {n: gradient.clone() for n, gradient in found if gradient is not None}
+                gradients = ((n, getattr(p, "main_grad", p.grad)) for n, p in model.named_parameters())
+                self.gradients = {n: gradient.clone() for n, gradient in gradients if gradient is not None}
             return apply(*arguments)
 
         setattr(owner, name, keep)
@@ -134,19 +134,19 @@ def main() -> None:
     from transformers import AutoConfig
 
     batch = make_batch(args, AutoConfig.from_pretrained(args.model).vocab_size)
-    whole, shared = Contender(args, shares=False), Contender(args, shares=True)
+    full, shared = Contender(args, shares=False), Contender(args, shares=True)
     for _ in range(args.rounds + 1):
-        for contender in (whole, shared):
+        for contender in (full, shared):
             contender.step(batch)
     print(f"{len(batch)} rows of {batch.num_tokens} tokens, {args.rows} rows a pass, {args.rounds} rounds\n")
     print("| step | passes | tokens computed | CPU s | vs whole rows |")
     print("|---|---|---|---|---|")
-    for name, contender in (("whole rows", whole), ("shared beginnings", shared)):
+    for name, contender in (("whole rows", full), ("shared beginnings", shared)):
         times = contender.seconds[1:]  # the first step warms up
-        ratios = [mine / theirs for mine, theirs in zip(times, whole.seconds[1:], strict=True)]
+        ratios = [mine / theirs for mine, theirs in zip(times, full.seconds[1:], strict=True)]
         spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"| {name} | {len(contender.passes)} | {sum(contender.passes):,} | {median(times):.2f} | {spread} |")
-    print(f"\nlargest relative difference of a gradient: {difference(shared.gradients, whole.gradients):.1e}")
+    print(f"\nlargest relative difference of a gradient: {difference(shared.gradients, full.gradients):.1e}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(seed: int, folder: Path, overrides: Sequence[str]) -> None:
-    """One run; its wall time from the command to the prompt goes to `wall.json`."""
+    """Do one run; write its wall time from the command to the prompt to `wall.json`."""
     command = [sys.executable, str(ROOT / "examples" / "start_pipeline.py")]
     command += ["--config_path", str(ROOT / "examples" / "quickstart"), "--config_name", "rlvr_smollm2"]
     started = time.monotonic()

@@ -57,8 +57,8 @@ def curve_of(way: str, seed: int, output: Path, settings: Sequence[str]) -> Curv
         command = [*start, *where, "track_with=jsonl", f"output_dir={folder}", f"seed={seed}", *more, *own, *settings]
         subprocess.run(command, check=True)
     rows = [json.loads(line) for line in (folder / "logs" / "metrics.jsonl").read_text().splitlines()]
-    found = [(row["step"], row["val/accuracy"]) for row in rows if "val/accuracy" in row]
-    return [step for step, _ in found], [accuracy for _, accuracy in found]
+    points = [(row["step"], row["val/accuracy"]) for row in rows if "val/accuracy" in row]
+    return [step for step, _ in points], [accuracy for _, accuracy in points]
 
 
 def plot(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
@@ -96,7 +96,7 @@ def plot(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
 
 
 def _error(values: Sequence[float]) -> float:
-    """The standard error of the mean over seeds."""
+    """Return the standard error of the mean over seeds."""
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
@@ -118,10 +118,10 @@ def main() -> None:
         cells = " | ".join(f"{accuracy[0]:.1%} -> {accuracy[-1]:.1%}" for _, accuracy in seeds)
         mean, error = fmean(ends[way]), _error(ends[way])
         base = BASELINES.get(way, "grpo")
-        apart = "" if way == base or base not in ends or way in BASELINES.values() else (
+        distance = "" if way == base or base not in ends or way in BASELINES.values() else (
             f"{100 * (mean - fmean(ends[base])):+.1f} +- {100 * hypot(error, _error(ends[base])):.1f} points"
         )  # fmt: skip
-        print(f"| {way} | {cells} | {mean:.1%} | {100 * error:.1f} points | {apart} |")
+        print(f"| {way} | {cells} | {mean:.1%} | {100 * error:.1f} points | {distance} |")
     if options.plot:
         plot(curves, options.plot)
 

@@ -31,18 +31,18 @@ RULES = ResponseRules(frozenset({0}), 1 << 20)
 
 
 def recorded(sampled: list[tuple[list[int], list[float]]]) -> list[Completion]:
-    """What an engine's front end makes of whole responses."""
-    found = []
+    """Return what an engine's front end makes of whole responses."""
+    completions = []
     for number, (tokens, logprobs) in enumerate(sampled):
         params = SamplingParams(max_new_tokens=len(tokens) + 1)
         response = Response(Request(id=str(number), prompt_ids=PROMPT, params=params, seed=1))
         response.record(tokens, logprobs, 7, RULES)
-        found.append(response.completion("stop"))
-    return found
+        completions.append(response.completion("stop"))
+    return completions
 
 
 def cut(completions: list[Completion]) -> Rollouts:
-    """The training rows of one turn for each response."""
+    """Return the training rows of one turn for each response."""
     turns = [
         Turn(
             prompt_ids=PROMPT,
@@ -58,7 +58,7 @@ def cut(completions: list[Completion]) -> Rollouts:
 
 
 def best(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
-    """The processor seconds of the fastest round, and what it made."""
+    """Return the processor seconds of the fastest round, and what it made."""
     fastest, made = float("inf"), None
     for _ in range(rounds):
         begun = time.process_time()

@@ -55,17 +55,17 @@ class Phase:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Least seconds by what bounds them."""
+        """Return the least seconds by what bounds them."""
         return {"compute": self.flop / FLOPS, "memory": self.memory / MEMORY, "link": self.link / LINK}
 
     @property
     def bound(self) -> str:
-        """What takes longest."""
+        """Return what takes longest."""
         return max(self.seconds, key=self.seconds.__getitem__)
 
     @property
     def least(self) -> float:
-        """Seconds at the peak; what overlaps is counted once."""
+        """Return seconds at the peak; what overlaps is counted once."""
         return max(self.seconds.values())
 
 
@@ -118,17 +118,17 @@ def show(model: str, gpus: int, args: argparse.Namespace) -> None:
         need = STATES * arch.count() / 1e9
         print(f"states of {need:.0f} GB don't fit into {CAPACITY * gpus / 1e9:.0f} GB: no table")
         return
-    found = phases(arch, gpus, args)
-    whole = sum(phase.least / phase.share for phase in found)
+    parts = phases(arch, gpus, args)
+    total = sum(phase.least / phase.share for phase in parts)
     print("| phase | TFLOP per GPU | GB of memory | GB on the link | bound by | least s | estimate s | share |")
     print("|---|---|---|---|---|---|---|---|")
-    for phase in found:
+    for phase in parts:
         numbers = f"{phase.flop / 1e12:.4g} | {phase.memory / 1e9:.4g} | {phase.link / 1e9:.4g}"
         estimate = phase.least / phase.share
         print(f"| {phase.name} | {numbers} | {phase.bound if phase.least else '-'} | {phase.least:.2f} | "
-              f"{estimate:.2f} | {estimate / whole:.0%} |")  # fmt: skip
+              f"{estimate:.2f} | {estimate / total:.0%} |")  # fmt: skip
     tokens = args.prompts * args.group * (args.prompt + args.response)
-    print(f"| all | | | | | {sum(phase.least for phase in found):.2f} | {whole:.2f} | {tokens / whole / gpus:.0f} "
+    print(f"| all | | | | | {sum(phase.least for phase in parts):.2f} | {total:.2f} | {tokens / total / gpus:.0f} "
           "tokens/s/GPU |")  # fmt: skip
 
 

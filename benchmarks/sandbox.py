@@ -72,8 +72,8 @@ def main() -> None:
         sandbox.close()
     print("| way | programs a second, median | of the rounds |")
     print("|---|---|---|")
-    for name, found in speeds.items():
-        print(f"| {name} | {median(found):.0f} | {', '.join(f'{speed:.0f}' for speed in found)} |")
+    for name, values in speeds.items():
+        print(f"| {name} | {median(values):.0f} | {', '.join(f'{speed:.0f}' for speed in values)} |")
     print(
         f"load of the machine over a minute, before and after each round: {', '.join(f'{load:.1f}' for load in loads)}"
     )

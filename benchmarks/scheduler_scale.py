@@ -43,7 +43,7 @@ class Measured:
 
 
 def scenario(trajectories: int, engines: int, args: argparse.Namespace) -> Scenario:
-    """Every engine has room for its share of a step's responses, 256 at most."""
+    """Return a scenario in which every engine has room for its share of a step's responses, 256 at most."""
     share = min(256, -(-trajectories // engines))
     return Scenario(
         engines=engines,
@@ -59,7 +59,7 @@ def scenario(trajectories: int, engines: int, args: argparse.Namespace) -> Scena
 
 
 def measure(case: Scenario) -> Measured:
-    """One run, then its engines alone."""
+    """Measure one run, then its engines alone."""
     gc.collect()
     simulation = Simulation(case)
     calls = simulation.ranks.calls = []
@@ -74,7 +74,7 @@ def measure(case: Scenario) -> Measured:
 
 
 def replay(case: Scenario, calls: list[Call]) -> float:
-    """CPU seconds of the simulated engines under these calls."""
+    """Return CPU seconds of the simulated engines under these calls."""
     loop = VirtualClockLoop()
     ranks = SimulatedRanks(case.engines, case.engine, case.lengths, loop=loop, resume=case.resume)
     polls: dict[int, list[tuple[float, float]]] = {}

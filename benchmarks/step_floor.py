@@ -88,7 +88,7 @@ def whole_step(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def serve(pipe: Any, args: argparse.Namespace, name: str) -> None:
-    """A contender's process: build, then take a step whenever it is told to."""
+    """Run a contender's process: build, then take a step whenever it is told to."""
     os.environ["THP_MEM_ALLOC_ENABLE"] = CONTENDERS[name]
     from roll.utils.memory import reuse_freed_memory
 
@@ -134,18 +134,18 @@ def main() -> None:
         process.start()
         mine.recv()
         running[name] = (process, mine)
-    found: dict[str, list[Any]] = {name: [] for name in CONTENDERS}
+    results: dict[str, list[Any]] = {name: [] for name in CONTENDERS}
     for _ in range(args.rounds):
         for name, (_, pipe) in running.items():
             pipe.send("step")
-            found[name].append(pipe.recv())
+            results[name].append(pipe.recv())
     shown = f"{args.passes} x {args.rows} rows of {args.tokens} tokens, {args.scored} scored, {args.rounds} rounds"
     print(f"{shown}\n\n| contender | processor s | of it in the kernel | page faults | peak MiB | weights |")
     print("|---|---|---|---|---|---|")
     for name, (process, pipe) in running.items():
         pipe.send("stop")
         digest = pipe.recv()
-        cpu, system, faults, peak = (median(column) for column in zip(*found[name], strict=True))
+        cpu, system, faults, peak = (median(column) for column in zip(*results[name], strict=True))
         print(f"| {name} | {cpu:.3f} | {system:.3f} | {faults:,.0f} | {peak:,.0f} | {digest} |")
         process.join(20)
 

@@ -76,7 +76,7 @@ class Job:
 
 
 def make_model(shape: str, folder: Path) -> None:
-    """A random Qwen2 of that shape; the tokenizer is only there because training backends load one."""
+    """Make a random Qwen2 of that shape; the tokenizer is only there because training backends load one."""
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -91,7 +91,7 @@ def make_model(shape: str, folder: Path) -> None:
 
 
 def make_batch(job: Job, vocabulary: int) -> Any:
-    """Rows of random tokens, all but the first of each scored."""
+    """Return rows of random tokens, all but the first of each scored."""
     import torch
 
     from roll.types.batch import TokenBatch
@@ -196,7 +196,7 @@ def held_bytes() -> int:
 
 
 def serve(pipe: Any, job: Job, contender: Contender, rank: int, world: int, port: int) -> None:
-    """A contender's process: build, then take a step whenever it is told to."""
+    """Run a contender's process: build, then take a step whenever it is told to."""
     os.environ.update(OMP_NUM_THREADS=str(job.threads), OMP_WAIT_POLICY="PASSIVE")
     if "CUDA_VISIBLE_DEVICES" not in os.environ and world > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
@@ -238,7 +238,7 @@ class Processes:
             pipe.recv()
 
     def step(self) -> tuple[float, int]:
-        """(seconds of the slowest rank, bytes of the largest)."""
+        """Take a step; return (seconds of the slowest rank, bytes of the largest)."""
         for _, pipe in self._ranks:
             pipe.send("step")
         answers = [pipe.recv() for _, pipe in self._ranks]
@@ -252,7 +252,7 @@ class Processes:
 
 
 def flops_of_step(shape: str, job: Job) -> float:
-    """6 per parameter and token, and causal attention: 6 x layers x hidden x sum of squared lengths."""
+    """Return 6 per parameter and token, and causal attention: 6 x layers x hidden x sum of squared lengths."""
     s = SHAPES[shape]
     head = s["hidden_size"] // s["num_attention_heads"]
     kv = head * s["num_key_value_heads"]
@@ -263,7 +263,7 @@ def flops_of_step(shape: str, job: Job) -> float:
 
 
 def spread_lengths(rows: int, longest: int, spread: float) -> tuple[int, ...]:
-    """Row lengths from `longest` down to `longest / spread`, evenly, in a mixed order."""
+    """Return row lengths from `longest` down to `longest / spread`, evenly, in a mixed order."""
     steps = [longest - (longest - longest / spread) * i / max(1, rows - 1) for i in range(rows)]
     return tuple(round(steps[(i * 5) % rows]) for i in range(rows))
 

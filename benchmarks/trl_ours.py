@@ -55,7 +55,7 @@ actor_infer:
 
 
 def write_config(task: Task, folder: Path, options: argparse.Namespace) -> None:
-    """`ours.yaml`."""
+    """Write `ours.yaml`."""
     text = CONFIG.format(
         folder=folder,
         benchmarks=Path(__file__).resolve().parent,
@@ -76,7 +76,7 @@ def write_config(task: Task, folder: Path, options: argparse.Namespace) -> None:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """(seconds, processor seconds of this process with all its threads)."""
+    """Return (seconds, processor seconds of this process with all its threads)."""
     started, computed = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - started, time.process_time() - computed
@@ -97,12 +97,12 @@ class BareLoop:
         self._rows: int | None = None
 
     def choose(self, batch: Any) -> None:
-        """Once: find the number of rows per pass that is fastest on this batch."""
+        """Find, once, the number of rows per pass that is fastest on this batch."""
         if self._rows is None:
             self._rows = min(self.SIZES, key=lambda rows: min(timed(lambda: self._walk(batch, rows))[1] for _ in "12"))
 
     def step(self, batch: Any) -> None:
-        """One optimizer step."""
+        """Take one optimizer step."""
         assert self._rows is not None
         self._walk(batch, self._rows)
 
@@ -185,10 +185,10 @@ class Gate:
             params = SamplingParams(max_new_tokens=longest, ignore_eos=True)
             prompt = ids[: self._task.prompt_length]
             requests.append(Request(id=f"bare-{i}", prompt_ids=prompt, params=params, seed=i, order=(i,)))
-        engines, found = pipeline.clusters.actor_infer, 0
+        engines, finished = pipeline.clusters.actor_infer, 0
         engines.call(InferWorker.submit, requests)
-        while found < len(requests):
-            found += sum(len(done) for done in engines.call(InferWorker.poll, 16))
+        while finished < len(requests):
+            finished += sum(len(done) for done in engines.call(InferWorker.poll, 16))
 
 
 def main() -> None:

@@ -39,12 +39,12 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """Responses per step."""
+        """Return responses per step."""
         return self.prompts * self.samples
 
 
 def write_files(folder: Path, task: Task) -> None:
-    """`model/` (random Llama and a tokenizer of words) and `prompts.jsonl`.
+    """Write `model/` (random Llama and a tokenizer of words) and `prompts.jsonl`.
 
     Logits of the random model are nearly equal, so the number of tokens that end a response, out of the vocabulary,
     sets how long responses get: the same law for whoever samples, without any change to either sampler. The tokenizer's
@@ -76,13 +76,13 @@ def write_files(folder: Path, task: Task) -> None:
 
 
 def score(response: str) -> float:
-    """A number that differs between any two responses, or a group without a difference would train nothing."""
+    """Return a number that differs between any two responses, or a group without a difference would train nothing."""
     numbers = [int(word[1:]) for word in response.split()]
     return sum(numbers) / (VOCABULARY * len(numbers)) if numbers else 0.0
 
 
 def words(response: str, task: Any) -> float:
-    """The reward function as this framework calls it."""
+    """Return the reward function as this framework calls it."""
     del task
     return score(response)
 
@@ -98,6 +98,6 @@ class Turns:
         self._connection.send(figures)
 
     def next(self) -> str:
-        """The next command: `step`, `bare` or `stop`."""
+        """Return the next command: `step`, `bare` or `stop`."""
         command: str = self._connection.recv()
         return command

@@ -53,7 +53,7 @@ def write_run(folder: Path, rows: int, tokens: int) -> None:
 
 
 def row(rng: Any, words: Any, step: int, number: int, tokens: int) -> dict[str, Any]:
-    """A row whose response is nine tenths of its tokens."""
+    """Return a row whose response is nine tenths of its tokens."""
     ids = rng.integers(0, len(words), tokens)
     mask = np.arange(tokens) >= tokens // 10
     logprobs = np.where(mask, -rng.exponential(1.0, tokens), 0).astype(np.float32)
@@ -154,11 +154,11 @@ def report(server: subprocess.Popen[bytes], address: str, folder: Path) -> None:
     for name, path in asked.items():
         timed(address, path)
         before = sum(psutil.Process(server.pid).cpu_times()[:2])
-        found = [timed(address, path) for _ in range(5)]
+        times = [timed(address, path) for _ in range(5)]
         computed = 200 * (sum(psutil.Process(server.pid).cpu_times()[:2]) - before)
         limit = f"  (limit {LIMITS[name]})" if name in LIMITS else ""
         print(
-            f"{name:24} {statistics.median(found):8.0f} ms, slowest {max(found):.0f}, computing {computed:.0f}{limit}"
+            f"{name:24} {statistics.median(times):8.0f} ms, slowest {max(times):.0f}, computing {computed:.0f}{limit}"
         )
     now = psutil.Process(server.pid).memory_info().rss / 2**20
     status = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")

@@ -113,7 +113,7 @@ class Trainer(Worker):
 
     @dispatch(Dispatch.RANK_ZERO)
     def memcpy(self) -> float:
-        """Seconds for one copy of all weights, into memory that was touched before."""
+        """Return seconds for one copy of all weights, into memory that was touched before."""
         import torch
 
         if not hasattr(self, "target"):
@@ -125,7 +125,7 @@ class Trainer(Worker):
 
     @dispatch(Dispatch.RANK_ZERO)
     def disk(self, folder: str) -> float:
-        """Seconds to write as many bytes, flush them, and read them back."""
+        """Return seconds to write as many bytes, flush them, and read them back."""
         path = Path(folder) / "bound"
         start = time.perf_counter()
         with open(path, "wb") as file:
@@ -164,7 +164,7 @@ class Engine(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def memcpy(self) -> float:
-        """Seconds for one copy of all weights, into memory that was touched before."""
+        """Return seconds for one copy of all weights, into memory that was touched before."""
         import torch
 
         if not hasattr(self, "source"):
@@ -206,7 +206,7 @@ class VllmEngine(Worker):
 
 
 def config_of(way: str, folder: Path, bucket_mb: int) -> Any:
-    """The keys that weight sync reads."""
+    """Return the keys that weight sync reads."""
     model = SimpleNamespace(dtype="fp32")
     engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name="vllm"), model_args=model)
     return SimpleNamespace(

@@ -39,52 +39,52 @@ WORD = r"\n|[^\W_]+|[^\s]"
 
 
 def sokoban(config: SFTConfig) -> None:
-    """For agentic_sokoban_cpu.yaml."""
+    """Write what agentic_sokoban_cpu.yaml needs."""
     prepare(config, "sokoban", "agentic_sokoban_cpu")
 
 
 def frozen_lake(config: SFTConfig) -> None:
-    """For agentic_frozen_lake_cpu.yaml."""
+    """Write what agentic_frozen_lake_cpu.yaml needs."""
     prepare(config, "frozen_lake", "agentic_frozen_lake_cpu")
 
 
 def slippery_frozen_lake(config: SFTConfig) -> None:
-    """For agentic_frozen_lake_slippery_cpu.yaml."""
+    """Write what agentic_frozen_lake_slippery_cpu.yaml needs."""
     prepare(config, "frozen_lake", "agentic_frozen_lake_slippery_cpu")
 
 
 def frozen_lake_for_vllm(config: SFTConfig) -> None:
-    """For agentic_frozen_lake_vllm_cpu.yaml: on a CPU vLLM takes no heads of fewer than 32 numbers."""
+    """Write what agentic_frozen_lake_vllm_cpu.yaml needs: on a CPU vLLM takes no heads of fewer than 32 numbers."""
     prepare(config, "frozen_lake", "agentic_frozen_lake_cpu", heads=2)
 
 
 def cliff_walking(config: SFTConfig) -> None:
-    """For hubs/agentic_cliff_walking_cpu.yaml."""
+    """Write what hubs/agentic_cliff_walking_cpu.yaml needs."""
     prepare(config, "hubs", "agentic_cliff_walking_cpu")
 
 
 def minigrid(config: SFTConfig) -> None:
-    """For hubs/agentic_minigrid_cpu.yaml."""
+    """Write what hubs/agentic_minigrid_cpu.yaml needs."""
     prepare(config, "hubs", "agentic_minigrid_cpu")
 
 
 def gem(config: SFTConfig) -> None:
-    """For hubs/agentic_gem_cpu.yaml."""
+    """Write what hubs/agentic_gem_cpu.yaml needs."""
     prepare(config, "hubs", "agentic_gem_cpu", rows=tower_moves)
 
 
 def textarena(config: SFTConfig) -> None:
-    """For hubs/agentic_textarena_cpu.yaml."""
+    """Write what hubs/agentic_textarena_cpu.yaml needs."""
     prepare(config, "hubs", "agentic_textarena_cpu", rows=tower_moves)
 
 
 def nim_of_textarena(config: SFTConfig) -> None:
-    """For self_play/agentic_nim_textarena_cpu.yaml: how to write a move, not which."""
+    """Write what self_play/agentic_nim_textarena_cpu.yaml needs: how to write a move, not which."""
     prepare(config, "self_play", "agentic_nim_textarena_cpu", rows=random_play)
 
 
 def dial(config: AgenticConfig) -> None:
-    """For custom_env/agentic_dial.yaml, which has no warm start: words are all that the model brings along."""
+    """Write what custom_env/agentic_dial.yaml needs; it has no warm start: words are all that the model has."""
     model, texts = Path(config.pretrain or ""), list(random_texts(config, EPISODES))
     if not (model / "config.json").is_file():
         make_model(model, texts, config.seed)
@@ -120,7 +120,7 @@ def prepare(
 
 
 def tower_moves(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
-    """Rows of turns in which three disks are moved from tower A to tower C in seven moves."""
+    """Return rows of turns in which three disks are moved from tower A to tower C in seven moves."""
     (section,) = config.custom_envs.values()
     env = build_env(env_spec("game", section, config.train_env_manager, config.env_workers.python))
     observation: Observation | None = env.reset(0, {})
@@ -138,7 +138,7 @@ def tower_moves(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]
 
 
 def random_play(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
-    """Rows of turns in which one of `action_lookup` is done at random, with the exchanges that a prompt shows."""
+    """Yield rows of turns in which one of `action_lookup` is done at random, with the exchanges that a prompt shows."""
     for tag, section in config.custom_envs.items():
         spec = env_spec(tag, section, config.train_env_manager, config.env_workers.python)
         env, rng = build_env(spec), random.Random(config.seed)
@@ -155,7 +155,7 @@ def random_play(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]
 
 
 def random_texts(config: AgenticConfig, episodes: int) -> Iterator[str]:
-    """What is read and said while the environments are played at random."""
+    """Yield what is read and said while the environments are played at random."""
     for tag, section in config.custom_envs.items():
         env = bare_env(env_spec(tag, section, config.train_env_manager, config.env_workers.python))
         rng = random.Random(0)
@@ -170,7 +170,7 @@ def random_texts(config: AgenticConfig, episodes: int) -> Iterator[str]:
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The rows as jsonl; the file is there whole or not at all."""
+    """Write the rows as jsonl; the file is there whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(file.name + ".tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -178,7 +178,7 @@ def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16) -> None:
-    """A random model for the words of these texts. Many small heads find their way on a grid faster than few."""
+    """Make a random model for the words of these texts. Many small heads find their way on a grid faster than few."""
     save_random_model(
         folder,
         make_tokenizer(texts),
@@ -216,12 +216,12 @@ def save_random_model(folder: Path, tokenizer: Any, seed: int, **shape: Any) -> 
 
 
 def words_in(texts: Iterable[str]) -> set[str]:
-    """The tokens of these texts."""
+    """Return the tokens of these texts."""
     return {word for text in texts for word in re.findall(WORD, text)}
 
 
 def make_tokenizer(texts: Iterable[str]) -> Any:
-    """A token for every word; spaces between words are dropped."""
+    """Return a tokenizer with a token for every word; spaces between words are dropped."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

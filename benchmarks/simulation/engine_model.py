@@ -31,7 +31,7 @@ class EngineModel:
 
     @property
     def peak_tokens_per_second(self) -> float:
-        """Of a full engine."""
+        """Return that of a full engine."""
         return self.max_running_requests * self.steps_per_second(self.max_running_requests)
 
 

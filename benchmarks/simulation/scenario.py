@@ -103,12 +103,12 @@ class Outcome:
 
     @property
     def measured_seconds(self) -> float:
-        """From the end of the first step to the end of the last; of all steps if there is but one."""
+        """Return seconds from the end of the first step to the end of the last; of all steps if there is but one."""
         return self.step_ends[-1] - (self.step_ends[0] if len(self.step_ends) > 1 else 0.0)
 
     @property
     def step_seconds(self) -> float:
-        """Mean time of a step."""
+        """Return the mean time of a step."""
         return self.measured_seconds / max(1, len(self.step_ends) - 1)
 
     @property
@@ -119,7 +119,7 @@ class Outcome:
 
     @property
     def engine_utilisation(self) -> float:
-        """Tokens sampled, as a share of what always full engines would have sampled."""
+        """Return tokens sampled, as a share of what always full engines would have sampled."""
         peak = self.scenario.engines * self.scenario.engine.peak_tokens_per_second
         return (self.window.tokens + self.window.thrown_away) / (peak * self.measured_seconds)
 
@@ -130,12 +130,12 @@ class Outcome:
 
     @property
     def trained_tokens(self) -> int:
-        """Response tokens of the groups' survivors."""
+        """Return response tokens of the groups' survivors."""
         return sum(self.staleness.values())
 
     @property
     def wasted_share(self) -> float:
-        """Wasted tokens among all that were trained on or wasted."""
+        """Return wasted tokens among all that were trained on or wasted."""
         return self.wasted_tokens / max(1, self.wasted_tokens + self.trained_tokens)
 
 

@@ -29,7 +29,7 @@ _OFFERED = {"roll.api.run": ("train", "check", "resume", "load_run")}
 
 
 def page(root: Path) -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page, as Markdown."""
     parts = ["# API\n\nFrom the signatures and docstrings of the modules that code of yours calls or implements.\n"]
     for module, title in MODULES.items():
         tree = ast.parse((root / f"{module.replace('.', '/')}.py").read_text("utf-8"))
@@ -59,7 +59,7 @@ def _entry(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Itera
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The head of a function, on one line where it is short, else with one parameter per line."""
+    """Return the head of a function, on one line where it is short, else with one parameter per line."""
     head = f"{'async ' if isinstance(node, ast.AsyncFunctionDef) else ''}def {node.name}"
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     line = f"{head}({ast.unparse(node.args)}){returns}"
@@ -77,7 +77,7 @@ def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def text_of(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """A docstring as Markdown: its list of parameters as a list, signs that mean something in Markdown as text."""
+    """Return a docstring as Markdown: its list of parameters as a list, signs that Markdown reads escaped."""
     text = inspect.cleandoc(ast.get_docstring(node) or "")
     text = re.sub(r"^ +(\w+): ", r"* `\1`: ", text, flags=re.MULTILINE)
     text = re.sub(r"^(Args|Returns|Raises):$", r"\1:\n", text, flags=re.MULTILINE)

@@ -49,14 +49,14 @@ def _is_same(row: Row) -> bool:
 
 
 def _ours(row: Row) -> str:
-    places = " and ".join(f"`{place}`" for place in row.to)
+    keys = " and ".join(f"`{key}`" for key in row.to)
     values = ", ".join(f"{theirs} is {ours}" for theirs, ours in row.values.items() if theirs not in (None, ours))
     note = _escaped(row.note or values)
     if row.fate in ("translated", "decided"):
-        return f"{places}{f': {note}' if note else ''}"
-    return f"{note}{f' (see {places})' if places else ''}"
+        return f"{keys}{f': {note}' if note else ''}"
+    return f"{note}{f' (see {keys})' if keys else ''}"
 
 
 def _escaped(hint: str) -> str:
-    """A hint as the cell of a table, with `<tag>` as text and no emphasis by stars."""
+    """Return a hint as the cell of a table, with `<tag>` as text and no emphasis by stars."""
     return re.sub(r"[<*|]", lambda sign: "\\" + sign[0], hint)

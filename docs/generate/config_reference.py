@@ -43,24 +43,24 @@ _TOP: dict[type, str] = {
 
 def reference() -> str:
     """Return the tables: the top level, then every kind of section once, with all places where it may stand."""
-    places: dict[type, list[str]] = {}
-    seen: set[tuple[str, str, str]] = set()
+    paths: dict[type, list[str]] = {}
+    visited: set[tuple[str, str, str]] = set()
     pipelines = ", ".join(f"`{name}`" for name in PIPELINES)
     parts = [f"Every file says which `pipeline` it is for: {pipelines}."]
     for cls in PIPELINES.values():
-        _collect(cls, "", places)
+        _collect(cls, "", paths)
     for cls, title in _TOP.items():
         texts = docstrings(cls)
         # A key that two pipelines have may mean something else in each, or have another default.
         rows = {s.name: (s.name, texts[s.name], _default(s)) for s in fields(cls) if s.name != "pipeline"}
-        own = [spec for spec in fields(cls) if spec.name in rows and rows[spec.name] not in seen]
-        seen.update(rows.values())
+        own = [spec for spec in fields(cls) if spec.name in rows and rows[spec.name] not in visited]
+        visited.update(rows.values())
         if own:
             parts += [f"\n## Top level of {title}\n", *_table(cls, own)]
     owners = _owners()
-    shared = [place for where in places.values() for place in where]
-    for cls, where in places.items():
-        titles = [f"{place}{owners[cls, place] if shared.count(place) > 1 else ''}" for place in where]
+    shared = [path for where in paths.values() for path in where]
+    for cls, where in paths.items():
+        titles = [f"{path}{owners[cls, path] if shared.count(path) > 1 else ''}" for path in where]
         parts.append(f"\n## {', '.join(titles)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
         parts.extend(_table(cls, fields(cls)) if fields(cls) else ["No keys."])
     tables: dict[str, tuple[str, Mapping[str, Entry]]] = {
@@ -75,19 +75,19 @@ def reference() -> str:
 
 
 def _owners() -> dict[tuple[type, str], str]:
-    """In which pipelines a section is at a place, for places that are different sections in different pipelines."""
-    found: dict[tuple[type, str], list[str]] = {}
+    """Return the pipelines of each section, for places that are different sections in different pipelines."""
+    result: dict[tuple[type, str], list[str]] = {}
     for name, cls in PIPELINES.items():
-        places: dict[type, list[str]] = {}
-        _collect(cls, "", places)
-        for section, where in places.items():
-            for place in where:
-                found.setdefault((section, place), []).append(name)
-    return {key: f" of `pipeline: {'` and `'.join(names)}`" for key, names in found.items()}
+        paths: dict[type, list[str]] = {}
+        _collect(cls, "", paths)
+        for section, where in paths.items():
+            for path in where:
+                result.setdefault((section, path), []).append(name)
+    return {key: f" of `pipeline: {'` and `'.join(names)}`" for key, names in result.items()}
 
 
 def docstrings(cls: type) -> dict[str, str]:
-    """The text under each field of a dataclass, inherited fields included."""
+    """Return the text under each field of a dataclass, inherited fields included."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_dataclass(base):
@@ -113,18 +113,18 @@ def _own_docstrings(cls: type) -> Mapping[str, str]:
     return texts
 
 
-def _collect(cls: type, path: str, places: dict[type, list[str]]) -> None:
+def _collect(cls: type, path: str, paths: dict[type, list[str]]) -> None:
     hints = get_type_hints(cls)
     for spec in fields(cls):
         key = f"{path}.{spec.name}" if path else spec.name
-        found = [(section, f"`{key}{suffix}`") for section, suffix in sections_of(hints[spec.name])]
+        sections = [(section, f"`{key}{suffix}`") for section, suffix in sections_of(hints[spec.name])]
         if "table" in spec.metadata:
-            found = [(section, f"`{spec.name}` of `{name}`") for name, section in spec.metadata["table"].items()]
-            found.append((spec.metadata["own_table"], f"`{spec.name}` of your own"))
-        for section, place in found:
-            known = places.setdefault(section, [])
-            known.extend([place] if place not in known else [])
-            _collect(section, place.split("`")[1], places)
+            sections = [(section, f"`{spec.name}` of `{name}`") for name, section in spec.metadata["table"].items()]
+            sections.append((spec.metadata["own_table"], f"`{spec.name}` of your own"))
+        for section, section_path in sections:
+            known = paths.setdefault(section, [])
+            known.extend([section_path] if section_path not in known else [])
+            _collect(section, section_path.split("`")[1], paths)
 
 
 def _table(cls: type, shown: Sequence[Field[Any]]) -> Iterator[str]:

@@ -80,23 +80,23 @@ def _key(spec: Field[Any], hint: Any, definitions: dict[str, Schema]) -> Schema:
     meta = spec.metadata
     if "table" in meta:
         tables = dict.fromkeys([*meta["table"].values(), meta["own_table"]])
-        found = [_define(section, definitions) for section in tables]
+        schemas = [_define(section, definitions) for section in tables]
     elif "parser" in meta:
-        found = [{"description": meta["expected"]}]  # a notation of its own
+        schemas = [{"description": meta["expected"]}]  # a notation of its own
     elif "choices" in meta:
-        found = [{"enum": list(meta["choices"])}, *([{"type": "string", "pattern": ":"}] if meta["own"] else [])]
+        schemas = [{"enum": list(meta["choices"])}, *([{"type": "string", "pattern": ":"}] if meta["own"] else [])]
     elif "args" in meta:
         named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-        found = [{"type": "string"}, named]
+        schemas = [{"type": "string"}, named]
         if meta.get("one_or_many"):
-            found = [{"type": "array", "items": {"anyOf": [*found, REFERENCE]}}, *found]
+            schemas = [{"type": "array", "items": {"anyOf": [*schemas, REFERENCE]}}, *schemas]
     else:
-        found = _types(hint, definitions, meta.get("bounds", {}))
+        schemas = _types(hint, definitions, meta.get("bounds", {}))
         if meta.get("one_or_many"):
-            found += [one for many in found if "items" in many for one in many["items"]["anyOf"]]
+            schemas += [one for many in schemas if "items" in many for one in many["items"]["anyOf"]]
     if "also" in meta:
-        found = [*found, {"enum": list(meta["also"])}]
-    schema: Schema = {"anyOf": [*found, REFERENCE]} if {} not in found else {}
+        schemas = [*schemas, {"enum": list(meta["also"])}]
+    schema: Schema = {"anyOf": [*schemas, REFERENCE]} if {} not in schemas else {}
     if spec.default is not MISSING and isinstance(spec.default, (bool, int, float, str)):
         schema["default"] = spec.default
     return schema

@@ -22,7 +22,7 @@ def markdown_tables() -> str:
         lines.append("")
     lines += ["### Harnesses in `ignore_fields`", "", "| harness | stands for |", "|---|---|"]
     for name, fields_of in HARNESSES.items():
-        told = ", ".join(f"`{field}`" for field in fields_of) or "nothing: all that it sends by itself is taken"
-        lines.append(f"| `{name}` | {told} |")
+        field_list = ", ".join(f"`{field}`" for field in fields_of) or "nothing: all that it sends by itself is taken"
+        lines.append(f"| `{name}` | {field_list} |")
     lines.append("")
     return "\n".join(lines)

@@ -18,14 +18,14 @@ class JammedDial(_Dial):  # type: ignore[valid-type, misc]  # a class that is lo
     """
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """As the dial's."""
+        """Reset as the dial does."""
         self._jams = seed > 10_000 and seed % 8 == 0
-        found: Observation = super().reset(seed, options)
-        return found
+        observation: Observation = super().reset(seed, options)
+        return observation
 
     def step(self, action: str) -> StepResult:
-        """As the dial's, unless it jams."""
+        """Step as the dial does, unless it jams."""
         if self._jams and action == "7":
             raise RuntimeError("the dial is jammed at 7")
-        found: StepResult = super().step(action)
-        return found
+        result: StepResult = super().step(action)
+        return result

@@ -49,11 +49,11 @@ OPENRLHF = ("train_ppo_ray", "train_sft", "train_dpo", "train_rm")
 def trl(folder: Path) -> dict[str, Any]:
     """Return classes -> arguments -> [type, default]; `TrainingArguments` has what all of them inherit unchanged."""
     sys.path.insert(0, str(folder))
-    found = {name: _fields(getattr(importlib.import_module(module), name))
+    result = {name: _fields(getattr(importlib.import_module(module), name))
              for module, names in TRL.items() for name in names}  # fmt: skip
     base = _fields(importlib.import_module("transformers").TrainingArguments)
     own = {name: {key: value for key, value in fields.items() if base.get(key) != value}
-           for name, fields in found.items()}  # fmt: skip
+           for name, fields in result.items()}  # fmt: skip
     return {"TrainingArguments": base, **own}
 
 
@@ -69,7 +69,7 @@ def _default(spec: dataclasses.Field[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A default as YAML writes it."""
+    """Return a default as YAML writes it."""
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     value = getattr(value, "value", value)
@@ -79,12 +79,12 @@ def _plain(value: Any) -> Any:
 def verl(folder: Path) -> dict[str, Any]:
     """Return jobs -> the configuration that Hydra composes without an override, references unfilled."""
     config = folder / "verl" / "trainer" / "config"
-    found = {name: _kept(yaml.safe_load((config / file).read_text("utf-8"))) for name, file in VERL.items()}
-    return {**found, "verl_sft": _kept(_composed(config, "sft_trainer_engine"))}
+    result = {name: _kept(yaml.safe_load((config / file).read_text("utf-8"))) for name, file in VERL.items()}
+    return {**result, "verl_sft": _kept(_composed(config, "sft_trainer_engine"))}
 
 
 def _kept(node: Any) -> Any:
-    """Without the names of verl's classes and the sections of its profilers, which are many and change nothing."""
+    """Return fields without the names of verl's classes and the sections of its profilers, which change nothing."""
     if not isinstance(node, Mapping):
         return node
     return {key: _kept(value) for key, value in node.items() if key != "_target_" and "profiler" not in key}
@@ -136,7 +136,7 @@ READERS = {"trl": trl, "verl": verl, "openrlhf": openrlhf}
 
 def table(name: str, folder: Path) -> dict[str, Any]:
     """Return the table of one project: its release, and its keys."""
-    releases = {found.name.lower(): found.version for found in distributions(path=[str(folder)])}
+    releases = {distribution.name.lower(): distribution.version for distribution in distributions(path=[str(folder)])}
     inherited = {"transformers": version("transformers")} if name == "trl" else {}
     return {"release": releases[name], **inherited, **READERS[name](folder)}
 
@@ -144,14 +144,14 @@ def table(name: str, folder: Path) -> dict[str, Any]:
 # --- as JSON ---------------------------------------------------------------------------------------------------------
 
 
-def packed(found: Mapping[str, Any], typed: bool) -> dict[str, Any]:
+def packed(fields_by_name: Mapping[str, Any], typed: bool) -> dict[str, Any]:
     """Return a table in the short form that `peers.py` reads."""
     shared: dict[str, Any] = {}
-    return {name: _packed(_short(job, typed), name, shared) for name, job in found.items()}
+    return {name: _packed(_short(job, typed), name, shared) for name, job in fields_by_name.items()}
 
 
 def _short(node: Any, typed: bool) -> Any:
-    """The default alone where its type is the key's."""
+    """Return the default alone where its type is the key's."""
     if isinstance(node, Mapping):
         return {key: _short(value, typed) for key, value in node.items()}
     plain = typed and isinstance(node, list) and node[0] == type(node[1]).__name__ and node[0] not in ("list", "dict")
@@ -159,7 +159,7 @@ def _short(node: Any, typed: bool) -> Any:
 
 
 def _packed(node: Any, path: str, shared: dict[str, Any]) -> Any:
-    """A section as what differs from one before it, where that is shorter; `shared`: those before it."""
+    """Return a section as what differs from one before it, where that is shorter; `shared`: those before it."""
     if not isinstance(node, Mapping):
         return node
     ways = [{key: _packed(value, f"{path}/{key}", dict(shared)) for key, value in node.items()}]
@@ -172,21 +172,21 @@ def _packed(node: Any, path: str, shared: dict[str, Any]) -> Any:
 
 
 def _difference(node: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"-": gone} if (gone := [key for key in other if key not in node]) else {}
+    difference: dict[str, Any] = {"-": gone} if (gone := [key for key in other if key not in node]) else {}
     for key, value in node.items():
         before = other.get(key, NOT_GIVEN)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             if value != before:
-                found[key] = _difference(value, before)
+                difference[key] = _difference(value, before)
         elif value != before or type(value) is not type(before):
-            found[key] = value
-    return found
+            difference[key] = value
+    return difference
 
 
-def written(found: Mapping[str, Any]) -> str:
+def written(tables: Mapping[str, Any]) -> str:
     """Return a table as JSON in lines of at most 120 columns."""
     # A comma inside of a text is no place to break a line.
-    parts = re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",])+,?', json.dumps(found, separators=(",", ":")))
+    parts = re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",])+,?', json.dumps(tables, separators=(",", ":")))
     lines = [""]
     for part in parts:
         if lines[-1] and len(lines[-1]) + len(part) > 120:
@@ -206,9 +206,9 @@ MUST = {*VERL_SECTIONS[:5], *(name for name in TRL["trl"] if name.endswith("Conf
 
 def sections(name: str, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the system, the title and the keys of every section of a project that is counted apart."""
-    found = READERS[name](folder)
+    fields_by_job = READERS[name](folder)
     if name != "verl":
-        for job, fields in found.items():
+        for job, fields in fields_by_job.items():
             yield name, job, list(fields)
         return
     config = folder / "verl" / "trainer" / "config"
@@ -218,7 +218,7 @@ def sections(name: str, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
         yield name, section, [key for key in keys if key.startswith(f"{section}.")]
     yield name, "the rest", [key for key in keys if not key.startswith(tuple(f"{word}." for word in VERL_SECTIONS))]
     for job in ("verl_sft", "verl_evaluation"):
-        yield job, job, [key for key, _ in leaves_of(found[job])]
+        yield job, job, [key for key, _ in leaves_of(fields_by_job[job])]
 
 
 def without_row(system: str, keys: Iterable[str]) -> list[str]:
@@ -253,7 +253,7 @@ def _rows(name: str) -> Iterator[tuple[str, Row]]:
 
 
 def _other_names(name: str, folder: Path) -> Iterator[tuple[str, bool]]:
-    """Names that a file may have besides, and whether any key may stand below; `*.word`: in whatever section."""
+    """Yield names that a file may have besides, and whether any key may stand below; `*.word`: in any section."""
     if name == "trl":
         for file in (folder / "trl").rglob("*.py"):
             if file.name.endswith(("_config.py", "_trainer.py", "utils.py")):
@@ -275,7 +275,7 @@ def _other_names(name: str, folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _declared(file: Path) -> Iterator[tuple[str, bool]]:
-    """Fields of a file's classes, and what their constructors take."""
+    """Yield fields of a file's classes, and what their constructors take."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         for entry in node.body if isinstance(node, ast.ClassDef) else ():
             if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
@@ -290,10 +290,10 @@ def differing(name: str, now: Mapping[str, Any]) -> list[str]:
     typed = name != "verl"
     before = dict(leaves_of(peers.table(name)))
     after = dict(leaves_of(_short(now, typed)))
-    found = [f"{key}: {before.get(key, 'not in the table')!r}, now {after.get(key, 'gone')!r}"
+    lines = [f"{key}: {before.get(key, 'not in the table')!r}, now {after.get(key, 'gone')!r}"
              for key in {**before, **after}
              if repr(before.get(key, NOT_GIVEN)) != repr(after.get(key, NOT_GIVEN))]  # fmt: skip
-    return found + [f"{system}: {row.key} = {row.default_text}: the table says it" for system, row in _rows(name)
+    return lines + [f"{system}: {row.key} = {row.default_text}: the table says it" for system, row in _rows(name)
                     if row.default is not NOT_GIVEN and peers.table(system)]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from roll.tracking.stdout import StdoutTracker
 
 
 def live_table(metrics: Path, *, rows: int = 12) -> str:
-    """What a terminal shows at the end of the run whose metrics are in the file, as an SVG."""
+    """Draw what a terminal shows at the end of the run whose metrics are in the file, as an SVG."""
     tracker = StdoutTracker(Destination(metrics.parent, resume_step=None), live=True, rows=rows, file=io.StringIO())
     for line in metrics.read_text("utf-8").splitlines():
         values = json.loads(line)
@@ -34,7 +34,7 @@ def live_table(metrics: Path, *, rows: int = 12) -> str:
 
 
 def episode(seed: int) -> bytes:
-    """A room that the solver plays, as an animated PNG."""
+    """Draw a room that the solver plays, as an animated PNG."""
     env = Sokoban(dim_room=[6, 6], num_boxes=2, min_solution=12)
     env.reset(seed, {})
     frames = [env.render()]
@@ -49,10 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("metrics", type=Path, help="the metrics.jsonl of a run")
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    (given.folder / "live_table.svg").write_text(live_table(given.metrics), "utf-8")
-    (given.folder / "sokoban_episode.png").write_bytes(episode(seed=3))
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / "live_table.svg").write_text(live_table(options.metrics), "utf-8")
+    (options.folder / "sokoban_episode.png").write_bytes(episode(seed=3))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help="of questions (default: all)")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(TESTS))
     from browser_page import Page, served
     from questions import QUESTIONS
@@ -41,11 +41,11 @@ def main() -> None:
         page.size(WIDTH, min(tall, TALLEST))
         page.run("scrollTo(0, arguments[0])", at)
         picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("RGB")
-        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(given.folder / f"question_{name}.png", optimize=True)
+        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(options.folder / f"question_{name}.png", optimize=True)
         page.size(WIDTH, TALLEST)
 
     try:
-        for name in given.names or QUESTIONS:
+        for name in options.names or QUESTIONS:
             page.open("curves")
             QUESTIONS[name](page, shot)
     finally:

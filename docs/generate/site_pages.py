@@ -40,7 +40,7 @@ class Site:
         self._waiting: list[Path] = []
 
     def place(self, source: Path) -> PurePosixPath:
-        """Where a file or a folder of the repository is on the site."""
+        """Return where a file or a folder of the repository is on the site."""
         inside = PurePosixPath(source.relative_to(self._root).as_posix())
         if str(inside) == "README.md":
             return PurePosixPath("index.md")
@@ -84,15 +84,15 @@ class Site:
         return "\n".join(lines) + "\n"
 
     def _way(self, start: Path, end: Path) -> str:
-        """The link between the two places, and a note that the second has to come along."""
+        """Return the link between the two places, and a note that the second has to come along."""
         self._waiting.append(end)
         return os.path.relpath(self.place(end), self.place(start).parent)
 
     def rewrite(self, source: Path, text: str) -> str:
-        """A page's text with links to places on the site. What stands in code stays."""
+        """Return a page's text with links to places on the site. What stands in code stays."""
 
-        def link(found: re.Match[str]) -> str:
-            before, path, anchor, after = found.groups()
+        def link(match: re.Match[str]) -> str:
+            before, path, anchor, after = match.groups()
             # GitHub writes `A / B` as `a--b`, Python-Markdown as `a-b`.
             anchor = re.sub("-+", "-", anchor or "")
             if not path:
@@ -108,7 +108,7 @@ class Site:
 
 
 def reindented(text: str) -> str:
-    """The text with what belongs to a list's item four spaces in, as Python-Markdown wants it; GitHub takes two."""
+    """Return the text with lists' content four spaces in, as Python-Markdown wants it; GitHub takes two."""
     lines: list[str] = []
     width, in_fence = 0, False  # of the item that we are in, 0 outside of lists; in a block that is outside of lists
     for line in text.splitlines():
@@ -129,7 +129,7 @@ def reindented(text: str) -> str:
 
 
 def first_pages(root: Path) -> list[Path]:
-    """The pages from which all others are reached: those at the top and in docs/."""
+    """Return the pages from which all others are reached: those at the top and in docs/."""
     return sorted(root.glob("*.md")) + sorted((root / "docs").glob("*.md"))
 
 

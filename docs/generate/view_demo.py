@@ -40,41 +40,41 @@ def main() -> None:
     parser.add_argument("name", help="folder of the demo")
     parser.add_argument("--steps", type=int, nargs="+", required=True, help="which to keep")
     parser.add_argument("--traced", type=int, help=f"the step of which {TRACED_EPISODES} episodes keep their spans")
-    given = parser.parse_args()
-    run, demo = given.run, HERE / given.name
+    options = parser.parse_args()
+    run, demo = options.run, HERE / options.name
     shutil.rmtree(demo, ignore_errors=True)
     (demo / "logs").mkdir(parents=True)
     for name in ("metrics.jsonl", "events.jsonl", "dropped.jsonl"):
         lines = (logs_folder(run) / name).read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if name != "dropped.jsonl" or json.loads(line)["step"] in given.steps]
-        (demo / "logs" / name).write_text("".join(anywhere(line) + "\n" for line in kept), encoding="utf-8")
+        selected = [line for line in lines if name != "dropped.jsonl" or json.loads(line)["step"] in options.steps]
+        (demo / "logs" / name).write_text("".join(anywhere(line) + "\n" for line in selected), encoding="utf-8")
     for name in ("run.json", "live.json"):
         about = json.loads((logs_folder(run) / name).read_text(encoding="utf-8"))
         about = {key: value for key, value in about.items() if key not in OF_THE_MACHINE}
         about |= {"rollouts": "../rollouts"} if name == "run.json" else {}
         (demo / "logs" / name).write_text(json.dumps(about) + "\n", encoding="utf-8")
-    found, traces = rollouts(run), set()
-    if given.traced:
-        rows = list(found.rows(given.traced))[:TRACED_EPISODES]
+    recorded, traces = rollouts(run), set()
+    if options.traced:
+        rows = list(recorded.rows(options.traced))[:TRACED_EPISODES]
         traces = {trace_id(row["trace"]) for row in rows}
         copy_spans(logs_folder(run) / SPANS_FILE, demo / "logs" / SPANS_FILE, traces)
     for kind in KINDS:
-        there = steps_of(found.folder, kind)
-        validates = kind == "validation" and given.name == "quickstart"
-        for step in there if validates else [step for step in given.steps if step in there]:
+        there = steps_of(recorded.folder, kind)
+        validates = kind == "validation" and options.name == "quickstart"
+        for step in there if validates else [step for step in options.steps if step in there]:
             copy(demo, run, step, kind, traces)
 
 
 def copy(demo: Path, run: Path, step: int, kind: Kind, traces: set[str]) -> None:
     """Write a step's rows again, in the schema of today."""
-    found = rollouts(run)
-    rows = list(found.rows(step, kind=kind))
+    recorded = rollouts(run)
+    rows = list(recorded.rows(step, kind=kind))
     texts = {token: text for row in rows for token, text in zip(row["token_ids"], row["token_texts"], strict=True)}
     for row in rows:
         row["turns"] = [{**turn, "metrics": list((turn["metrics"] or {}).items())} for turn in row["turns"]]
         row["error"], row["dropped"] = anywhere(row["error"]), anywhere(row["dropped"])
         row["trace"] = row["trace"] if trace_id(row["trace"]) in traces else ""
-    notes = found.notes(step, kind=kind)
+    notes = recorded.notes(step, kind=kind)
     write_rollouts(
         demo / "rollouts", step, rows, kind=kind, notes=notes, token_text=lambda ids: [texts[i] for i in ids]
     )

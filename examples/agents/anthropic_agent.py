@@ -11,7 +11,7 @@ from anthropic import Anthropic
 sys.path.insert(0, str(Path(__file__).parent))
 from boxes import INSTRUCTIONS, TOOLS, Boxes
 
-MOST_CALLS = 5
+MAX_CALLS = 5
 
 
 def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         for name, (description, schema) in TOOLS.items()
     ]
     messages: list[Any] = [{"role": "user", "content": boxes.question}]
-    for _ in range(MOST_CALLS):
+    for _ in range(MAX_CALLS):
         reply = client.messages.create(
             model="policy", max_tokens=48, system=INSTRUCTIONS, messages=messages, tools=tools
         )

@@ -38,12 +38,12 @@ class Boxes:
 
     @property
     def question(self) -> str:
-        """What the user asks."""
+        """Return what the user asks."""
         return f"What is {self.box} plus {self.more}?"
 
     @property
     def answer(self) -> int:
-        """The right answer."""
+        """Return the right answer."""
         return self._numbers[self.box] + self.more
 
     def look(self, box: str) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MOST_CALLS = 6
+MAX_CALLS = 6
 FILE = "f.py"
 BEFORE = "def f(x): return x"
 QUESTION = "Make the tests pass."
@@ -95,7 +95,7 @@ def play(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Edit until the policy calls no tool any more; return the score."""
     project = Project(task["seed"], folder)
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
-    for _ in range(MOST_CALLS):
+    for _ in range(MAX_CALLS):
         message = answer_to(messages)
         messages.append(message)
         for call in message.get("tool_calls") or []:

@@ -14,7 +14,7 @@ from langgraph.prebuilt import create_react_agent
 sys.path.insert(0, str(Path(__file__).parent))
 from boxes import INSTRUCTIONS, Boxes
 
-MOST_CALLS = 5
+MAX_CALLS = 5
 
 
 def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
 
     @tool
     def look(box: str) -> str:
-        """Number in a box"""
+        """Read the number in a box"""
         return boxes.call("look", {"box": box})
 
     @tool
@@ -35,7 +35,7 @@ def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
     agent = create_react_agent(model, [look, add], prompt=INSTRUCTIONS)
     question = {"messages": [("user", boxes.question)]}
     try:
-        state = agent.invoke(question, {"recursion_limit": 2 * MOST_CALLS})  # the model and the tools are a step each
+        state = agent.invoke(question, {"recursion_limit": 2 * MAX_CALLS})  # the model and the tools are a step each
     except GraphRecursionError:
         return boxes.score(None)
     return boxes.score(state["messages"][-1].content)

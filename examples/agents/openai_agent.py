@@ -12,7 +12,7 @@ from openai import OpenAI
 sys.path.insert(0, str(Path(__file__).parent))
 from boxes import INSTRUCTIONS, TOOLS, Boxes
 
-MOST_CALLS = 5
+MAX_CALLS = 5
 
 
 def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         for name, (description, schema) in TOOLS.items()
     ]
     messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": boxes.question}]
-    for _ in range(MOST_CALLS):
+    for _ in range(MAX_CALLS):
         reply = client.chat.completions.create(model="policy", messages=messages, tools=tools).choices[0].message
         if not reply.tool_calls:
             return boxes.score(reply.content)

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 sys.path.insert(0, str(Path(__file__).parent))
 from boxes import INSTRUCTIONS, Boxes
 
-MOST_CALLS = 5
+MAX_CALLS = 5
 
 
 async def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ async def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, A
     # Not strict: no engine can promise arguments that follow a schema.
     @function_tool(strict_mode=False)
     def look(box: str) -> str:
-        """Number in a box"""
+        """Read the number in a box"""
         return boxes.call("look", {"box": box})
 
     @function_tool(strict_mode=False)
@@ -38,7 +38,7 @@ async def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, A
             tool_not_found_behavior="return_error_to_model",
         )
         try:
-            result = await Runner.run(agent, boxes.question, max_turns=MOST_CALLS, run_config=settings)
+            result = await Runner.run(agent, boxes.question, max_turns=MAX_CALLS, run_config=settings)
         except (MaxTurnsExceeded, ModelBehaviorError):  # it takes a response that is cut off for the latter
             return boxes.score(None)
     return boxes.score(result.final_output)

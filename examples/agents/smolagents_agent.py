@@ -12,7 +12,7 @@ from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 sys.path.insert(0, str(Path(__file__).parent))
 from boxes import ADD, INSTRUCTIONS, LOOK, TOOLS, Boxes
 
-MOST_STEPS = 3
+MAX_STEPS = 3
 """What it takes without an error; after the last it asks once more for an answer."""
 
 
@@ -52,7 +52,7 @@ def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         model=model,
         # Its own system prompt has over a thousand tokens.
         prompt_templates=PromptTemplates(**{**EMPTY_PROMPT_TEMPLATES, "system_prompt": INSTRUCTIONS}),
-        max_steps=MOST_STEPS,
+        max_steps=MAX_STEPS,
         verbosity_level=LogLevel.OFF,
     )
     return boxes.score(agent.run(boxes.question))

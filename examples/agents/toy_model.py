@@ -54,32 +54,32 @@ CHAT = (
 
 
 def openai(config: SFTConfig) -> None:
-    """For agentic_openai.yaml."""
+    """Write what agentic_openai.yaml needs."""
     prepare(config, "agentic_openai")
 
 
 def anthropic(config: SFTConfig) -> None:
-    """For agentic_anthropic.yaml."""
+    """Write what agentic_anthropic.yaml needs."""
     prepare(config, "agentic_anthropic")
 
 
 def smolagents(config: SFTConfig) -> None:
-    """For agentic_smolagents.yaml."""
+    """Write what agentic_smolagents.yaml needs."""
     prepare(config, "agentic_smolagents")
 
 
 def langgraph(config: SFTConfig) -> None:
-    """For agentic_langgraph.yaml."""
+    """Write what agentic_langgraph.yaml needs."""
     prepare(config, "agentic_langgraph")
 
 
 def openai_agents(config: SFTConfig) -> None:
-    """For agentic_openai_agents.yaml."""
+    """Write what agentic_openai_agents.yaml needs."""
     prepare(config, "agentic_openai_agents")
 
 
 def coding(config: SFTConfig) -> None:
-    """For agentic_coding.yaml."""
+    """Write what agentic_coding.yaml needs."""
     prepare(config, "agentic_coding", next_edit, episodes=150)
 
 
@@ -208,7 +208,7 @@ def response_of(tokenizer: Any, call: ChatCall, said: Message) -> str:
 
 
 def make_tokenizer(texts: Sequence[str], size: int = 768) -> Any:
-    """Pairs of bytes that are often side by side in the texts; the names of boxes and single digits stay apart."""
+    """Merge pairs of bytes that are often side by side in the texts; names of boxes and single digits stay apart."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -21,14 +21,14 @@ class Dial(Env):
         self._secret = self._guesses = 0
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """The seed alone decides the secret: all episodes of a group look for the same number."""
+        """Start an episode; the seed alone decides the secret: all episodes of a group look for the same number."""
         self._secret = random.Random(seed).randint(1, self._highest)
         self._guesses = 0
         self._low, self._high = 1, self._highest
         return self._observe("Guess.")
 
     def step(self, action: str) -> StepResult:
-        """One guess."""
+        """Take one guess."""
         if not self._secret:
             raise ResetNeeded("call reset first")
         if action not in self.actions:
@@ -48,7 +48,7 @@ class Dial(Env):
         )
 
     def solution(self, max_actions: int) -> Sequence[str]:
-        """The secret itself: for `roll envs test`."""
+        """Return the secret itself: for `roll envs test`."""
         return [str(self._secret)]
 
     def _observe(self, answer: str) -> Observation:

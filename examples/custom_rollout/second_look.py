@@ -12,7 +12,7 @@ class SecondLook:
     """`rewards.<domain>.rollout: examples/custom_rollout/second_look.py:SecondLook`"""
 
     async def play(self, episode: Episode) -> None:
-        """One episode; many are played at once on the same object."""
+        """Play one episode; many are played at once on the same object."""
         await episode.generate(await episode.first_prompt())
         await episode.generate(episode.encode("Check: the answer is"))
         await episode.step_env()

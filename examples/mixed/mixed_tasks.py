@@ -30,19 +30,19 @@ ENDINGS = ("that is all", "thank you", "the end")
 
 
 def maths(rng: random.Random) -> dict[str, str]:
-    """`12 + 7`."""
+    """Return `12 + 7`."""
     a, b = rng.randint(0, 30), rng.randint(0, 9)
     return {"prompt": f"{a} + {b}", "ground_truth": str(a + b), "solution": str(a + b)}
 
 
 def code(rng: random.Random) -> dict[str, str]:
-    """A task of examples/code: `x , add 3 , times 5`."""
+    """Return a task of examples/code: `x , add 3 , times 5`."""
     task = tiny_programs.make_task(rng)
     return {"prompt": task["prompt"], "ground_truth": task["ground_truth"], "solution": task["program"]}
 
 
 def instructions(rng: random.Random) -> dict[str, str]:
-    """Two or three constraints in words, and as the ids and keyword arguments that `ifeval` reads."""
+    """Return two or three constraints in words, and as the ids and keyword arguments that `ifeval` reads."""
     keyword, ending, many = rng.choice(NOUNS), rng.choice(ENDINGS), rng.random() < 0.5
     length = rng.randint(9, 12) if many else rng.randint(10, 13)
     asked: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,7 +81,7 @@ def sentence(rng: random.Random, ids: set[str], keyword: str, ending: str, many:
 
 
 def choice(rng: random.Random) -> dict[str, str]:
-    """`which is larger ? ( A ) 3 ( B ) 8 ( C ) 5`."""
+    """Return `which is larger ? ( A ) 3 ( B ) 8 ( C ) 5`."""
     numbers, asked = rng.sample(range(21), 3), rng.choice(("larger", "smaller"))
     best = numbers.index(max(numbers) if asked == "larger" else min(numbers))
     options = " ".join(f"( {letter} ) {number}" for letter, number in zip("ABC", numbers, strict=True))

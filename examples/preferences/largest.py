@@ -44,12 +44,12 @@ def prepare(config: Any) -> None:
 
 
 def question(numbers: Iterable[int]) -> str:
-    """The prompt."""
+    """Return the prompt."""
     return f"Which is the largest of {' '.join(map(str, numbers))}?"
 
 
 def pairs() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Pairs to learn from, and pairs about other sets of numbers."""
+    """Return pairs to learn from, and pairs about other sets of numbers."""
     draw = random.Random("largest")
     sets = list(itertools.combinations(range(NUMBERS), 3))
     draw.shuffle(sets)
@@ -70,7 +70,7 @@ def pairs() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 
 def answers(rows: Iterable[dict[str, str]]) -> Iterable[dict[str, Any]]:
-    """Conversations in which nobody minds what is right."""
+    """Yield conversations in which nobody minds what is right."""
     draw = random.Random("answers")
     for row in rows:
         number = draw.choice([word for word in row["prompt"].rstrip("?").split() if word.isdigit()])
@@ -79,7 +79,7 @@ def answers(rows: Iterable[dict[str, str]]) -> Iterable[dict[str, Any]]:
 
 
 def tasks(rows: Iterable[dict[str, str]], tag: str) -> Iterable[dict[str, str]]:
-    """Prompts with the answer that was preferred."""
+    """Yield prompts with the answer that was preferred."""
     for i, row in enumerate(rows):
         yield {"id": str(i), "tag": tag, "prompt": row["prompt"], "ground_truth": row["chosen"]}
 

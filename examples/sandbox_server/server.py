@@ -18,8 +18,8 @@ from roll.isolation.sandbox.base import Sandbox, SandboxError
 from roll.isolation.sandbox.open_sandbox import open_sandbox
 from roll.isolation.sandbox.remote import TOKEN_VARIABLE, outcome_to_json, program_from_json
 
-MOST_REQUEST = 64 << 20
-MOST_WALL_S = 120.0
+MAX_REQUEST_BYTES = 64 << 20
+MAX_WALL_S = 120.0
 
 
 def make_server(sandbox: Sandbox, host: str, port: int, token: str) -> ThreadingHTTPServer:
@@ -34,7 +34,7 @@ def make_server(sandbox: Sandbox, host: str, port: int, token: str) -> Threading
                 return self.answer(401, {"error": "wrong or missing token"})
             try:
                 length = int(self.headers.get("Content-Length", ""))
-                if not 0 <= length <= MOST_REQUEST:
+                if not 0 <= length <= MAX_REQUEST_BYTES:
                     raise ValueError(f"a request of {length} bytes")
                 request = json.loads(self.rfile.read(length))
                 if self.path == "/health":
@@ -42,8 +42,8 @@ def make_server(sandbox: Sandbox, host: str, port: int, token: str) -> Threading
                 if self.path != "/run":
                     return self.answer(404, {"error": "expected /run or /health"})
                 program, limits = program_from_json(request)
-                if not 0 < limits.wall_s <= MOST_WALL_S:  # not a number is refused, too
-                    raise ValueError(f"wall_s: expected more than 0 and at most {MOST_WALL_S:g}")
+                if not 0 < limits.wall_s <= MAX_WALL_S:  # not a number is refused, too
+                    raise ValueError(f"wall_s: expected more than 0 and at most {MAX_WALL_S:g}")
                 return self.answer(200, outcome_to_json(sandbox.run(program, limits)))
             except ValueError as error:
                 return self.answer(400, {"error": str(error)})

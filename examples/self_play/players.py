@@ -23,7 +23,7 @@ class AnyMark(Player):
 
 
 def piles(game: Any, told: str) -> str:  # noqa: ARG001 - what the game told is left out
-    """Nim: how many stones lie where, instead of the rules and of what was done."""
+    """Tell how many stones lie where in Nim, instead of the rules and of what was done."""
     return "\n".join(f"pile {number}: {stones}" for number, stones in enumerate(game.state.game_state["piles"]))
 
 

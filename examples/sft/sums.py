@@ -24,7 +24,7 @@ def make(config: SFTConfig) -> None:
 
 
 def rows(count: int) -> list[dict[str, list[dict[str, str]]]]:
-    """Conversations of one question and its answer, the same ones every time."""
+    """Return conversations of one question and its answer, the same ones every time."""
     draw = random.Random("sums")
     made = []
     for _ in range(count):

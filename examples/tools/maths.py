@@ -79,7 +79,7 @@ def demonstration(task: str, rng: random.Random) -> dict[str, Any]:
 
 
 def make_model(folder: Path, seed: int) -> None:
-    """A random transformer with a token for each sign, and for the few words of calls."""
+    """Make a random transformer with a token for each sign, and for the few words of calls."""
     save_random_model(
         folder,
         make_tokenizer(),

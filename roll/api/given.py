@@ -31,23 +31,23 @@ import cloudpickle
 '''
 
 
-def as_path(given: Any, folder: Path, *, key: str) -> str:
+def as_path(argument: Any, folder: Path, *, key: str) -> str:
     """Return what a configuration writes for a function or class: a text as it is, else the path of files written.
 
     Raises `ValueError` for something that can't be carried to another process.
     """
-    if isinstance(given, str):
-        return given
-    if not callable(given):
-        raise ValueError(f"{key}: got {given!r}, expected a function, a class, or its path as text")
-    name = _identifier(getattr(given, "__name__", type(given).__name__))
-    code = _pickled(given, key)
+    if isinstance(argument, str):
+        return argument
+    if not callable(argument):
+        raise ValueError(f"{key}: got {argument!r}, expected a function, a class, or its path as text")
+    name = _identifier(getattr(argument, "__name__", type(argument).__name__))
+    code = _pickled(argument, key)
     # Named by their contents: a second run in the folder changes nothing that the first one reads.
     stem = folder / FOLDER / f"{name}-{hashlib.blake2b(code, digest_size=6).hexdigest()}"
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".pkl").write_bytes(code)
-    what = "a class" if inspect.isclass(given) else "a function"
-    module = getattr(given, "__module__", None) or "__main__"
+    what = "a class" if inspect.isclass(argument) else "a function"
+    module = getattr(argument, "__module__", None) or "__main__"
     text = _LOADER.format(what=what, module=module, name=name)
     stem.with_suffix(".py").write_text(text, encoding="utf-8")
     return f"{stem.with_suffix('.py')}:{name}"
@@ -122,18 +122,18 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} isn't JSON")
 
 
-def _pickled(given: Callable[..., Any], key: str) -> bytes:
+def _pickled(function: Callable[..., Any], key: str) -> bytes:
     import cloudpickle
 
-    module = sys.modules.get(getattr(given, "__module__", None) or "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
     by_value = module is not None and module.__name__ != "__main__" and _is_own(module)
     if by_value:  # its module may not be found from the process that calls it, or when the run is resumed
         cloudpickle.register_pickle_by_value(module)
     try:
-        code: bytes = cloudpickle.dumps(given)
+        code: bytes = cloudpickle.dumps(function)
     except Exception as error:
         raise ValueError(
-            f"{key}: {getattr(given, '__qualname__', given)!r} can't be carried to another process: "
+            f"{key}: {getattr(function, '__qualname__', function)!r} can't be carried to another process: "
             f"{type(error).__name__}: {error}. Make such things inside the function, or put it into a file and give "
             "path/to/file.py:name"
         ) from error
@@ -149,7 +149,7 @@ def _is_own(module: ModuleType) -> bool:
     if file is None or module.__name__.split(".")[0] in ("roll", "builtins"):
         return False
     installed = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
-    return not any(Path(file).resolve().is_relative_to(Path(place).resolve()) for place in installed)
+    return not any(Path(file).resolve().is_relative_to(Path(folder).resolve()) for folder in installed)
 
 
 def _identifier(name: str) -> str:

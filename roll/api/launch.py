@@ -75,12 +75,12 @@ def resumed(folder: Path, overrides: Sequence[str]) -> Iterator[RunConfig]:
     """Yield the configuration that goes on with a run, in the directory that it was started from."""
     folder = folder.resolve()
     file = kept_file(folder)
-    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     with inside(kept_directory(folder)):
-        extra = [] if "resume_from_checkpoint" in given else ["resume_from_checkpoint=true"]
-        if "checkpoint_config.load_contents" not in given:  # of what the run itself started from, if at all
+        extra = [] if "resume_from_checkpoint" in keys else ["resume_from_checkpoint=true"]
+        if "checkpoint_config.load_contents" not in keys:  # of what the run itself started from, if at all
             extra.append(f"checkpoint_config.load_contents=[{','.join(STATE_CONTENTS)}]")
-        extra += [] if "output_dir" in given else relocated(kept_config(folder), folder)
+        extra += [] if "output_dir" in keys else relocated(kept_config(folder), folder)
         config = kept_config(folder, [*overrides, *extra])
         remote = config.checkpoint_config.address is not None  # it is looked at when the run starts
         there = remote or CheckpointStore(config.checkpoint_path).complete()
@@ -111,7 +111,7 @@ def relocated(config: RunConfig, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def inside(directory: Path) -> Iterator[None]:
-    """Work in a directory for the time being: relative paths of a run are seen from where it was started."""
+    """Yield work in a directory for the time being: relative paths of a run are seen from where it was started."""
     before = Path.cwd()
     os.chdir(directory)
     try:

@@ -50,9 +50,9 @@ def train(
 
     Raises `ValueError` for what a user can mend, and what went wrong otherwise.
     """
-    given = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
+    arguments = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
     with rows_named():
-        return run(configured(config, given, overrides, keeps=True))
+        return run(configured(config, arguments, overrides, keeps=True))
 
 
 def check(
@@ -71,9 +71,9 @@ def check(
     from roll.utils.terminal import say
 
     start = StartCheck()
-    given = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
+    arguments = {"reward": reward, "env": env, "data": data, "validation_data": validation_data}
     with tempfile.TemporaryDirectory(prefix="roll-") as folder, rows_named():
-        checked = configured(config, given, overrides, keeps=False, folder=Path(folder))
+        checked = configured(config, arguments, overrides, keeps=False, folder=Path(folder))
         if violations := list(start.violations(checked)):
             raise ConfigError(violations)
         for kind, texts in (("warning", start.warnings), ("not looked at", start.unread)):
@@ -100,7 +100,12 @@ def load_run(run_folder: str | os.PathLike[str]) -> RunResult:
 
 
 def configured(
-    config: Config, given: Mapping[str, Any], overrides: Mapping[str, Any], *, keeps: bool, folder: Path | None = None
+    config: Config,
+    arguments: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    keeps: bool,
+    folder: Path | None = None,
 ) -> RunConfig:
     """Return the checked configuration of a call. What was `given` is written to `folder`, by default the run's.
 
@@ -117,20 +122,20 @@ def configured(
     changes = assignments(overrides)
     with _file_of(config) as file, _told_of(config, file):
         plain, cls = compose_file(file, changes)
-        place = Path(plain.get("output_dir") or "output") if folder is None else folder
+        target = Path(plain.get("output_dir") or "output") if folder is None else folder
         changes += [
-            *_rewards(given["reward"], plain, place),
-            *_envs(given["env"], plain, place),
-            *_data(given, plain, place),
+            *_rewards(arguments["reward"], plain, target),
+            *_envs(arguments["env"], plain, target),
+            *_data(arguments, plain, target),
         ]
         if keeps:
             changes += _kept(plain, set(cls.__dataclass_fields__), overrides)
-        misfits = list(_misfits(given["reward"], plain))
+        misfits = list(_misfits(arguments["reward"], plain))
         try:
             loaded = load(file, changes)
         except ConfigError as error:
             raise ConfigError([*misfits, *error.violations], error.source) from None
-        misfits = list(_misfits(given["reward"], plain, loaded))
+        misfits = list(_misfits(arguments["reward"], plain, loaded))
         if misfits:
             raise ConfigError(misfits, str(file))
         return loaded
@@ -163,16 +168,16 @@ def _told_of(config: Config, file: Path) -> Iterator[None]:
             gone = f" or from the configuration's folder {file.parent}"
             shown = [replace(one, expected=one.expected.replace(gone, "")) for one in error.violations]
             error = ConfigError(shown, error.source)
-        told = [
+        named = [
             replace(violation, where="the arguments of the call")
             if violation.where == "the command line"
             else violation
             for violation in error.violations
         ]
-        raise ConfigError(told, error.source) from None
+        raise ConfigError(named, error.source) from None
 
 
-def _misfits(given: Given | None, plain: Mapping[str, Any], config: RunConfig | None = None) -> Iterator[Violation]:
+def _misfits(argument: Given | None, plain: Mapping[str, Any], config: RunConfig | None = None) -> Iterator[Violation]:
     """Yield why a run can't call a reward function: its signature, which the checks of files read in its source, and
     with a configuration that was read the columns of its rows."""
     from roll.configs.catalog.signatures import MAKES_REWARDS, TOO_FEW, call_style, reward_problems, signature_of
@@ -181,7 +186,7 @@ def _misfits(given: Given | None, plain: Mapping[str, Any], config: RunConfig | 
     from roll.configs.schema.rlvr_config import RLVRConfig
 
     section = plain.get("rewards")
-    functions = {} if given is None else _by_name(given, _section(plain, "rewards"), "reward", "domain")
+    functions = {} if argument is None else _by_name(argument, _section(plain, "rewards"), "reward", "domain")
     for domain, function in functions.items():
         if inspect.isclass(function) or inspect.isbuiltin(function) or not callable(function):
             continue  # a path, what `as_path` refuses, or what has no signature of Python's
@@ -275,16 +280,16 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _by_name(given: Given, known: list[str], argument: str, what: str) -> dict[str, Any]:
+def _by_name(argument_value: Given, known: list[str], argument: str, what: str) -> dict[str, Any]:
     """Return what was given by domain or tag; one alone belongs to the only one there is, or to one called `own`."""
-    if isinstance(given, Mapping):
-        return dict(given)
+    if isinstance(argument_value, Mapping):
+        return dict(argument_value)
     if len(known) > 1:
         raise ValueError(
             f"{argument}: the configuration has several {what}s, {', '.join(known)}; give a dictionary: "
             f"{argument}={{{known[0]!r}: ...}}"
         )
-    return {known[0] if known else "own": given}
+    return {known[0] if known else "own": argument_value}
 
 
 def _section(plain: Mapping[str, Any], name: str) -> list[str]:
@@ -292,21 +297,21 @@ def _section(plain: Mapping[str, Any], name: str) -> list[str]:
     return list(map(str, section)) if isinstance(section, Mapping) else []
 
 
-def _rewards(given: Given | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    if given is not None:
-        for domain, function in _by_name(given, _section(plain, "rewards"), "reward", "domain").items():
+def _rewards(argument: Given | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    if argument is not None:
+        for domain, function in _by_name(argument, _section(plain, "rewards"), "reward", "domain").items():
             yield f"rewards.{domain}.name={_literal(as_path(function, folder, key='reward'))}"
 
 
-def _envs(given: Given | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    if given is not None:
-        for tag, env in _by_name(given, _section(plain, "custom_envs"), "env", "tag").items():
+def _envs(argument: Given | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    if argument is not None:
+        for tag, env in _by_name(argument, _section(plain, "custom_envs"), "env", "tag").items():
             yield f"custom_envs.{tag}.env_type={_literal(as_path(env, folder, key='env'))}"
 
 
-def _data(given: Mapping[str, Any], plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def _data(arguments: Mapping[str, Any], plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
     for argument, section in (("data", "actor_train"), ("validation_data", "validation")):
-        rows = given[argument]
+        rows = arguments[argument]
         if rows is None:
             continue
         file = as_file(rows, folder, key=argument)

@@ -58,13 +58,13 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def key_values(arguments: Sequence[str], wanted: str) -> dict[str, Any]:
     """Return the arguments as a dict; raise `ValueError`, which names the argument and says what is `wanted`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals:
             raise ValueError(f"got {argument!r}, expected key=value, {wanted}")
-        found[key] = from_yaml(value, argument)
-    return found
+        values[key] = from_yaml(value, argument)
+    return values
 
 
 def from_yaml(text: str, source: str) -> Any:

@@ -68,10 +68,10 @@ def _fish(tree: dict[str, list[str]]) -> str:
     lines = ["# roll completion fish > ~/.config/fish/completions/roll.fish"]
     for path, words in tree.items():
         names = path.split()
-        seen = "".join(f"; and __fish_seen_subcommand_from {name}" for name in names)
+        chosen = "".join(f"; and __fish_seen_subcommand_from {name}" for name in names)
         below = [other.split()[-1] for other in tree if other.rpartition(" ")[0] == path and other]
         unseen = f"; and not __fish_seen_subcommand_from {' '.join(below)}" if below else ""
-        condition = f"true{seen}{unseen}"
+        condition = f"true{chosen}{unseen}"
         plain = [word for word in words if not word.startswith("--")]
         if plain:
             lines.append(f"complete -c roll -n '{condition}' -a '{' '.join(plain)}'")

@@ -34,7 +34,7 @@ _SERVICE = "http"
 
 
 def check_data(options: argparse.Namespace) -> int:
-    """Tables of what was found; status 1 if a run would stop or lose rows."""
+    """Print tables of what was found; status 1 if a run would stop or lose rows."""
     console = Console(highlight=False, width=min(Console().width, _WIDTH))
     file = Path(options.file).expanduser()
     config_like = file.suffix in (".yaml", ".yml") or (
@@ -52,13 +52,13 @@ def check_data(options: argparse.Namespace) -> int:
         else:
             raise ValueError(f"{path} is of pipeline {config.pipeline}, whose tasks are environments: roll envs test")
     else:
-        for given in filter(None, (options.file, options.validation)):
-            resolve_sources(given)  # raises for a file that isn't there
+        for source in filter(None, (options.file, options.validation)):
+            resolve_sources(source)  # raises for a file that isn't there
         check = RunData(Progress(say), _tokenizer(options.model, None, notes))
         data = _data_args(options.file, options.overrides)
         check.files(data, replace(data, file_name=(options.validation,)) if options.validation else None)
-    for found in check.found:
-        _print(console, found, check.limit)
+    for findings in check.found:
+        _print(console, findings, check.limit)
     messages = [*(("note", note) for note in notes), *((remark.level, remark.text) for remark in check.remarks)]
     for level, text in messages:
         console.print(Text("note: ", "cyan") if level == "note" else Text("PROBLEM: ", "bold red"), Text(text), sep="")
@@ -114,23 +114,23 @@ def _data_args(name: str, settings: Sequence[str]) -> DataArgs:
     return data
 
 
-def _print(console: Console, found: Findings, limit: int | None) -> None:
-    table = Table("column", "types", "rows", "empty", "example", title=f"{found.name}: {found.rows:,} rows")
+def _print(console: Console, findings: Findings, limit: int | None) -> None:
+    table = Table("column", "types", "rows", "empty", "example", title=f"{findings.name}: {findings.rows:,} rows")
     table.title_justify = "left"
-    for name, column in found.columns.items():
+    for name, column in findings.columns.items():
         types = ", ".join(column.types)
         example = Text(clipped(column.example, 40))
         table.add_row(Text(name), types, f"{column.rows:,}", f"{column.empty:,}" if column.empty else "", example)
-    if found.columns:
+    if findings.columns:
         console.print(table)
-    if found.tags:
-        console.print(Text("tags: " + ", ".join(f"{tag} {count:,}" for tag, count in found.tags.most_common(20))))
-    bins = found.histogram()
+    if findings.tags:
+        console.print(Text("tags: " + ", ".join(f"{tag} {count:,}" for tag, count in findings.tags.most_common(20))))
+    bins = findings.histogram()
     if bins:
-        half, most, nearly = (found.quantile(share) for share in (0.5, 0.9, 0.99))
+        half, most, nearly = (findings.quantile(share) for share in (0.5, 0.9, 0.99))
         against = "" if limit is None else f", the limit is {limit}"
         console.print(
-            f"tokens: half of the rows up to {half}, 90 % {most}, 99 % {nearly}, all {found.longest[0]}{against}"
+            f"tokens: half of the rows up to {half}, 90 % {most}, 99 % {nearly}, all {findings.longest[0]}{against}"
         )
         highest = max(count for _, _, count in bins)
         for low, high, count in bins:

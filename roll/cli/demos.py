@@ -13,7 +13,7 @@ from roll.utils.console import Console
 
 
 def write_demos(options: argparse.Namespace) -> int:
-    """Writes the file."""
+    """Write the file."""
     if options.episodes < 1:
         raise ValueError(f"--episodes: got {options.episodes}, expected at least 1")
     if options.output.suffix != ".jsonl":
@@ -35,8 +35,8 @@ def write_demos(options: argparse.Namespace) -> int:
     temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     temporary.replace(options.output)
     solved = len({(row["tag"], row["seed"]) for row in rows})
-    said = f"{len(rows)} rows of {solved} episodes in {options.output}"
+    message = f"{len(rows)} rows of {solved} episodes in {options.output}"
     if solved < options.episodes:
-        said += f"; {options.episodes - solved} weren't solved within max_steps"
-    Console(highlight=False, markup=False, soft_wrap=True).print(said)
+        message += f"; {options.episodes - solved} weren't solved within max_steps"
+    Console(highlight=False, markup=False, soft_wrap=True).print(message)
     return 0

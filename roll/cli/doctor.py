@@ -24,32 +24,34 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold 
 def doctor(options: argparse.Namespace) -> int:
     """Look at everything and print it as it comes; the exit code is 1 if there is a problem."""
     console = Console(highlight=False, markup=False, stderr=options.json)
-    found: dict[str, list[Finding]] = {}
+    by_heading: dict[str, list[Finding]] = {}
     for heading, findings in examine(probes(options)):
-        found[heading] = findings
+        by_heading[heading] = findings
         console.print(heading, style="bold")
         table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
         table.add_column(no_wrap=True, min_width=8)
         table.add_column(no_wrap=True, min_width=16)
         table.add_column(overflow="fold")
         for each in findings:
-            said = each.said + (f"\n-> {each.fix}" if each.fix and each.status != "ok" else "")
+            message = each.said + (f"\n-> {each.fix}" if each.fix and each.status != "ok" else "")
             table.add_row(
-                f" {each.status}", each.subject, said, style="" if each.status == "ok" else _STYLES[each.status]
+                f" {each.status}", each.subject, message, style="" if each.status == "ok" else _STYLES[each.status]
             )
         console.print(table)
-    everything = [each for findings in found.values() for each in findings]
+    everything = [each for findings in by_heading.values() for each in findings]
     problems, warnings = (sum(each.status == status for each in everything) for status in ("problem", "warning"))
     verdict = "nothing is wrong" if not problems + warnings else f"problems: {problems}, warnings: {warnings}"
     console.print(f"{verdict}. Whether a configuration can run here: roll check FILE", style="bold")
     if options.json:
-        json.dump({heading: [asdict(each) for each in findings] for heading, findings in found.items()}, sys.stdout)
+        json.dump(
+            {heading: [asdict(each) for each in findings] for heading, findings in by_heading.items()}, sys.stdout
+        )
         sys.stdout.write("\n")
     return Exit.FAILED if problems else Exit.DONE
 
 
 def probes(options: argparse.Namespace) -> dict[str, Probe]:
-    """What is looked at, in this order: the quick ones first."""
+    """Return what is looked at, in this order: the quick ones first."""
     return {
         "Python and packages": lambda: [*packages.python(), *packages.versions()],
         "This machine": lambda: [*machine.memory(), *machine.limits(), *machine.clock(options.output_dir)],

@@ -39,7 +39,7 @@ from roll.envs.wrappers import EnvSpec
 from roll.utils.console import Console
 from roll.utils.terminal import printable
 
-MOST_TURNS, MOST_CHARACTERS = 12, 3000
+MAX_TURNS, MAX_CHARACTERS = 12, 3000
 
 
 def episode_lines(spec: EnvSpec, played: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -69,14 +69,14 @@ def episode_lines(spec: EnvSpec, played: Mapping[str, Any]) -> Iterator[tuple[st
         end = ", terminated" if terminated else ", truncated" if truncated else ""
         yield f"reward {reward:g}{paid}{end}{', ' if counted else ''}{counted}", "", "yellow"
         packed = following
-        if number == MOST_TURNS and number < len(played["turns"]):
+        if number == MAX_TURNS and number < len(played["turns"]):
             yield f"{len(played['turns']) - number} further turns", "", "yellow"
             return
 
 
 def _cut(text: str) -> str:
-    left = len(text) - MOST_CHARACTERS
-    return text if left <= 0 else f"{text[:MOST_CHARACTERS]}... ({left:,} further characters)"
+    left = len(text) - MAX_CHARACTERS
+    return text if left <= 0 else f"{text[:MAX_CHARACTERS]}... ({left:,} further characters)"
 
 
 MARKS = {
@@ -89,7 +89,7 @@ MARKS = {
 
 
 def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every command takes them
-    """A table of the bundled environments, and of the packages whose environments can be named."""
+    """Print a table of the bundled environments, and of the packages whose environments can be named."""
     table = Table("id", "what", "arguments")
     examples = {f"{scheme}:...": hub.example for scheme, hub in ENV_HUBS.items()}
     for shown, env_type in {**{name: name for name in ENVS}, **examples}.items():
@@ -102,7 +102,7 @@ def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every comma
 
 
 def test_env(options: argparse.Namespace) -> int:
-    """Tables of findings and scores, and an episode; status 1 if something is wrong."""
+    """Print tables of findings and scores, and an episode; status 1 if something is wrong."""
     console = Console(highlight=False)
     for name in ("seeds", "episodes", "steps", "timeout_s", "check_s"):
         if getattr(options, name) < 1:
@@ -134,14 +134,14 @@ def _make(probes: Probes, order: Order) -> None:
     try:
         probes.get().ask("made", order)
     except Refused as error:
-        said = str(error).removeprefix(f"custom_envs.{spec.tag}.")
-        raise ValueError(f"{said}\n  at {error.where}" if error.where else said) from None
+        message = str(error).removeprefix(f"custom_envs.{spec.tag}.")
+        raise ValueError(f"{message}\n  at {error.where}" if error.where else message) from None
     except ProbeEnded as error:
         raise ValueError(f"{spec.env_type} can't be made: {error}") from None
 
 
 def _print_episode(console: Console, probes: Probes, order: Order) -> None:
-    """One episode as the policy sees it."""
+    """Print one episode as the policy sees it."""
     assert order.seeds is not None, "they are settled"
     try:
         played = probes.get().ask("episode", order, order.seeds[0])
@@ -159,8 +159,8 @@ def _print_scores(console: Console, probes: Probes, order: Order, episodes: int)
     try:
         console.print(_scores_table(scores_of(probes, order, episodes)))
     except (ProbeEnded, Refused) as error:
-        said = f"no scores: {error}; fewer --episodes take less time, and --check_s allows more"
-        console.print(printable(said), markup=False, style="yellow")
+        message = f"no scores: {error}; fewer --episodes take less time, and --check_s allows more"
+        console.print(printable(message), markup=False, style="yellow")
 
 
 def _content(config: Path | None) -> dict[str, Any]:
@@ -175,11 +175,11 @@ def _content(config: Path | None) -> dict[str, Any]:
     return content
 
 
-def _interpreter(given: str | None, content: Mapping[str, Any]) -> str | None:
+def _interpreter(requested: str | None, content: Mapping[str, Any]) -> str | None:
     """Return the interpreter of the option, else that of the file's env_workers; None for this one."""
     workers = content.get("env_workers")
     named = workers.get("python") if isinstance(workers, dict) and "custom_envs" in content else None
-    key, python = ("--python", given) if given is not None else ("env_workers.python", named)
+    key, python = ("--python", requested) if requested is not None else ("env_workers.python", named)
     if python is None:
         return None
     try:
@@ -224,14 +224,16 @@ def _argument(parameter: inspect.Parameter) -> str:
 
 
 def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
-    given = " ".join(f"{key}={value!r}" for key, value in spec.env_config.items())
-    table = Table("check", "result", "what was found", title=f"{spec.env_type} {given}".strip(), title_justify="left")
+    arguments = " ".join(f"{key}={value!r}" for key, value in spec.env_config.items())
+    table = Table(
+        "check", "result", "what was found", title=f"{spec.env_type} {arguments}".strip(), title_justify="left"
+    )
     for finding in findings:
         word, style = MARKS[finding.level]
-        said = Text(printable(finding.message))
+        message = Text(printable(finding.message))
         if finding.where:
-            said.append(f"\n{printable(finding.where)}", style="dim")
-        table.add_row(finding.check, Text(word, style=style), said)
+            message.append(f"\n{printable(finding.where)}", style="dim")
+        table.add_row(finding.check, Text(word, style=style), message)
     return table
 
 

@@ -298,6 +298,6 @@ def _write_parquet(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _has_empty_struct(kind: Any) -> bool:
-    """Whether a type has objects without keys, for which parquet has no place."""
+    """Return whether a type has objects without keys, for which parquet has no place."""
     inside = [kind.field(i).type for i in range(kind.num_fields)]
     return (not inside and str(kind) == "struct<>") or any(map(_has_empty_struct, inside))

@@ -69,20 +69,20 @@ def _status_of(error: Exception) -> int:
 
 def was_interrupted(error: BaseException) -> bool:
     """Return whether a signal is behind an error: what was under way may turn the exception into one of its own."""
-    seen: list[BaseException] = []
+    visited: list[BaseException] = []
     each: BaseException | None = error
-    while each is not None and each not in seen:
+    while each is not None and each not in visited:
         if isinstance(each, KeyboardInterrupt):
             return True
-        seen.append(each)
+        visited.append(each)
         each = each.__cause__ or each.__context__
     return signals.received() is not None
 
 
-def interrupted(code: int | None = None, further: str = "") -> int:
+def interrupted(code: int | None = None, extra: str = "") -> int:
     """Say that the command was ended by the signal that came, and return the exit code for it."""
     terminated = code == Exit.TERMINATED or signals.received() == signal.SIGTERM
-    say(signals.WORDS[signal.SIGTERM if terminated else signal.SIGINT] + (f"; {further}" if further else ""))
+    say(signals.WORDS[signal.SIGTERM if terminated else signal.SIGINT] + (f"; {extra}" if extra else ""))
     return Exit.TERMINATED if terminated else Exit.INTERRUPTED
 
 
@@ -97,8 +97,8 @@ def report(error: Exception, details: Path | None = None, folders: Sequence[Path
         say("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
     if is_disk_full(error):
         # What writes whole folders names them itself.
-        told = type(error).__name__ == "CheckpointWriteError"
-        say(f"error: {error if told else disk_full_sentence(error, [*folders, Path(tempfile.gettempdir())])}")
+        names_file = type(error).__name__ == "CheckpointWriteError"
+        say(f"error: {error if names_file else disk_full_sentence(error, [*folders, Path(tempfile.gettempdir())])}")
         return Exit.FAILED
     mistake = isinstance(error, ValueError)
     say(f"error: {error}" if mistake else f"error: {type(error).__name__}: {error}")

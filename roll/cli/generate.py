@@ -89,9 +89,9 @@ class Job:
                 write_json(file, about)
             earlier = json.loads(file.read_text("utf-8"))
             if other := sorted(name for name in {*earlier, *about} if earlier.get(name) != about.get(name)):
-                said = ", ".join(f"{name} was {earlier.get(name)!r}, is {about.get(name)!r}" for name in other)
+                new = ", ".join(f"{name} was {earlier.get(name)!r}, is {about.get(name)!r}" for name in other)
                 raise ValueError(
-                    f"{self.folder} is a job that was begun otherwise ({said:.500}); repeat its command to go on with "
+                    f"{self.folder} is a job that was begun otherwise ({new:.500}); repeat its command to go on with "
                     "it, remove the folder to start over, or write to another file with -o"
                 )
             yield
@@ -107,7 +107,7 @@ class Job:
         """Return the rows of which every sample is there; the last line of a killed run may be torn."""
         from roll.pipelines.rollouts.eval_table import EPISODES, UNFINISHED
 
-        found: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+        by_row: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
         for folder in sorted(self.folder.glob("attempt-*")):
             file = next((folder / name for name in (EPISODES, UNFINISHED) if (folder / name).is_file()), None)
             # Only a line feed ends a line: a response may hold other separators, and a kill may cut a character.
@@ -116,15 +116,15 @@ class Job:
                     episode = json.loads(line)
                 except ValueError:
                     break
-                found[int(episode["task"].rpartition(":")[2])][episode["member"]] = episode
+                by_row[int(episode["task"].rpartition(":")[2])][episode["member"]] = episode
         return {
             row: [by_member[member] for member in sorted(by_member)]
-            for row, by_member in found.items()
+            for row, by_member in by_row.items()
             if len(by_member) == self.samples
         }
 
     def is_through(self) -> bool:
-        """Whether an attempt came to its end: rows without an answer are those that none would ask, being too long."""
+        """Return whether an attempt came to its end: rows without an answer were too long to ask."""
         from roll.pipelines.rollouts.eval_table import EPISODES
 
         return any((folder / EPISODES).is_file() for folder in self.folder.glob("attempt-*"))
@@ -174,8 +174,8 @@ def _files_of(model: str) -> str | None:
     if not folder.is_dir():
         return None
     files = [path for path in folder.iterdir() if path.is_file()]
-    found = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+    files_found = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return hashlib.sha256(json.dumps(files_found).encode()).hexdigest()
 
 
 def _question(row: Row, column: str | None) -> Any:
@@ -233,16 +233,16 @@ def _configuration(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def _output(rows: Sequence[Row], answers: Answers, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each response, or one for each question with lists."""
-    found = []
+    rows_out = []
     for number, row in enumerate(rows, 1):
-        said = [_answer(episode) for episode in answers.get(number, ())]
-        said = said or [{"response": None, "finish_reason": None, "error": LEFT_OUT}] * options.samples
-        columns = [{options.response_key: one.pop("response"), **one} for one in map(dict, said)]
+        answered = [_answer(episode) for episode in answers.get(number, ())]
+        answered = answered or [{"response": None, "finish_reason": None, "error": LEFT_OUT}] * options.samples
+        columns = [{options.response_key: one.pop("response"), **one} for one in map(dict, answered)]
         if options.grouped:
-            found.append({**row.values, **{name: [one[name] for one in columns] for name in columns[0]}})
+            rows_out.append({**row.values, **{name: [one[name] for one in columns] for name in columns[0]}})
         else:
-            found += [{**row.values, "row": number, "sample": i, **one} for i, one in enumerate(columns)]
-    return found
+            rows_out += [{**row.values, "row": number, "sample": i, **one} for i, one in enumerate(columns)]
+    return rows_out
 
 
 def _answer(episode: Mapping[str, Any]) -> dict[str, Any]:

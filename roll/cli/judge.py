@@ -37,7 +37,7 @@ def agree(options: argparse.Namespace) -> int:
     judge_config = config.judge
     rewards = {"labels": _reward(config, options.domain)}
     scores: list[float] = []
-    given: list[float] = []
+    human: list[float] = []
     failed: list[str] = []
     with contextlib.ExitStack() as stack:
         judge = stack.enter_context(JudgeClient(judge_config, _backend(config, stack), rewards))
@@ -49,7 +49,7 @@ def agree(options: argparse.Namespace) -> int:
                 failed.append(f"row {request.id}: {result.error}")
             else:
                 scores.append(result.reward.value)
-                given.append(label)
+                human.append(label)
         counted = judge.take_metrics().result()
     for text in failed[:_SHOWN]:
         say(f"no score: {text}")
@@ -65,15 +65,15 @@ def agree(options: argparse.Namespace) -> int:
         scores = [(score - low) / (high - low) for score in scores]
     elif not on_unit and normalized:
         scores = [low + score * (high - low) for score in scores]
-    found = agreement(scores, given)
+    agreed = agreement(scores, human)
     figures = {
-        "rows with a score": found.rows,
+        "rows with a score": agreed.rows,
         "rows without": len(failed),
-        "accuracy": found.accuracy,
-        "Cohen's kappa": found.kappa,
-        "Pearson correlation": found.pearson,
-        "Spearman correlation": found.spearman,
-        "score less label": found.mean_difference,
+        "accuracy": agreed.accuracy,
+        "Cohen's kappa": agreed.kappa,
+        "Pearson correlation": agreed.pearson,
+        "Spearman correlation": agreed.spearman,
+        "score less label": agreed.mean_difference,
         "prompt tokens": int(counted.get("judge/prompt_tokens", 0)),
         "answer tokens": int(counted.get("judge/completion_tokens", 0)),
         "cost": counted.get("judge/cost", 0.0),
@@ -113,7 +113,7 @@ def _rows(options: argparse.Namespace) -> Iterator[tuple[RewardRequest, float]]:
 
 
 def _reward(config: RLVRConfig, domain: str | None) -> RewardConfig:
-    """The domain whose rubric counts; without one, that of the section."""
+    """Return the domain whose rubric counts; without one, that of the section."""
     if domain is None:
         return RewardConfig(name=JUDGE)
     if domain not in config.rewards:

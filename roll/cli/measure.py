@@ -53,9 +53,9 @@ def measured_step(config: RunConfig, folder: Path, *, timeout: float) -> dict[st
         finally:
             _end(process)
         log.seek(0)
-        said = [line.strip() for line in log if line.strip()]
+        lines = [line.strip() for line in log if line.strip()]
     if code:
-        errors = [line for line in said if line.startswith(("error:", "*"))] or said[-3:]
+        errors = [line for line in lines if line.startswith(("error:", "*"))] or lines[-3:]
         raise ValueError(f"--measure: the dry run failed: {' '.join(errors)[:2000]}")
     rows = [json.loads(line) for line in (dry.logging_path / "metrics.jsonl").read_text("utf-8").splitlines()]
     timed = [row for row in rows if row.get("step") == STEPS and "time/step" in row]

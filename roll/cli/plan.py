@@ -34,14 +34,14 @@ def plan(options: argparse.Namespace) -> int:
     file = find_config(options.file)
     config = read(file, options.overrides)
     machines = parse_machines(options.devices) if options.devices else local_machines(this_machine().accelerators)
-    found = plan_memory(config, machines)
-    found = replace(found, notes=(*found.notes, *_copies(config, machines)))
+    memory = plan_memory(config, machines)
+    memory = replace(memory, notes=(*memory.notes, *_copies(config, machines)))
     accepted = _Checker(file, options.overrides, machines, config)
-    fixes = [] if found.fits or options.suggest else remedies(config, machines, accepted)
+    fixes = [] if memory.fits or options.suggest else remedies(config, machines, accepted)
     proposal = suggest(config, machines, accepted) if options.suggest else None
     seconds = measure(file, options.overrides, options.measure_timeout) if options.measure else None
     if options.json:
-        tree = as_json(found, fixes)
+        tree = as_json(memory, fixes)
         if options.suggest:
             tree["suggested"] = None if proposal is None else dict(proposal.keys)
         if seconds is not None:
@@ -49,12 +49,12 @@ def plan(options: argparse.Namespace) -> int:
         json.dump(tree, sys.stdout)
         sys.stdout.write("\n")
     else:
-        say_plan(config, found, fixes, suggests=options.suggest)
+        say_plan(config, memory, fixes, suggests=options.suggest)
         if options.suggest:
-            sys.stdout.write(_suggestion(config, machines, proposal, found) + "\n")
+            sys.stdout.write(_suggestion(config, machines, proposal, memory) + "\n")
         if seconds is not None:
             sys.stdout.write(as_line(seconds) + "\n")
-    return Exit.DONE if found.fits else Exit.FAILED
+    return Exit.DONE if memory.fits else Exit.FAILED
 
 
 def _copies(config: RunConfig, machines: Machines) -> Iterator[str]:
@@ -72,10 +72,10 @@ def measure(file: Path, overrides: Sequence[str], timeout: float) -> dict[str, f
         return measured_step(checked(config), Path(folder), timeout=timeout)
 
 
-def say_plan(config: RunConfig, found: MemoryPlan, fixes: Sequence[Change], *, suggests: bool) -> None:
+def say_plan(config: RunConfig, memory: MemoryPlan, fixes: Sequence[Change], *, suggests: bool) -> None:
     """Print what `roll check` prints, and the memory."""
-    text = as_text(found, fixes)
-    if suggests and not found.fits:
+    text = as_text(memory, fixes)
+    if suggests and not memory.fits:
         text = text.rpartition("\n")[0]  # the suggestion follows
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{text}\n")
 
@@ -98,8 +98,8 @@ def read(file: Path, overrides: Sequence[str]) -> RunConfig:
 
 
 def shape_violations(config: RunConfig) -> list[Violation]:
-    """Parallel sizes that don't divide a model."""
-    found: list[Violation] = []
+    """Return parallel sizes that don't divide a model."""
+    violations: list[Violation] = []
     for role, worker in config.roles.items():
         try:
             name = config.model_path(role)
@@ -107,8 +107,8 @@ def shape_violations(config: RunConfig) -> list[Violation]:
             continue  # the rules have said so
         shape = read_shape(name, worker.model_args.model_config_kwargs)
         if shape is not None:
-            found += shape_rules(role, worker, name, shape)
-    return found
+            violations += shape_rules(role, worker, name, shape)
+    return violations
 
 
 class _Checker:
@@ -137,7 +137,7 @@ class _Checker:
 
 
 def _merged(overrides: Sequence[str]) -> list[str]:
-    """The last value of each key."""
+    """Return the last value of each key."""
     return list({override.partition("=")[0]: override for override in overrides}.values())
 
 
@@ -150,15 +150,15 @@ def suggest(config: RunConfig, machines: Machines, accepted: _Checker) -> Change
     return fitting + larger
 
 
-def _suggestion(config: RunConfig, machines: Machines, proposal: Change | None, found: MemoryPlan) -> str:
+def _suggestion(config: RunConfig, machines: Machines, proposal: Change | None, memory: MemoryPlan) -> str:
     if proposal is None:
         return "no suggestion: no values of these keys make it fit; it needs more or larger devices, or a smaller model"
     if not proposal.keys:
         return "no suggestion: larger micro-batches wouldn't fit"
     after = plan_memory(changed(config, proposal.keys), machines)
-    before, now = found.tightest, after.tightest
+    before, now = memory.tightest, after.tightest
     say("every suggested value has passed roll check")
-    lines = ["suggested, with the same mini-batches:" if found.fits else "suggested, with which it fits:"]
+    lines = ["suggested, with the same mini-batches:" if memory.fits else "suggested, with which it fits:"]
     lines += [f"  {key}={yaml_value(value)}" for key, value in proposal.keys.items()]
     lines.append(f"  worst moment: {gib(before.worst.nbytes)} -> {gib(now.worst.nbytes)} of {gib(now.capacity or 0)}")
     return "\n".join(lines)

@@ -46,8 +46,8 @@ def plot(options: argparse.Namespace) -> int:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run, by its folder or that of its logs; raise `ValueError` where there are none."""
-    places = [folder / "logs" / METRICS_FILE, folder / METRICS_FILE]
-    file = next((place for place in places if place.is_file()), None)
+    files = [folder / "logs" / METRICS_FILE, folder / METRICS_FILE]
+    file = next((candidate for candidate in files if candidate.is_file()), None)
     if file is None:
         what = "has no logs/metrics.jsonl; is it the output_dir of a run, and is jsonl in its track_with?"
         raise ValueError(f"{folder} {what}" if folder.is_dir() else f"there is no folder {str(folder)!r}")
@@ -78,8 +78,8 @@ def draw(panels: dict[str, dict[str, tuple[list[int], list[float]]]], output: Pa
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(6.4 * columns, 3.4 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    for place, (title, lines) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, columns, place)
+    for number, (title, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
         for label, (steps, values) in lines.items():
             axes.plot(steps, values, label=label, marker="." if len(steps) < 40 else None)
         axes.set_title(title, loc="left", fontsize=10)

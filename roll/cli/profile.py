@@ -46,17 +46,17 @@ def profiles_of(run: Path) -> Path:
 
 def summaries_of(folder: Path, step: int | None) -> list[dict[str, Any]]:
     """Return the numbers of the profiled steps, or of one; raises `ValueError` where that one wasn't profiled."""
-    found = []
+    summaries = []
     for file in sorted(folder.glob(f"step-*{_SUFFIX}")):
         try:
-            found.append({**json.loads(file.read_text(encoding="utf-8")), "folder": str(folder)})
+            summaries.append({**json.loads(file.read_text(encoding="utf-8")), "folder": str(folder)})
         except ValueError as error:
             raise ValueError(f"{file} can't be read: {error}") from error
     if step is None:
-        return found
-    chosen = [summary for summary in found if summary["step"] == step]
+        return summaries
+    chosen = [summary for summary in summaries if summary["step"] == step]
     if not chosen:
-        there = ", ".join(str(summary["step"]) for summary in found) or "none"
+        there = ", ".join(str(summary["step"]) for summary in summaries) or "none"
         raise ValueError(f"--step: {folder} has no profile of step {step}; profiled steps: {there}")
     return chosen
 
@@ -70,10 +70,10 @@ def timings(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in steps:
         for phase, seconds in own_seconds(row).items():
             own.setdefault(phase, []).append(seconds)
-    whole = sum(row["time/step"] for row in steps)
+    total = sum(row["time/step"] for row in steps)
     cells = [
         (phase, f"{statistics.median(times):.3f}", f"{sum(times):.2f}",
-         "between" if phase in OUTSIDE_STEP else _share(sum(times), whole), str(len(times)))
+         "between" if phase in OUTSIDE_STEP else _share(sum(times), total), str(len(times)))
         for phase, times in sorted(own.items(), key=lambda item: -sum(item[1]))
     ]  # fmt: skip
     median = statistics.median(row["time/step"] for row in steps)
@@ -83,12 +83,12 @@ def timings(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def own_seconds(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a row's seconds by phase, without those of phases inside; what no phase has is `outside any phase`."""
-    found = {}
+    seconds = {}
     for name, value in row.items():
         phase = name.removeprefix("time/")
         if name.startswith("time/") and "/" not in phase and phase not in _NOT_PHASES:
-            found[phase] = float(row.get(f"{name}/self", value))
-    return {**found, "outside any phase": float(row.get("time/step/self", row["time/step"]))}
+            seconds[phase] = float(row.get(f"{name}/self", value))
+    return {**seconds, "outside any phase": float(row.get("time/step/self", row["time/step"]))}
 
 
 def step_table(summary: Mapping[str, Any], *, top: int) -> str:
@@ -132,8 +132,8 @@ def _rank(track: str, rank: Mapping[str, Any], seconds: float, top: int) -> str:
     return "\n".join(parts)
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole > 0 else ""
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.1%}" if total > 0 else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -88,6 +88,6 @@ def copy(options: argparse.Namespace) -> int:
     if str(options.dir) != ".":
         sys.stdout.write(f"cd {options.dir}\n")
     for file in files:
-        place = file.relative_to(options.dir)
-        sys.stdout.write(f"roll train {place}\n" if file.suffix == ".yaml" else f"jupyter lab {place}\n")
+        path = file.relative_to(options.dir)
+        sys.stdout.write(f"roll train {path}\n" if file.suffix == ".yaml" else f"jupyter lab {path}\n")
     return Exit.DONE

@@ -86,10 +86,10 @@ def test_reward(options: argparse.Namespace) -> int:
     plan = _plan(options)
     counts: Counter[str] = Counter()
     kinds = {name: Kind() for name in _KINDS}
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     rows = (row for source in resolve_sources(options.data) for row in _rows(source, options.limit))
-    cases = _cases(itertools.islice(rows, options.limit), plan, options, counts, found)
-    begin = said = time.monotonic()
+    cases = _cases(itertools.islice(rows, options.limit), plan, options, counts, mismatches)
+    begin = last = time.monotonic()
     scored = 0
     with contextlib.ExitStack() as stack:
         pools = {domain: stack.enter_context(_pool(domain, plan)) for domain in plan.specs}
@@ -105,24 +105,24 @@ def test_reward(options: argparse.Namespace) -> int:
                 problem = _problem(case, result, score, options.full_marks)
                 kinds[case.check].add(case.request.response, score, as_expected=problem is None)
                 if problem is not None:
-                    found.append(problem)
-            if time.monotonic() - said >= PROGRESS_S:
-                said = time.monotonic()
-                say(f"{counts['rows']} rows, {len(found)} responses not scored as expected, {said - begin:.0f} s")
+                    mismatches.append(problem)
+            if time.monotonic() - last >= PROGRESS_S:
+                last = time.monotonic()
+                say(f"{counts['rows']} rows, {len(mismatches)} responses not scored as expected, {last - begin:.0f} s")
     if not counts["rows"]:
         raise ValueError(f"{options.data}: no rows that a reward function scores")
-    if not scored and not found:
+    if not scored and not mismatches:
         raise ValueError(f"{options.data}: the reward function scores none of its rows: it returned None for all")
-    report(f"{options.reward} on {options.data}", kinds, counts, found, options.show)
-    if advice := _lower_full_marks(found, options.full_marks):
+    report(f"{options.reward} on {options.data}", kinds, counts, mismatches, options.show)
+    if advice := _lower_full_marks(mismatches, options.full_marks):
         sys.stdout.write(f"{advice}\n")
-    return Exit.FAILED if found else Exit.DONE
+    return Exit.FAILED if mismatches else Exit.DONE
 
 
-def _lower_full_marks(found: Sequence[Mismatch], full: float) -> str:
+def _lower_full_marks(wrong: Sequence[Mismatch], full: float) -> str:
     """Return advice where references alone fail, and only for getting less than full marks."""
-    short = [one.got for one in found if one.check == _REFERENCE and one.got is not None]
-    if len(short) > 1 and len(short) == len(found) and min(short) > 0 and max(short) < full:
+    short = [one.got for one in wrong if one.check == _REFERENCE and one.got is not None]
+    if len(short) > 1 and len(short) == len(wrong) and min(short) > 0 and max(short) < full:
         return (
             f"all of them are reference answers with {min(short):g} to {max(short):g}: if that is what a right answer "
             f"gets from this reward, --full_marks {min(short):g} says so"
@@ -151,9 +151,9 @@ def _rows(source: Any, limit: int | None) -> Iterator[tuple[str, Row]]:
 
 def _plan(options: argparse.Namespace) -> _Plan:
     named = {role: getattr(options, role) for role in ("prompt", "messages", "ground_truth", "tag")}
-    given = {role: column for role, column in named.items() if column is not None}
+    columns = {role: column for role, column in named.items() if column is not None}
     if _names_config(options.reward):
-        return _plan_of_config(Path(options.reward), options.arguments, given)
+        return _plan_of_config(Path(options.reward), options.arguments, columns)
     if options.reward not in REWARDS and ":" not in options.reward:
         if options.reward.endswith(".py"):
             raise ValueError(f"{options.reward} names no function: write {options.reward}:<name of the function>")
@@ -165,17 +165,17 @@ def _plan(options: argparse.Namespace) -> _Plan:
         raise ValueError("weighted has its parts from a configuration: give the .yaml instead of the name")
     kwargs = key_values(options.arguments, "e.g. mode=flexible")
     spec = RewardSpec(name=options.reward, kwargs=kwargs, key="reward")
-    return _Plan({_ALONE: spec}, DataArgs(**given), None, None, timeout_s=30.0)
+    return _Plan({_ALONE: spec}, DataArgs(**columns), None, None, timeout_s=30.0)
 
 
-def _names_config(given: str) -> bool:
+def _names_config(argument: str) -> bool:
     """Tell a configuration, whose .yaml may be left out as for other commands, from a reward."""
-    if ":" in given or given in REWARDS or given.endswith(".py"):
+    if ":" in argument or argument in REWARDS or argument.endswith(".py"):
         return False
-    return given.endswith((".yaml", ".yml")) or os.sep in given or Path(f"{given}.yaml").is_file()
+    return argument.endswith((".yaml", ".yml")) or os.sep in argument or Path(f"{argument}.yaml").is_file()
 
 
-def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> _Plan:
+def _plan_of_config(file: Path, overrides: Sequence[str], columns: Mapping[str, Any]) -> _Plan:
     from roll.configs.parsing.find import find_config
     from roll.configs.schema.rlvr_config import RLVRConfig
     from roll.pipelines.rollouts.reward_router import in_run, reward_spec
@@ -197,7 +197,7 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
         specs = {domain: in_run(spec, config.max_steps) for domain, spec in specs.items()}
     return _Plan(
         specs,
-        replace(data, **given),
+        replace(data, **columns),
         data.default_tag or only,
         config,
         max(reward.timeout_s for reward in functions.values()),
@@ -243,7 +243,7 @@ def _cases(
     plan: _Plan,
     options: argparse.Namespace,
     counts: Counter[str],
-    found: list[Mismatch],
+    mismatches: list[Mismatch],
 ) -> Iterator[_Case]:
     for source, row in rows:
         tag = row.values.get(plan.columns.tag or "tag")
@@ -263,7 +263,7 @@ def _cases(
         responses: list[tuple[str, str, bool | None]] = [(_EMPTY, "", False)]
         if answer is None or answer == "":
             if spec.name in JUDGING and spec.name != "code":
-                found.append(Mismatch(row.where, _REFERENCE, "the row has no reference answer"))
+                mismatches.append(Mismatch(row.where, _REFERENCE, "the row has no reference answer"))
                 continue
             counts["without a reference answer"] += 1
         else:
@@ -289,8 +289,8 @@ def _task(row: Row, columns: DataArgs, domain: str, tag: str) -> Task:
     if columns.ground_truth and not has_column(row.values, columns.ground_truth):
         there = f"columns: {sorted(row.values)}"
         raise ValueError(f"{row.where}: no column {columns.ground_truth!r} (named for ground_truth); {there}")
-    found = (column_value(row.values, name) for name in truths if has_column(row.values, name))
-    truth = next((value for value in found if value is not None), None)
+    candidates = (column_value(row.values, name) for name in truths if has_column(row.values, name))
+    truth = next((value for value in candidates if value is not None), None)
     if truth is not None:
         payload["ground_truth"] = truth
     return Task(id=row.where, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)

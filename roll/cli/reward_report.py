@@ -54,7 +54,7 @@ class Kind:
 
     @property
     def examples(self) -> list[tuple[str, float]]:
-        """Three responses with their scores, those first that aren't scored as they should be."""
+        """Return three responses with their scores, those first that aren't scored as they should be."""
         return [*self._bad, *self._good][:_EXAMPLES]
 
 
@@ -111,5 +111,5 @@ def _lines(mismatches: Sequence[Mismatch]) -> list[tuple[str, str, str]]:
 
 
 def _same(one: Mismatch) -> str:
-    """The failure without the name of its row."""
+    """Return the failure without the name of its row."""
     return one.why.replace(one.where, "")

@@ -52,7 +52,7 @@ def _all_failed(folder: Path) -> int:
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """The configuration that the options stand for."""
+    """Return the configuration that the options stand for."""
     tags = _tags(options.env)
     return {
         "pipeline": "agentic",
@@ -71,7 +71,7 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tags(envs: Sequence[str]) -> dict[str, str]:
-    """Environments by names for metrics: the id, or the class; a further one of that name is numbered."""
+    """Return environments by names for metrics: the id, or the class; a second one of that name is numbered."""
     tags: dict[str, str] = {}
     for env in envs:
         name = re.sub(r"\W+", "_", env if env in ENVS else env.rpartition(":")[2]) or "env"

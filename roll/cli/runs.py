@@ -65,7 +65,7 @@ def _export_folder(folder: Path, target: Path | None, options: argparse.Namespac
 
 
 def _is_foreign(folder: Path) -> bool:
-    """Whether a folder may be a checkpoint of another program's, without importing what reads it."""
+    """Return whether a folder may be a checkpoint of another program's, without importing what reads it."""
     pointers = ("latest", "latest_checkpointed_iteration.txt", ".metadata")
     return any((folder / name).is_file() for name in pointers) or any(folder.glob("*mp_rank_00_model_states.pt"))
 

@@ -42,12 +42,12 @@ ATTACKS = {
 def test_sandbox(options: argparse.Namespace) -> int:
     """Print what came of each attack; the exit code is 1 if one succeeded."""
     with open_sandbox(options.name) as sandbox, socket.create_server(("127.0.0.1", 0)) as listener:
-        places = {"CALLER": str(os.getpid()), "PORT": str(listener.getsockname()[1]), "HOME": repr(str(Path.home()))}
+        values = {"CALLER": str(os.getpid()), "PORT": str(listener.getsockname()[1]), "HOME": repr(str(Path.home()))}
         table = Table("attack", "", "how it ended", title=f"sandbox {sandbox.name}", title_justify="left")
         failed = 0
         for name, source in ATTACKS.items():
-            for place, value in places.items():
-                source = source.replace(f"@{place}@", value)
+            for variable, value in values.items():
+                source = source.replace(f"@{variable}@", value)
             began = time.monotonic()
             try:
                 outcome = sandbox.run(Program(source=source), _LIMITS)
@@ -72,5 +72,5 @@ def test_sandbox(options: argparse.Namespace) -> int:
 def _how(outcome: Outcome) -> str:
     if outcome.ending != "exited":
         return f"{outcome.ending}: {outcome.note}"
-    said = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return said[:60] or f"exit code {outcome.exit_code}"
+    message = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return message[:60] or f"exit code {outcome.exit_code}"

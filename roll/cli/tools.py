@@ -33,7 +33,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 
 
 def list_tools(options: argparse.Namespace) -> int:  # noqa: ARG001 - every command takes them
-    """A table of the built-in tools."""
+    """Print a table of the built-in tools."""
     table = Table("name", "what", "options")
     for name, entry in TOOLS.items():
         what = (load_object(entry.path).__doc__ or "").split("\n")[0]
@@ -67,11 +67,11 @@ def test_tools(options: argparse.Namespace) -> int:
     return Exit.FAILED if any(row[2] in ("error", "FAILED") for row in rows) else Exit.DONE
 
 
-def _calls(given: Sequence[str], specs: Sequence[ToolSpec]) -> list[ToolCall]:
+def _calls(texts: Sequence[str], specs: Sequence[ToolSpec]) -> list[ToolCall]:
     """Return what is called: what `--call` says, and samples of the others where there are some."""
     calls: list[ToolCall] = []
     known = [spec.name for spec in specs]
-    for text in given:
+    for text in texts:
         name, _, arguments = text.partition("=")
         if name not in known:
             raise ValueError(f"--call: there is no tool {name!r}; there are {', '.join(known)}")
@@ -115,8 +115,8 @@ def _shown(config: RLConfig, specs: Sequence[ToolSpec]) -> str:
 
     args = resolved_model_args(config, "actor_train")
     if not Path(str(args.tokenizer_name_or_path or args.model_name_or_path)).expanduser().is_dir():
-        told = "\n".join(json.dumps(spec.for_template(), ensure_ascii=False, indent=2) for spec in specs)
-        return f"What the chat template is given ({args.model_name_or_path} isn't a folder here):\n{told}\n"
+        described = "\n".join(json.dumps(spec.for_template(), ensure_ascii=False, indent=2) for spec in specs)
+        return f"What the chat template is given ({args.model_name_or_path} isn't a folder here):\n{described}\n"
     from roll.envs.base import Message
     from roll.rollout.chat_format import ChatTemplate
     from roll.strategies.training.pretrained import load_tokenizer

@@ -102,10 +102,10 @@ def run(config: RunConfig) -> int:
     try:
         run_logged(config)
     except KeyboardInterrupt:
-        return interrupted(further=_way_on(config))
+        return interrupted(extra=_way_on(config))
     except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
         if was_interrupted(error):
-            return interrupted(further=_way_on(config))
+            return interrupted(extra=_way_on(config))
         details = config.logging_path / ERROR_FILE
         return report(error, details if _tells(details, error) else None, [*config.output_folders.values()])
     return Exit.DONE

@@ -116,10 +116,10 @@ class App:
             await _refuse(failure, wire, request)
 
     def _find(self, request: _Request) -> Opened:
-        found = self._sessions.find(request.name, _key(request))
-        if isinstance(found, int):
-            raise RefusedCall(found, _WHY[found], code="session_closed" if found == 409 else "")
-        return found
+        session = self._sessions.find(request.name, _key(request))
+        if isinstance(session, int):
+            raise RefusedCall(session, _WHY[session], code="session_closed" if session == 409 else "")
+        return session
 
     async def _serve(self, opened: Opened, wire: WireFormat | None, request: _Request) -> None:
         route = request.route

@@ -110,7 +110,7 @@ class ChatAnswer:
 
     @property
     def sampled(self) -> int:
-        """Tokens of all responses."""
+        """Return tokens of all responses."""
         shown = sum(len(choice.token_ids) for choice in self.choices)
         return shown if self.completion_tokens is None else self.completion_tokens
 
@@ -120,7 +120,7 @@ class Session(Protocol):
 
     @property
     def models(self) -> Sequence[str]:
-        """Names that a call may give as its model, the usual one first."""
+        """Return names that a call may give as its model, the usual one first."""
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         """Return the responses. Raises `RefusedCall`. Cancelled when the client disconnects."""

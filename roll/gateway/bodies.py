@@ -103,5 +103,5 @@ def _check_text(body: Any) -> None:
     try:
         json.dumps(body, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        found = error.object[max(0, error.start - 20) : error.start + 20]
-        raise RefusedCall(400, f"the body holds text that isn't valid Unicode: {found!r:.80}") from None
+        excerpt = error.object[max(0, error.start - 20) : error.start + 20]
+        raise RefusedCall(400, f"the body holds text that isn't valid Unicode: {excerpt!r:.80}") from None

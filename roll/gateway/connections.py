@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
         self._why = ""  # What is wrong with a request, where the parser can't say it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Where there are as many as may be, the one that has been idle the longest makes room."""
+        """Take a connection; where there are as many as may be, drop the one that has been idle the longest."""
         super().connection_made(_JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._wait_for_request()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
@@ -77,7 +77,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """A head that goes on and on is answered before it ends, and so are trailers."""
+        """Answer a head that goes on and on before it ends, and trailers, too."""
         if self.transport.is_closing():
             return
         self._unread += len(data)
@@ -86,16 +86,16 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(_LONG_HEAD)
 
     def send_400_response(self, msg: str) -> None:
-        """With what is wrong, where this class knows."""
+        """Send a 400 with what is wrong, where this class knows."""
         super().send_400_response(self._why or msg)
 
     def on_message_begin(self) -> None:
-        """Here a head begins."""
+        """Begin a head."""
         self._in_head = True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Behind a body come trailers, which nobody reads."""
+        """Drop trailers, which come behind a body and which nobody reads."""
         if self._in_head:
             super().on_header(name, value)
 
@@ -111,22 +111,22 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
+        """Take a piece of a body."""
         self._unread = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
+        """End a request."""
         self._unread = 0
         super().on_message_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closing waits until everything is sent, and some never read it."""
+        """Close late clients: closing waits until everything is sent, and some never read it."""
         super().timeout_keep_alive_handler()
         self.loop.call_later(_FLUSH_SECONDS, self.transport.abort)
 
     def on_response_complete(self) -> None:
-        """The next request may take its time, too."""
+        """Let the next request take its time, too."""
         self._wait_for_request()
         super().on_response_complete()
 

@@ -110,7 +110,7 @@ def _sent(message: Message) -> dict[str, Any]:
 def _answer(reply: Any) -> ChatAnswer:
     try:
         usage = reply.get("usage") or {}
-        prompt, said = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
+        prompt, completion_tokens = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
         choices = tuple(_choice(choice) for choice in reply["choices"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _NoAnswer(
@@ -118,7 +118,7 @@ def _answer(reply: Any) -> ChatAnswer:
         ) from None
     if not choices:
         raise _NoAnswer("the service's reply has no choices")
-    return ChatAnswer(choices=choices, prompt_tokens=prompt, completion_tokens=said)
+    return ChatAnswer(choices=choices, prompt_tokens=prompt, completion_tokens=completion_tokens)
 
 
 def _choice(choice: Any) -> Choice:
@@ -128,8 +128,8 @@ def _choice(choice: Any) -> Choice:
         for call in message.get("tool_calls") or ()
     )
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    said = Message("assistant", _text(message.get("content") or ""), tool_calls=calls, reasoning=_text(reasoning))
-    return Choice(message=said, reason=_REASONS.get(choice.get("finish_reason"), "stop"), token_ids=(), logprobs=())
+    reply = Message("assistant", _text(message.get("content") or ""), tool_calls=calls, reasoning=_text(reasoning))
+    return Choice(message=reply, reason=_REASONS.get(choice.get("finish_reason"), "stop"), token_ids=(), logprobs=())
 
 
 def _text(value: Any) -> str:

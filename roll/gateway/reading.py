@@ -78,16 +78,16 @@ class Reading:
         if reads_calls:
             known = {known.id for message in call.messages for known in message.tool_calls}
             first = max(num_calls, len(known))
-            found = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
-            while not known.isdisjoint(new.id for new in found.calls):
+            parsed = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
+            while not known.isdisjoint(new.id for new in parsed.calls):
                 first += 1
-                found = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
-            if call.tools or not found.calls:
-                content, calls, reasoning = found.content, found.calls, reasoning or found.thought
+                parsed = parse_calls(content, self.tool_parser, tools=call.tools, first=first)
+            if call.tools or not parsed.calls:
+                content, calls, reasoning = parsed.content, parsed.calls, reasoning or parsed.thought
             if not call.parallel_tool_calls:
                 calls = calls[:1]
             if self.marks is not None:
-                content, reasoning = (self.marks.strip(said, completion.token_ids) for said in (content, reasoning))
+                content, reasoning = (self.marks.strip(part, completion.token_ids) for part in (content, reasoning))
         reason: AnswerReason = "length" if completion.finish_reason == "length" else "stop"
         if calls and reason == "stop":
             reason = "tool_calls"
@@ -115,8 +115,8 @@ def reads_effort(chat: PlainText) -> bool:
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, str]:
     """Return the text before the first of the stop strings, and that one."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    if not found:
+    matches = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not matches:
         return text, ""
-    at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+    at, stop = min(matches, key=lambda pair: (pair[0], -len(pair[1])))
     return text[:at], stop

@@ -44,19 +44,19 @@ class Opened:
 
     def until_closed(self) -> asyncio.Future[None]:
         """Return what is done once the session is closed; whoever waits no longer cancels it."""
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._told.add(told)
-        told.add_done_callback(self._told.discard)
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._told.add(closed)
+        closed.add_done_callback(self._told.discard)
         if self._closed:
-            told.set_result(None)
-        return told
+            closed.set_result(None)
+        return closed
 
     def close(self) -> None:
         """Tell the calls under way."""
         self._closed = True
-        for told in self._told:
-            if not told.done():
-                told.set_result(None)
+        for future in self._told:
+            if not future.done():
+                future.set_result(None)
 
     def has_key(self, key: str) -> bool:
         """Compare in a time that says nothing about the key."""

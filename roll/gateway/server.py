@@ -80,7 +80,7 @@ class Gateway:
 
     @property
     def address(self) -> str:
-        """Where it listens, such as `http://127.0.0.1:8000`."""
+        """Return where it listens, such as `http://127.0.0.1:8000`."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
 
@@ -131,7 +131,7 @@ def check_packages() -> None:
 
 
 def _most_connections(limits: Limits) -> int:
-    """The run needs file descriptors for more than its clients."""
+    """Return how many clients may connect: the run needs file descriptors for more than them."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4 * limits.calls if files < 0 else min(4 * limits.calls, max(files // 2, 16))
 

@@ -33,23 +33,23 @@ class Place(Protocol):
 
     @property
     def parent(self) -> int | None:
-        """Number of the turn that it continues; None: it begins a context."""
+        """Return the number of the turn that it continues; None: it begins a context."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Tokens after the parent's."""
+        """Return tokens after the parent's."""
 
     @property
     def context_ids(self) -> tuple[int, ...]:
-        """All tokens of the prompt."""
+        """Return all tokens of the prompt."""
 
     @property
     def change(self) -> str | None:
-        """How what the client sent back differs from what was sampled, by class."""
+        """Return how what the client sent back differs from what was sampled, by class."""
 
     @property
     def retokenised(self) -> Callable[[], bool]:
-        """Says, after a while, whether the text of the parent's response has other tokens than were sampled."""
+        """Return, after a while, whether the text of the parent's response has other tokens than were sampled."""
 
 
 class Graph(Protocol):
@@ -122,18 +122,18 @@ class EpisodeSession(Session):
 
     @property
     def calls(self) -> int:
-        """Calls that the policy has answered or is answering; not those that were refused or cancelled."""
+        """Return calls that the policy has answered or is answering; not those that were refused or cancelled."""
         return self._budget.calls
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of the policy's answers."""
+        """Return tokens of the policy's answers."""
         return self._budget.sampled_tokens
 
     @property
     def spent(self) -> str:
-        """Why a call was refused for its budget, or for its context's length when none that was asked later went well;
-        empty: none was."""
+        """Return why a call was refused for its budget, or for its context's length when none that was asked later went
+        well; empty: none was."""
         return self._budget.spent or self._context_full
 
     @property
@@ -143,7 +143,7 @@ class EpisodeSession(Session):
 
     @property
     def side_calls(self) -> int:
-        """Answered calls beside the task."""
+        """Return answered calls beside the task."""
         return self._beside.calls
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
@@ -167,31 +167,31 @@ class EpisodeSession(Session):
         return answer
 
     async def _answered(self, call: ChatCall, role: str) -> ChatAnswer:
-        place = self._placed(call)
+        placement = self._placed(call)
         order = next(self._orders)
         limit = self._budget.left(call.n, self._episode.params.max_new_tokens)
-        if len(place.context_ids) >= self._episode.max_sequence_length:
-            full = ContextFull(len(place.context_ids), self._episode.max_sequence_length)
+        if len(placement.context_ids) >= self._episode.max_sequence_length:
+            full = ContextFull(len(placement.context_ids), self._episode.max_sequence_length)
             self._context_full, self._full_at = str(full), order
             raise full
-        if place.change is not None:
-            self._episode.count(f"agent/mismatch_{place.change}")
+        if placement.change is not None:
+            self._episode.count(f"agent/mismatch_{placement.change}")
         else:
-            self._unchanged.append(place.retokenised)
+            self._unchanged.append(placement.retokenised)
         changes = self._reading.changes(call, self._episode.params)
         changes["max_new_tokens"] = min(limit, changes.get("max_new_tokens", limit))
         with self._budget.call(call.n * changes["max_new_tokens"]) as sampled:
-            choices = await all_of([self._choice(call, place, role, changes, sampled) for _ in range(call.n)])
+            choices = await all_of([self._choice(call, placement, role, changes, sampled) for _ in range(call.n)])
         if order > self._full_at:  # the agent has made room
             self._context_full = ""
             self.insists.made_room()
-        return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
+        return ChatAnswer(choices=tuple(choices), prompt_tokens=len(placement.context_ids))
 
     def _is_beside(self, call: ChatCall) -> bool:
         """Return whether a call is one beside the task."""
         texts = self._settings.side_prompts
         systems = [message.content for message in call.messages if message.role == "system"] if texts else []
-        return call.model in self._settings.side_models or any(text in said for said in systems for text in texts)
+        return call.model in self._settings.side_models or any(text in system for system in systems for text in texts)
 
     async def _answered_beside(self, call: ChatCall) -> ChatAnswer:
         prompt = self._placed(call).context_ids
@@ -212,8 +212,8 @@ class EpisodeSession(Session):
     def count_retokenised(self) -> None:
         """Count the calls that went on from a response whose text has other tokens. At the end of the episode: to
         tokenise every response takes a third of what a call costs otherwise, and no client has to wait for it."""
-        if found := sum(ask() for ask in self._unchanged):
-            self._episode.count("agent/mismatch_retokenised", found)
+        if retokenised := sum(ask() for ask in self._unchanged):
+            self._episode.count("agent/mismatch_retokenised", retokenised)
         self._unchanged.clear()
 
     async def count(self, call: ChatCall) -> int:
@@ -224,15 +224,20 @@ class EpisodeSession(Session):
         return len(self._placed(self._reading.with_effort(call)).context_ids)
 
     async def _choice(
-        self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any], sampled: list[int]
+        self, call: ChatCall, placement: Place, role: str, changes: Mapping[str, Any], sampled: list[int]
     ) -> Choice:
         completion = await self._generated(
-            place.prompt_ids, call, reset_context=place.parent is None, after=place.parent, role=role, **changes
+            placement.prompt_ids,
+            call,
+            reset_context=placement.parent is None,
+            after=placement.parent,
+            role=role,
+            **changes,
         )
         sampled.append(completion.num_tokens)
         number = self._episode.number_of(completion)
         choice = self._read(call, completion)
-        self._graph_of(call).grow(place, completion.token_ids, choice.message, number=number)
+        self._graph_of(call).grow(placement, completion.token_ids, choice.message, number=number)
         self.last_answer = choice.message
         self.roles.add(role)
         return choice
@@ -296,12 +301,12 @@ class EpisodeSession(Session):
         except TemplateError as error:
             raise RefusedCall(400, str(error), "chat_template_kwargs") from None
         try:
-            place = graph.place(call.messages, call.tools, continues=call.continues)
+            placement = graph.place(call.messages, call.tools, continues=call.continues)
         except TemplateError as error:
             raise RefusedCall(400, str(error), "messages") from None
-        if not place.context_ids:
+        if not placement.context_ids:
             raise RefusedCall(400, "messages: say nothing, so that the prompt has no tokens", "messages")
-        return place
+        return placement
 
 
 async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -113,7 +113,7 @@ class StartCheck:
         violations: list[Violation] = []
         if not isinstance(config, RLVRConfig):
             return looks_long, violations
-        seen: dict[str, set[str]] = {}
+        known: dict[str, set[str]] = {}
         for key, data in _sections(config).items():
             for i, task in enumerate(data.procedural):
                 if task.size > _MAX_PROCEDURAL:
@@ -123,14 +123,14 @@ class StartCheck:
                 try:
                     made = procedural_tasks(
                         task, seed=seed if task.seed is None else task.seed, split=split,
-                        domain=config.domain_of(task.tag) or "", exclude=seen.get(task.tag, ()),
+                        domain=config.domain_of(task.tag) or "", exclude=known.get(task.tag, ()),
                     )  # fmt: skip
                 except DataError as error:
                     violations.append(problem(f"{key}.procedural[{i}]", str(error)))
                     continue
                 looks_long |= max(len(one.payload["prompt"]) for one in made) > 3 * config.prompt_length
                 if split == "train":
-                    seen.setdefault(task.tag, set()).update(questions_of(made))
+                    known.setdefault(task.tag, set()).update(questions_of(made))
         return looks_long, violations
 
 
@@ -227,9 +227,9 @@ def look(config: RunConfig) -> Answer:
         answer.violations.append(("actor_train.data_args", str(error), ""))
     answer.violations += [(one.key, one.text, one.fix) for one in rows.remarks if one.level == "stop"]
     answer.warnings += [one.text for one in rows.remarks if one.level == "loss"]
-    for found in rows.found:
-        if found.unread:
-            answer.unread.append(f"{found.name}: rows after the first {found.rows:,}; {_ALL_ROWS}")
+    for findings in rows.found:
+        if findings.unread:
+            answer.unread.append(f"{findings.name}: rows after the first {findings.rows:,}; {_ALL_ROWS}")
     if tokenizer is not None and not answer.violations and not progress.over:
         answer.violations += _as_the_run(config, tokenizer)
     return answer

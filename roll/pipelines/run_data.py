@@ -106,13 +106,13 @@ class RunData:
                     self._tags(config, name, key, data, Findings(name))
                 continue
             encoder = None if self._tokenizer is None else prompt_encoder(config, data, self._tokenizer)
-            found = self._prompts(
+            findings = self._prompts(
                 name, data, encoder, config.prompt_length, default_tag(config, data), known, config, key=key
             )
-            known = known or found.prompts
+            known = known or findings.prompts
             kind = "filter" if data.filter_overlong_prompts else config.truncation
-            self._too_long(found, "prompt_length", kind)
-            self._tags(config, name, key, data, found)
+            self._too_long(findings, "prompt_length", kind)
+            self._tags(config, name, key, data, findings)
         self._rewards()
 
     def offline(self, config: OfflineConfig) -> None:
@@ -124,11 +124,11 @@ class RunData:
         sections += [(VAL, "validation.data_args", config.validation.data_args)] if config.validation else []
         for name, key, data in sections:
             template = data.template or train.template or "native"
-            found = Findings(name)
-            self.found.append(found)
+            findings = Findings(name)
+            self.found.append(findings)
             encoder = None if self._tokenizer is None else _conversation_encoder(config, self._tokenizer, template)
             check_conversations(
-                found,
+                findings,
                 data,
                 _learnt_of(config, data),
                 None if encoder is None else _encode(config, self._tokenizer, encoder),
@@ -137,11 +137,11 @@ class RunData:
                 known=known,
                 progress=self._progress,
             )
-            known = known or found.prompts
-            self._common(found, 0, key)
-            self._too_long(found, "sequence_length", config.truncation)
-            if found.untaught:
-                sentence = f"{found.untaught} rows without a token of the assistant within sequence_length"
+            known = known or findings.prompts
+            self._common(findings, 0, key)
+            self._too_long(findings, "sequence_length", config.truncation)
+            if findings.untaught:
+                sentence = f"{findings.untaught} rows without a token of the assistant within sequence_length"
                 self._say("loss", f"{name}: {sentence}", f"{key}.file_name")
 
     # --- parts ------------------------------------------------------------------------------
@@ -164,72 +164,72 @@ class RunData:
         *,
         key: str = "",
     ) -> Findings:
-        found = Findings(name)
-        self.found.append(found)
+        findings = Findings(name)
+        self.found.append(findings)
         tasks = check_prompts(
-            found, data, encoder, prompt_length=limit, default_tag=tag, known=known, progress=self._progress
+            findings, data, encoder, prompt_length=limit, default_tag=tag, known=known, progress=self._progress
         )
-        self._score(tasks, config, found)
-        self._common(found, data.max_bad_rows, key, prompts=True)
-        if found.repeated_ids:
-            text = listing(f"{name}: ids that are used twice", found.repeated_ids)
+        self._score(tasks, config, findings)
+        self._common(findings, data.max_bad_rows, key, prompts=True)
+        if findings.repeated_ids:
+            text = listing(f"{name}: ids that are used twice", findings.repeated_ids)
             self._say("stop", text, f"{key}.id", "mend the column of ids, or remove it: then rows are numbered")
-        if found.duplicates:
+        if findings.duplicates:
             what = "are left out" if data.deduplicate else "repeat an earlier one; deduplicate=true leaves them out"
-            self._note(f"{name}: {found.duplicates} of {found.rows} prompts {what}")
-        return found
+            self._note(f"{name}: {findings.duplicates} of {findings.rows} prompts {what}")
+        return findings
 
-    def _common(self, found: Findings, max_bad_rows: float, key: str, *, prompts: bool = False) -> None:
-        if found.failure:
-            self._say("stop", f"{found.name}: {found.failure}", f"{key}.file_name")
-        if found.bad:
+    def _common(self, findings: Findings, max_bad_rows: float, key: str, *, prompts: bool = False) -> None:
+        if findings.failure:
+            self._say("stop", f"{findings.name}: {findings.failure}", f"{key}.file_name")
+        if findings.bad:
             so = "max_bad_rows may let the run go on without them" if max_bad_rows else "the first one stops the run"
-            most = max_bad_rows if max_bad_rows >= 1 else max_bad_rows * found.rows
+            most = max_bad_rows if max_bad_rows >= 1 else max_bad_rows * findings.rows
             # A share is known when all rows were read.
-            stops = found.bad > most and not (found.unread and 0 < max_bad_rows < 1)
-            text = listing(f"{found.name}: {found.bad} bad rows; {so}", found.bad_listed)
+            stops = findings.bad > most and not (findings.unread and 0 < max_bad_rows < 1)
+            text = listing(f"{findings.name}: {findings.bad} bad rows; {so}", findings.bad_listed)
             fix = "mend or drop these rows" + (f"; {key}.max_bad_rows=... leaves as many out" if prompts else "")
             self._say("stop" if stops else "loss", text, f"{key}.file_name", fix)
-        for what, count in found.odd.items():
+        for what, count in findings.odd.items():
             if count:
-                self._note(f"{found.name}: {count} rows: the conversation {what}")
-        if found.unused:
-            columns = ", ".join(f"{column} ({count:,} rows)" for column, count in found.unused.most_common())
+                self._note(f"{findings.name}: {count} rows: the conversation {what}")
+        if findings.unused:
+            columns = ", ".join(f"{column} ({count:,} rows)" for column, count in findings.unused.most_common())
             what = (
                 "columns beside the prompt, which rewards get and nothing else reads" if prompts else "unused columns"
             )
-            self._note(f"{found.name}: {what}: {columns}")
-        if found.overlap:
-            sentence = f"{found.overlap} validation rows are in the training data too"
-            self._note(listing(sentence, found.overlap_listed))
+            self._note(f"{findings.name}: {what}: {columns}")
+        if findings.overlap:
+            sentence = f"{findings.overlap} validation rows are in the training data too"
+            self._note(listing(sentence, findings.overlap_listed))
 
-    def _too_long(self, found: Findings, key: str, truncation: str) -> None:
-        if not found.too_long:
+    def _too_long(self, findings: Findings, key: str, truncation: str) -> None:
+        if not findings.too_long:
             return
         cuts = truncation not in ("error", "filter")
-        every = found.too_long == len(found.lengths) and not found.unread
-        rows = f"all {found.too_long}" if every else f"{found.too_long}"
+        every = findings.too_long == len(findings.lengths) and not findings.unread
+        rows = f"all {findings.too_long}" if every else f"{findings.too_long}"
         what = "are cut" if cuts else "stop the run" if truncation == "error" or every else "are left out"
-        longest = f"the longest is {found.longest[1]} with {found.longest[0]}"
-        shortest = f", the shortest has {min(found.lengths)}" if every else ""
-        text = f"{found.name}: {rows} rows of more than {key} = {self.limit} tokens {what}; {longest}{shortest}"
-        fix = f"{key}={found.longest[0]}" + ("" if every and truncation == "filter" else ", or truncation=filter")
+        longest = f"the longest is {findings.longest[1]} with {findings.longest[0]}"
+        shortest = f", the shortest has {min(findings.lengths)}" if every else ""
+        text = f"{findings.name}: {rows} rows of more than {key} = {self.limit} tokens {what}; {longest}{shortest}"
+        fix = f"{key}={findings.longest[0]}" + ("" if every and truncation == "filter" else ", or truncation=filter")
         self._say("note" if cuts else "loss" if what == "are left out" else "stop", text, key, fix)
 
-    def _tags(self, config: RLVRConfig, name: str, key: str, data: DataArgs, found: Findings) -> None:
-        lost = {tag: count for tag, count in found.tags.items() if config.domain_of(tag) is None}
+    def _tags(self, config: RLVRConfig, name: str, key: str, data: DataArgs, findings: Findings) -> None:
+        lost = {tag: count for tag, count in findings.tags.items() if config.domain_of(tag) is None}
         if lost:
             counts = [f"{tag}: {count} rows" for tag, count in lost.items()]
             fix = f"name them in a tag_included, or the column of tags in {key}.tag; {config_tags(config)}"
             self._say("stop", listing(f"{name}: tags that no domain includes", counts), f"{key}.tag", fix)
-        there = {*found.tags, *(task.tag for task in data.procedural)}
+        there = {*findings.tags, *(task.tag for task in data.procedural)}
         for domain in config.rewards:
             if not {*there, ANY_TAG} & set(config.tags_of(domain)):
                 tags = ", ".join(config.tags_of(domain))
                 trained = not data.domain_interleave_probs or domain in data.domain_interleave_probs
                 level: Level = "stop" if name == TRAIN and trained else "note"
                 text = f"{name}: domain {domain!r} has no rows; its tags: {tags}"
-                if found.unread:
+                if findings.unread:
                     level, text = "note", f"{text} (not all rows were read)"
                 fix = "name tags that rows have, or leave the domain out of domain_interleave_probs"
                 self._say(level, text, f"rewards.{domain}.tag_included", fix)
@@ -242,12 +242,12 @@ class RunData:
             self._say("loss", text, f"rewards.{domain}")
         for domain, listed in self._scores.unscored.items():
             count, tried = self._scores.unscored_count[domain], self._scores.tried[domain]
-            every = "all " if count == tried and not any(found.unread for found in self.found) else ""
+            every = "all " if count == tried and not any(findings.unread for findings in self.found) else ""
             text = listing(f"{every}{count} rows that the reward of {domain!r} can't score", listed)
             fix = "name the column of answers in data_args.ground_truth, mend the rows, or take another reward"
             self._say("stop" if every else "loss", text, f"rewards.{domain}.name", fix)
 
-    def _score(self, tasks: Iterator[Task], config: RLVRConfig | None, found: Findings) -> None:
+    def _score(self, tasks: Iterator[Task], config: RLVRConfig | None, findings: Findings) -> None:
         """Let each row's reward read its ground truth; a failure, and no low score, is what counts."""
         waiting: deque[tuple[str, str, Future[RewardResult], str | None]] = deque()
         scores = self._scores
@@ -275,7 +275,7 @@ class RunData:
             truth = task.payload.get("ground_truth")
             response = f"\\boxed{{{truth}}}\n#### {truth}" if isinstance(truth, (str, int, float)) else ""
             request = RewardRequest(
-                id=f"{found.name}:{number}",
+                id=f"{findings.name}:{number}",
                 domain=domain,
                 response=response,
                 task=replace(task, domain=domain),
@@ -288,7 +288,7 @@ class RunData:
                 request = replace(request, response=f"\\boxed{{{stated}}}")
                 waiting.append((domain, task.id, scorer.submit(request), stated))
             settle(_IN_FLIGHT)
-            self._progress.at(number, f"{found.name}, with rewards")
+            self._progress.at(number, f"{findings.name}, with rewards")
         settle(0)
 
 
@@ -349,7 +349,7 @@ def clipped(text: str, width: int) -> str:
 
 
 def _is_right(reward: Reward) -> bool:
-    """Whether a reward, or the part of a sum that compares answers, gives full marks."""
+    """Return whether a reward, or the part of a sum that compares answers, gives full marks."""
     return 1.0 in (reward.value, *(value for name, value in reward.parts.items() if name.endswith("correct")))
 
 

@@ -61,7 +61,7 @@ class Agent:
 
     @property
     def chat(self) -> PlainText:
-        """How messages become tokens."""
+        """Return how messages become tokens."""
         return self._rendering
 
     def start(self, task: Task, observation: Observation) -> tuple[int, ...]:

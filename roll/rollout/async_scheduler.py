@@ -41,18 +41,18 @@ class AsyncPlan(RolloutPlan):
 
     @property
     def bound(self) -> int:
-        """R, the largest staleness."""
+        """Return R, the largest staleness."""
         return math.ceil(self.ratio)
 
     @property
     def ahead(self) -> int:
-        """Groups in flight or ready while the trainer works."""
+        """Return groups in flight or ready while the trainer works."""
         return max(1, math.floor(self.ratio * self.groups))
 
     def fits(self, group: Group) -> bool:
         """Return whether a group is one that this plan could have given."""
-        whole = len(group.trajectories) in (self.group_size, self.group_size + self.redundancy)
-        return whole and len(group.survivors) <= self.group_size
+        is_complete = len(group.trajectories) in (self.group_size, self.group_size + self.redundancy)
+        return is_complete and len(group.survivors) <= self.group_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,5 +308,5 @@ class AsyncRolloutScheduler:
         spent = self._window_started >= self._plan.max_prompts
         if spent and not self._open and not self._exhausted:
             raise self._group_filter.exhausted(
-                step=step, started=self._window_started, kept=self._num_ready, needed=self._plan.groups
+                step=step, started=self._window_started, accepted=self._num_ready, needed=self._plan.groups
             )

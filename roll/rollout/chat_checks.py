@@ -79,12 +79,12 @@ def check_calls(template: PlainText, thinking_tags: tuple[str, str] | None, tool
     in_text = [Message("assistant", word, reasoning=m.reasoning) for word, m in zip(_WORDS, messages, strict=False)]
     faults = []
     # As text without calls; with calls, where the template writes those; with the thought in the content of calls.
-    for said, say in (
+    for response, say in (
         (in_text, _as_content(template, tags)),
         (messages, _as_written(template, tools)),
         (messages, _with_thought_in_content(template, tags, tools)),
     ):
-        fault = _fault(template, [_ASKED], said, say, news, tools)
+        fault = _fault(template, [_ASKED], response, say, news, tools)
         if not fault:
             return
         faults.append(fault)
@@ -168,7 +168,7 @@ def _reply(template: ChatTemplate, response: Message, news: Message, tools: Sequ
 
 
 def _as_content(template: ChatTemplate, tags: tuple[str, str] | None) -> Say:
-    """All is content: a thought between its tags. What the prompt has of it already, the policy doesn't say."""
+    """Return the response as content alone: a thought between its tags, less what the prompt has of it already."""
 
     def say(_: Sequence[Message], message: Message) -> tuple[str, Message]:
         content = _thought_text(tags, message) + message.content
@@ -182,7 +182,7 @@ def _as_content(template: ChatTemplate, tags: tuple[str, str] | None) -> Say:
 
 
 def _as_written(template: ChatTemplate, tools: Sequence[ToolSpec]) -> Say:
-    """Thought, content and calls apart, as the template itself writes a response that was just given."""
+    """Return thought, content and calls apart, as the template itself writes a response that was just given."""
 
     def say(history: Sequence[Message], message: Message) -> tuple[str, Message]:
         return template.response_text(history, message, tools), message

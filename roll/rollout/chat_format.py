@@ -75,11 +75,11 @@ class ChatTemplate(PlainText):
         return self._others[key]
 
     def encode_whole(self, text: str) -> tuple[int, ...]:
-        """The template itself writes the token that begins a text."""
+        """Return a text's ids; the template itself writes the token that begins it."""
         return self.encode(text)
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
-        """A response that ends with the very token that closes it isn't closed twice."""
+        """Return a response with its end; one that ends with the very token that closes it isn't closed twice."""
         return self.follow(self.reply_text(messages), sampled)[1]
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
@@ -103,14 +103,14 @@ class ChatTemplate(PlainText):
         return self._render(shown, tools, opens=opens)
 
     def begun_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        content, kept = messages[-1].content, messages[-1].content.rstrip()
-        if messages[-1].tool_calls or not kept:
+        content, stripped = messages[-1].content, messages[-1].content.rstrip()
+        if messages[-1].tool_calls or not stripped:
             raise TemplateError("the last message, which the response goes on from, must be text of the assistant's")
         upto = self.unchecked(messages, tools, opens=False)
         _check_shown(upto, messages)
         text = upto[: len(upto) - len(self.closing_of(messages[:-1], upto, tools))]
-        if not text.endswith(content) and text.endswith(kept):  # the template takes off blanks
-            text += content[len(kept) :]
+        if not text.endswith(content) and text.endswith(stripped):  # the template takes off blanks
+            text += content[len(stripped) :]
         if not text.endswith(content):
             raise TemplateError(
                 "the chat template doesn't end with the assistant's last message as it stands, so no response can go "
@@ -127,20 +127,20 @@ class ChatTemplate(PlainText):
 
     @cached_property
     def _specs(self) -> dict[int, tuple[Sequence[ToolSpec], str]]:
-        """By the identity of tools: they, and their text. Requests bring the very same ones again and again."""
+        """Return tools with their text, cached by identity: requests bring the very same ones again and again."""
         return {}
 
     def _specs_text(self, tools: Sequence[ToolSpec]) -> str:
-        kept = self._specs.get(id(tools))  # held here, so that nothing else gets their identity
-        if kept is None:
+        cached = self._specs.get(id(tools))  # held here, so that nothing else gets their identity
+        if cached is None:
             if len(self._specs) >= _MAX_SPECS:
                 self._specs.clear()
-            kept = self._specs[id(tools)] = (tools, specs_text(tools, self._example))
-        return kept[1]
+            cached = self._specs[id(tools)] = (tools, specs_text(tools, self._example))
+        return cached[1]
 
     @cached_property
     def _example(self) -> str:
-        """A call in the template's own form; nothing where it has none, or doesn't let it be told apart."""
+        """Return a call in the template's own form; nothing where it has none, or doesn't let it be told apart."""
         call = ToolCall(_CALL.id, "name", '{"argument": "value"}')
         try:
             asked = [Message("user", "-")]
@@ -173,7 +173,7 @@ class ChatTemplate(PlainText):
 
     @cached_property
     def _form(self) -> MessageForm:
-        """Found by trying: what the template writes of a call and of a thought in one form after the other."""
+        """Return the form that the template understands, by trying a call and a thought in each."""
         form = MessageForm()
         shown = self._tried(form, Message("assistant", "", (_CALL,)))
         if not shown or "{'probe_key'" in shown:  # refused, or written as Python writes a dictionary
@@ -206,7 +206,7 @@ class ChatTemplate(PlainText):
 
     @cached_property
     def knows_tools(self) -> bool:
-        """Whether the template itself tells of tools; else they are told of in the system message."""
+        """Return whether the template itself tells of tools; else they are told of in the system message."""
         tool = ToolSpec(_PROBE, "-", {"type": "object", "properties": {}})
         return self._shows(_PROBE, [Message("user", "-")], [tool])
 
@@ -216,7 +216,7 @@ class ChatTemplate(PlainText):
 
     @cached_property
     def writes_calls(self) -> bool:
-        """Whether the template itself writes the calls of a response; else they are text, in the form of Hermes."""
+        """Return whether the template itself writes the calls of a response; else they are text, in Hermes' form."""
         asked = [Message("user", "-"), Message("assistant", "", tool_calls=(_CALL,))]
         return self._shows(_PROBE, asked) or self._shows(_PROBE, [*asked, replace(_RESULT, name="")])
 
@@ -239,10 +239,10 @@ class ChatTemplate(PlainText):
         if after is not None:
             return after
         upto = self.unchecked([*before, response], tools, opens=False)
-        whole = self.text([*before, response, *messages], tools)
-        if not whole.startswith(upto):
+        full = self.text([*before, response, *messages], tools)
+        if not full.startswith(upto):
             raise TemplateError(f"the chat template doesn't show earlier responses as they were. {WAY_OUT}")
-        return self.closing_of(before, upto, tools) + whole[len(upto) :]
+        return self.closing_of(before, upto, tools) + full[len(upto) :]
 
     def response_text(self, before: Sequence[Message], response: Message, tools: Sequence[ToolSpec] = ()) -> str:
         """Return a response as the policy would say it to be written as the template writes it: without the opening
@@ -282,7 +282,7 @@ class ChatTemplate(PlainText):
         return None
 
     def follow(self, text: str, sampled: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """A response that ends with the very token that closes it isn't closed twice."""
+        """Return a response with its end; one that ends with the very token that closes it isn't closed twice."""
         ids = self.encode_after(text)
         closing = self._closing(ids)
         if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call, self._end_of_all):
@@ -294,9 +294,9 @@ class ChatTemplate(PlainText):
         return self._token_text(sampled[-1]) if closes else ""
 
     def sampled_text(self, token_ids: Sequence[int]) -> str:
-        """Behind something: some tokenizers leave out the space before the first word of a text."""
-        whole = decode(self._tokenizer, (*self._anchor, *token_ids), skip_special_tokens=False)
-        return whole[len(_ANCHOR) :] if whole.startswith(_ANCHOR) else super().sampled_text(token_ids)
+        """Return the text behind another: some tokenizers leave out the space before the first word of a text."""
+        decoded = decode(self._tokenizer, (*self._anchor, *token_ids), skip_special_tokens=False)
+        return decoded[len(_ANCHOR) :] if decoded.startswith(_ANCHOR) else super().sampled_text(token_ids)
 
     def reply_text(self, messages: Sequence[Message]) -> str:
         """Return what the template writes after a response, when these messages follow it.
@@ -315,7 +315,7 @@ class ChatTemplate(PlainText):
 
     @cached_property
     def opening(self) -> str:
-        """What stands at the end of every prompt, after the user's message: role, opened or closed thought."""
+        """Return what stands at the end of every prompt, after the user's message: role, opened or closed thought."""
         asked = [Message("user", "-")]
         text, closed = self.text(asked), self._render(asked, opens=False)
         return text[len(closed) :] if text.startswith(closed) else text.rpartition("-")[2]
@@ -336,7 +336,7 @@ class ChatTemplate(PlainText):
 
     @cached_property
     def _token_texts(self) -> dict[int, str]:
-        """What closes responses is asked for at each of them."""
+        """Return tokens as text, cached: what closes responses is looked up at each of them."""
         return {}
 
     def _closing(self, ids: Sequence[int]) -> int:
@@ -353,12 +353,12 @@ class ChatTemplate(PlainText):
 
     @cached_property
     def _end_of_call(self) -> int | None:
-        """What closes a response of Llama's that calls a tool, in place of the end of a turn."""
+        """Return what closes a response of Llama's that calls a tool, in place of the end of a turn."""
         return self._tokenizer.get_vocab().get("<|eom_id|>")
 
     @cached_property
     def _end_of_all(self) -> int | None:
-        """What closes a conversation's last response, where that is another token than in its middle (gpt-oss)."""
+        """Return what closes a conversation's last response, if that isn't the token of its middle (gpt-oss)."""
         try:
             ids = self.encode_after(
                 self._after_mark([Message("user", "-")], (), partial(self._render, opens=False)) or ""
@@ -374,8 +374,8 @@ class ChatTemplate(PlainText):
 
 
 def _other_mark(*said: Sequence[Message]) -> str:
-    whole = repr(said).encode("utf-8", "backslashreplace")
-    return f"<~{hashlib.blake2b(whole, digest_size=16).hexdigest()}~>"
+    encoded = repr(said).encode("utf-8", "backslashreplace")
+    return f"<~{hashlib.blake2b(encoded, digest_size=16).hexdigest()}~>"
 
 
 def _check_shown(text: str, messages: Sequence[Message]) -> None:

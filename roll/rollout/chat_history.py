@@ -53,8 +53,8 @@ class HistoryChecks:
                 "the chat template writes the assistant's opening message as the user's, where tools are told of; "
                 "begin with a user's message"
             )
-        for place in range(since, len(messages)):
-            message = messages[place]
+        for index in range(since, len(messages)):
+            message = messages[index]
             if message.role != "assistant" or not (message.content.strip() or message.tool_calls):
                 continue
             lost = self._left_out(bool(message.content.strip()), min(len(message.tool_calls), _MAX_CALLS), tools)
@@ -68,7 +68,7 @@ class HistoryChecks:
             elif lost in ("calls", "message"):
                 what = "calls" if lost == "calls" else "the text"
                 raise TemplateError(
-                    f"the chat template leaves out {what} of message {place}, an assistant's with "
+                    f"the chat template leaves out {what} of message {index}, an assistant's with "
                     f"{len(message.tool_calls)} calls; the policy would never see them. Send one call per message, or "
                     "use another chat template"
                 )
@@ -82,9 +82,9 @@ class HistoryChecks:
     def _tried(self, has_text: bool, num_calls: int, tools: bool) -> Lost:
         calls = tuple(ToolCall(f"call{i:05d}", f"probe_name_{i}", "{}") for i in range(num_calls))
         results = [Message("tool", "-", tool_call_id=call.id) for call in calls]
-        said = Message("assistant", _MARK if has_text else "", calls)
+        message = Message("assistant", _MARK if has_text else "", calls)
         try:
-            text = self._render([_USER, said, *results, _USER], (_TOOL,) if tools else ())
+            text = self._render([_USER, message, *results, _USER], (_TOOL,) if tools else ())
         except TemplateError:
             return ""  # the conversation itself is refused then, and by what the template says
         if any(call.name not in text for call in calls):

@@ -98,7 +98,7 @@ class Conversation:
 
     @property
     def carries(self) -> bool:
-        """Whether some turn continues the tokens of the one before."""
+        """Return whether some turn continues the tokens of the one before."""
         return self.sample_unit == "trajectory" or (self.sample_unit == "concat" and self.env.history_length != 0)
 
     def resets_context(self, turn: int) -> bool:
@@ -147,9 +147,9 @@ class ConversationRollout:
             agent.check_carries(conversation.env.thinking_tags)
         self._opened = agent.forced_think_prefix(conversation.env.thinking_tags)
         self._services = {
-            id(given): ChatService(f"custom_envs.{conversation.tag}.roles.{role}", given)
-            for role, given in conversation.env.roles.items()
-            if given.player == ENDPOINT
+            id(player): ChatService(f"custom_envs.{conversation.tag}.roles.{role}", player)
+            for role, player in conversation.env.roles.items()
+            if player.player == ENDPOINT
         }
 
     async def play(self, episode: Episode) -> None:
@@ -161,7 +161,7 @@ class ConversationRollout:
         spec = self._conversation
         limit = spec.env.max_tokens_per_step or episode.params.max_new_tokens
         players = spec.players(episode.task.seed)
-        trained = [role for role, given in players.items() if given.player == POLICY]
+        trained = [role for role, player in players.items() if player.player == POLICY]
         ledger = RoleLedger(episode, trained, spec.env.role_rewards) if players else None
         histories: dict[str, list[Exchange]] = {role: [] for role in spec.roles or ("",)}
         observation = await episode.reset()
@@ -171,15 +171,15 @@ class ConversationRollout:
             messages = spec.shown(observation, len(history) + 1, limit)
             if role in players and players[role].player == ENDPOINT:
                 service = self._services[id(players[role])]
-                said, result = await self._ask(service, episode, role, messages, history, limit)
+                answer, result = await self._ask(service, episode, role, messages, history, limit)
             else:
                 begins = any(histories.values()) and spec.resets_context(len(history))
-                said, result = await self._respond(episode, role, messages, history, limit, begins, tools)
+                answer, result = await self._respond(episode, role, messages, history, limit, begins, tools)
             if ledger is not None:
-                ledger.settle(role, said.turn, result)
+                ledger.settle(role, answer.turn, result)
             if result.terminated or result.truncated or result.observation is None:
                 return
-            history.append(said)
+            history.append(answer)
             observation = result.observation
         episode.truncate()
 
@@ -202,8 +202,8 @@ class ConversationRollout:
             completion = await episode.generate(prompt, **changes)
             text = self._opened + episode.text(completion)
         else:
-            said = await self._turns.respond(episode, prompt, tools, max_turns=self._turns.max_turns, **changes)
-            completion, text = said.completion, self._opened + episode.text(said.completion)
+            response = await self._turns.respond(episode, prompt, tools, max_turns=self._turns.max_turns, **changes)
+            completion, text = response.completion, self._opened + episode.text(response.completion)
         result = await episode.step_env(text)
         remembered = self._conversation.remembered(text)
         return Exchange(messages, remembered, completion.token_ids, episode.number_of(completion)), result
@@ -218,10 +218,10 @@ class ConversationRollout:
         limit: int,
     ) -> tuple[Exchange, StepResult]:
         """Let a frozen model respond."""
-        told = self._conversation.told(role, history, messages)
+        prompt = self._conversation.told(role, history, messages)
         seed = stable_hash("opponent", episode.name, role, len(history), bits=31)
         with episode.busy("opponent"):
-            text = await service.respond(told, max_tokens=limit, seed=seed)
+            text = await service.respond(prompt, max_tokens=limit, seed=seed)
         return Exchange(messages, self._conversation.remembered(text)), await episode.step_env(text, by_policy=False)
 
     def _prompt(self, role: str, messages: tuple[Message, ...], history: Sequence[Exchange]) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None
     tasks = EnvTasks(tags, config.partition_of(manager), env_types, seed=seed, split="train").take(episodes)
     with ExitStack() as stack:
         specs = {tag: env_spec(tag, config.custom_envs[tag], manager, config.env_workers.python) for tag in tags}
-        said = {tag: response or _usual_response(tag, config.custom_envs[tag].action_pattern) for tag in tags}
-        teachers = {tag: stack.enter_context(closing(_Teacher(config, specs[tag], said[tag]))) for tag in tags}
+        responses = {tag: response or _usual_response(tag, config.custom_envs[tag].action_pattern) for tag in tags}
+        teachers = {tag: stack.enter_context(closing(_Teacher(config, specs[tag], responses[tag]))) for tag in tags}
         for task in tasks:
             yield from teachers[task.tag].rows(task.seed)
 
@@ -109,7 +109,7 @@ class _Teacher:
 
     @property
     def _actions_per_response(self) -> int:
-        """With several roles one: then it is somebody else's turn."""
+        """Return how many actions a response has: with several roles one, then it is somebody else's turn."""
         return 1 if self._conversation.roles else self._section.max_actions_per_step
 
     def _exchanges(self, seed: int, actions: Sequence[str]) -> dict[str, list[_Shown]] | None:
@@ -123,10 +123,10 @@ class _Teacher:
                 return None
             own = exchanges[observation.role]
             chosen = [self._name_of(action) for action in actions[first : first + size]]
-            said = self._response.replace("{action}", self._section.action_separator.join(chosen))
-            own.append((spec.shown(observation, len(own) + 1, self._limit), Message("assistant", said)))
-            result = self._played.step(said)
-            self._check(result, said, chosen)
+            response = self._response.replace("{action}", self._section.action_separator.join(chosen))
+            own.append((spec.shown(observation, len(own) + 1, self._limit), Message("assistant", response)))
+            result = self._played.step(response)
+            self._check(result, response, chosen)
             observation = result.observation
         solved = result is not None and result.terminated and result.metrics.get("success", 1.0) > 0
         return exchanges if solved else None
@@ -140,12 +140,12 @@ class _Teacher:
             )
         return self._names.get(action, action)
 
-    def _check(self, result: StepResult, said: str, chosen: Sequence[str]) -> None:
+    def _check(self, result: StepResult, text: str, chosen: Sequence[str]) -> None:
         """Refuse a row that teaches what the environment doesn't understand."""
         unread = any(result.metrics[name] for name in ("format_errors", "invalid_actions", "surplus_actions"))
         if unread or (result.metrics["actions"] != len(chosen) and not result.terminated):
             raise ValueError(
-                f"custom_envs.{self._conversation.tag}: the response {said!r} isn't understood as {', '.join(chosen)}; "
+                f"custom_envs.{self._conversation.tag}: the response {text!r} isn't understood as {', '.join(chosen)}; "
                 "expected one that fits action_pattern, action_separator and thinking_tags"
             )
 
@@ -160,8 +160,8 @@ class _Teacher:
 
     def _row(self, role: str, exchanges: Sequence[_Shown], seed: int) -> Row:
         spec = self._conversation
-        told = list(spec.system(role))
-        for number, (shown, said) in enumerate(exchanges, start=1):
+        messages = list(spec.system(role))
+        for number, (shown, response) in enumerate(exchanges, start=1):
             rerendered = spec.sample_unit == "step" and number < len(exchanges)
-            told += [*shown, Message("assistant", spec.remembered(said.content)) if rerendered else said]
-        return {"messages": [{"role": m.role, "content": m.content} for m in told], "seed": seed, "tag": spec.tag}
+            messages += [*shown, Message("assistant", spec.remembered(response.content)) if rerendered else response]
+        return {"messages": [{"role": m.role, "content": m.content} for m in messages], "seed": seed, "tag": spec.tag}

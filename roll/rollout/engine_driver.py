@@ -48,7 +48,7 @@ class EngineRanks(Protocol):
 
     @property
     def world_size(self) -> int:
-        """Number of engines."""
+        """Return the number of engines."""
 
     async def submit(self, rank: int, requests: Sequence[Request]) -> None:
         """Queue requests on one engine."""

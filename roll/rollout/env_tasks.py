@@ -156,9 +156,9 @@ class EnvTasks:
         rows = self._rows.get(tag)
         if not rows:
             return {}
-        places = [place for place, other in enumerate(self._slots) if other == tag]
-        cycle, place = divmod(number, len(self._slots))
-        before = cycle * len(places) + sum(other < place for other in places)  # Tasks of this tag
+        positions = [position for position, other in enumerate(self._slots) if other == tag]
+        cycle, position = divmod(number, len(self._slots))
+        before = cycle * len(positions) + sum(other < position for other in positions)  # Tasks of this tag
         if split == "val":
             return rows[before % len(rows)]
         epoch, i = divmod(before, len(rows))

@@ -83,12 +83,12 @@ class Episode:
 
     @property
     def name(self) -> str:
-        """Unique within the run."""
+        """Return a name that is unique within the run."""
         return self._name
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompts and responses from where the context begins to the response that came last."""
+        """Return prompts and responses from where the context begins to the response that came last."""
         return self.tokens_of(self._turns.last)
 
     def tokens_of(self, turn: int | None) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class Episode:
 
     @property
     def room(self) -> int:
-        """Tokens that the context can still take."""
+        """Return tokens that the context can still take."""
         return self.max_sequence_length - len(self.tokens)
 
     async def reset(self) -> Observation:
@@ -243,14 +243,14 @@ class Episode:
         assert number is not None or (text is not None and not by_policy), "step_env() comes after generate()"
         self._engines.mark_busy(self._name, self._env.waits_for)
         with self._span(self._env.waits_for, turn=number):
-            said = None if number is None else self._turns[number]
+            played = None if number is None else self._turns[number]
             opens_thought = False
-            if text is None and said is not None:
-                text = self._agent.decode_response(said.response_ids, self.params.stop_strings)
-                opens_thought = self._agent.opens_thought(said.prompt_ids, said.response_ids, text)
+            if text is None and played is not None:
+                text = self._agent.decode_response(played.response_ids, self.params.stop_strings)
+                opens_thought = self._agent.opens_thought(played.prompt_ids, played.response_ids, text)
             action = Action(
                 text or "",
-                "stop" if said is None else said.finish_reason,
+                "stop" if played is None else played.finish_reason,
                 opens_thought,
                 completion_ids=lambda: None if number is None else self._turns.completion(number),
                 completion_text=lambda: self._agent.decode_response(self._turns.completion(number or 0), ()),

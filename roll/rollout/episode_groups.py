@@ -116,7 +116,7 @@ class OpenGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether enough episodes have ended well, or all have ended."""
+        """Return whether enough episodes have ended well, or all have ended."""
         return self.trainable >= self.size or len(self.ended) == len(self.names)
 
     def outcome(self) -> GroupOutcome:
@@ -284,7 +284,7 @@ class GroupFilter:
 
     @property
     def dropped(self) -> int:
-        """Groups dropped so far."""
+        """Return groups dropped so far."""
         return sum(self._reasons.values())
 
     def accept(self, outcome: GroupOutcome, metrics: Metrics) -> bool:
@@ -314,10 +314,10 @@ class GroupFilter:
                 reason, dropped = f"unscored: {reason}; {why}", "rollout/unscored_groups"
             metrics.add_sum(dropped, 1)
         else:
-            kept_out = self._keep(group) if self._min_survivors else None
-            if kept_out is None:
+            rejection = self._keep(group) if self._min_survivors else None
+            if rejection is None:
                 return True
-            reason = kept_out
+            reason = rejection
             metrics.add_sum("rollout/filtered_groups", 1)
         self._reasons[reason] = self._reasons.get(reason, 0) + 1
         if group.survivors:
@@ -337,7 +337,7 @@ class GroupFilter:
             "plays an environment by itself, and dropped.jsonl lists what was dropped"
         )
 
-    def exhausted(self, *, step: int, started: int, kept: int, needed: int) -> FilterBudgetExhausted:
+    def exhausted(self, *, step: int, started: int, accepted: int, needed: int) -> FilterBudgetExhausted:
         """Return the error that ends a step whose budget is spent."""
         if self._failed and not self._any_well:
             return self._all_failed(step)
@@ -345,7 +345,7 @@ class GroupFilter:
         failure = f" The first response that failed, {self._first_failure}" if self._first_failure else ""
         return FilterBudgetExhausted(
             f"step {step}: started {started} prompts (all that max_num_gen_batches, or max_traj_per_env, permits) and "
-            f"kept {kept} of the {needed} groups needed. Dropped: {reasons}. Mean scores of dropped groups: "
+            f"kept {accepted} of the {needed} groups needed. Dropped: {reasons}. Mean scores of dropped groups: "
             f"{histogram(self._dropped_means)}. Use tasks of another difficulty, loosen query_filter_config or "
             "response_filter_config (of rewards) or group_filter (of environments), or raise what bounds them."
             f"{failure}"
@@ -369,6 +369,6 @@ def histogram(values: Sequence[float], bins: int = 5) -> str:
 
 def _without_traceback(failure: str) -> str:
     """Return the line that says what was raised, with its last file and line; dropped.jsonl has the rest."""
-    said, traceback, frames = failure.partition("\nTraceback (most recent call last)")
-    places = _PLACE.findall(frames)
-    return said + (f" ({places[-1][0]}, line {places[-1][1]})" if traceback and places else "")
+    message, traceback, frames = failure.partition("\nTraceback (most recent call last)")
+    locations = _PLACE.findall(frames)
+    return message + (f" ({locations[-1][0]}, line {locations[-1][1]})" if traceback and locations else "")

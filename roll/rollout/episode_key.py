@@ -56,7 +56,7 @@ class EpisodeKey:
 
     @property
     def trained_steps(self) -> int:
-        """Steps that were trained when the episode began. A validation has the number of the step before it."""
+        """Return how many steps were trained when the episode began; of a validation, up to the step before it."""
         return max(0, self.step - (self.purpose != "val"))
 
     def name(self, task: Task) -> str:

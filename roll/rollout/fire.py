@@ -44,5 +44,5 @@ async def _sampled(engines: EngineDriver, episode: str, request: Request, *, fir
     rest = await engines.generate(episode, replace(request, prompt_ids=context, params=params))
     names = ("token_ids", "logprobs", "versions")
     columns = {name: np.concatenate([first_token.array(name), rest.array(name)]) for name in names}
-    whole = rest.replace(**columns, steps=first_token.steps + rest.steps)
-    return whole, first_token.num_tokens
+    completion = rest.replace(**columns, steps=first_token.steps + rest.steps)
+    return completion, first_token.num_tokens

@@ -63,7 +63,7 @@ class LockstepDriver(EngineDriver):
         return EngineLoad(running, len(self._queued), busy=dict(Counter(list(self._busy.values()))))
 
     def mark_busy(self, episode: str, doing: str) -> None:
-        """No round starts until it is done."""
+        """Mark it busy: no round starts until it is done."""
         self._busy[episode] = doing
         self._idle.clear()
         self._news.set()
@@ -74,7 +74,7 @@ class LockstepDriver(EngineDriver):
             self._set_if_idle()
 
     def mark_blocked(self, episode: str) -> None:
-        """Rounds go on without it."""
+        """Mark it blocked: rounds go on without it."""
         del self._busy[episode]
         self._set_if_idle()
 
@@ -108,16 +108,16 @@ class LockstepDriver(EngineDriver):
 
     def _forget(self, request_id: str, doing: str) -> None:
         """Forget a request that nobody waits for any more; an engine that has it is told before the next round."""
-        found = self._futures.pop(request_id, None)
-        if found is None:
+        entry = self._futures.pop(request_id, None)
+        if entry is None:
             return  # its response came in the same moment
         if request_id in self._placed:
             self._given_up.append(request_id)
         self._queued = [request for request in self._queued if request.id != request_id]
-        self._end_call(found[1], doing)
+        self._end_call(entry[1], doing)
 
     def _end_call(self, episode: str, doing: str) -> None:
-        """Busy from this moment if it was the last call under way, and not from when its coroutine runs: a faster
+        """End a call: busy from now if it was the last under way, and not from when its coroutine runs: a faster
         sibling must not end `wait_idle`, and from Python 3.12 on `wait_for` looks at the event before a woken coroutine
         has had its turn."""
         self._calls[episode] -= 1
@@ -203,11 +203,11 @@ class LockstepDriver(EngineDriver):
     def _resolve(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             rank = self._placed.pop(completion.id, None)
-            found = self._futures.pop(completion.id, None)
-            if found is None:  # its call was cancelled while the engine worked
+            entry = self._futures.pop(completion.id, None)
+            if entry is None:  # its call was cancelled while the engine worked
                 self._given_up = [request_id for request_id in self._given_up if request_id != completion.id]
                 continue
-            future, episode = found
+            future, episode = entry
             self._end_call(episode, "between turns")
             if not future.done():
                 refusal = completion.refusal

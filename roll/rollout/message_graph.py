@@ -66,7 +66,7 @@ class Placement:
 
     @property
     def mismatches(self) -> Mapping[Mismatch, int]:
-        """Of this request, by class; empty as a rule. Takes a while: a response is tokenised for it."""
+        """Return mismatches of this request by class, mostly none. Takes a while: a response is tokenised for it."""
         kind = self.change or ("retokenised" if self.retokenised() else None)
         return {} if kind is None else {kind: 1}
 
@@ -194,7 +194,7 @@ class MessageGraph:
         if node in self._nodes:
             raise ValueError(f"there is a node {node} already")
         ids = tuple(token_ids)
-        said = self._chat.sampled_text(ids)
+        sampled = self._chat.sampled_text(ids)
         if placement.begun is not None:  # clients send back one message, with both in it
             begun = placement.begun
             message = replace(
@@ -206,8 +206,8 @@ class MessageGraph:
             response_ids=ids,
             asked=len(placement.messages),
             message=message,
-            text=placement.text[len(self._text(placement.parent)) :] + said,
-            said=said,
+            text=placement.text[len(self._text(placement.parent)) :] + sampled,
+            said=sampled,
         )
         siblings = self._roots if placement.parent is None else self._nodes[placement.parent].children
         siblings.append(node)
@@ -242,14 +242,16 @@ class MessageGraph:
     def _as_said(self, messages: Sequence[Message], keys: Sequence[bytes]) -> tuple[Message, ...]:
         """Return the messages with responses that came back as they were as the client was told them: it may have
         taken off blanks, or written arguments anew."""
-        said = []
-        for place, message in enumerate(messages):
-            node = self._ends.get(keys[place + 1]) if message.role == "assistant" else None
+        messages_of_policy = []
+        for index, message in enumerate(messages):
+            node = self._ends.get(keys[index + 1]) if message.role == "assistant" else None
             if node is not None:
-                told = self._nodes[node].message
-                message = told if told.reasoning == message.reasoning else replace(told, reasoning=message.reasoning)
-            said.append(message)
-        return tuple(said)
+                sampled = self._nodes[node].message
+                message = (
+                    sampled if sampled.reasoning == message.reasoning else replace(sampled, reasoning=message.reasoning)
+                )
+            messages_of_policy.append(message)
+        return tuple(messages_of_policy)
 
     def _continuation(self, node: _Node, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> str | None:
         """Return what follows a node's response; None where the template doesn't say."""
@@ -261,14 +263,14 @@ class MessageGraph:
 
     def _prefix(self, text: str) -> int | None:
         """Return the deepest node whose text this one begins with."""
-        found, level, at = None, self._roots, 0
+        deepest, level, at = None, self._roots, 0
         while True:
             fits = [node for node in level if at + len(self._nodes[node].text) < len(text)]
             fits = [node for node in fits if text.startswith(self._nodes[node].text, at)]
             if not fits:
-                return found
-            found = max(fits, key=lambda node: (len(self._nodes[node].text), node))
-            level, at = self._nodes[found].children, at + len(self._nodes[found].text)
+                return deepest
+            deepest = max(fits, key=lambda node: (len(self._nodes[node].text), node))
+            level, at = self._nodes[deepest].children, at + len(self._nodes[deepest].text)
 
     def _change(
         self, messages: Sequence[Message], keys: Sequence[bytes], known: int | None, shown: int
@@ -276,16 +278,16 @@ class MessageGraph:
         """Return what the client did to a response that it sends back otherwise than it was; None: to none."""
         if known is not None and self._nodes[known].message.reasoning and not messages[shown - 1].reasoning:
             return "dropped_thinking"
-        for place in range(shown, len(messages)):
-            if messages[place].role != "assistant":
-                if keys[place] in self._asked:
+        for index in range(shown, len(messages)):
+            if messages[index].role != "assistant":
+                if keys[index] in self._asked:
                     return "dropped_response"
                 continue
-            said = [self._nodes[node].message for node in self._asked.get(keys[place], ())]
-            sent = _key(b"", messages[place])
-            if any(_key(b"", self._without_thoughts(message)) == sent for message in said):
+            sampled = [self._nodes[node].message for node in self._asked.get(keys[index], ())]
+            sent = _key(b"", messages[index])
+            if any(_key(b"", self._without_thoughts(message)) == sent for message in sampled):
                 return "dropped_thinking"  # one that thought nothing would have been found as it is
-            if said or sent in self._said:
+            if sampled or sent in self._said:
                 return "edited"
         return None
 
@@ -294,7 +296,7 @@ class MessageGraph:
 
 
 def _content(message: Message) -> str:
-    """Clients and templates may take off blanks around what the assistant says."""
+    """Return content without the blanks around it, which clients and templates may take off."""
     return message.content.strip() if message.role == "assistant" else message.content
 
 
@@ -308,7 +310,7 @@ def _keys(first: bytes, messages: Sequence[Message]) -> Iterator[bytes]:
 
 
 def _key(before: bytes, message: Message) -> bytes:
-    """The content, and calls by name and by what their arguments say: ids and what was thought may differ."""
+    """Return the content, and calls by name and arguments: ids and what was thought may differ."""
     named = repr((message.role, _content(message))).encode()
     if message.tool_calls:
         named += _canonical([[call.name, parsed_arguments(call)] for call in message.tool_calls])

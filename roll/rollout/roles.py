@@ -72,7 +72,7 @@ class RoleLedger:
             self._episode.pay(self._turns[role], amount, {})
 
     def _score(self) -> None:
-        """The turns have been paid the sum over roles, but for those that haven't acted yet."""
+        """Pay the turns the sum over roles, but for those that haven't acted yet."""
         paid = sum(self._totals.values()) - sum(self._early.values())
         mean = fmean(self._totals.values()) if self._totals else 0.0
         self._episode.finish(mean - paid, role_rewards=self._totals)
@@ -86,7 +86,7 @@ class ChatService:
     """
 
     def __init__(self, path: str, role: RoleConfig, environ: Mapping[str, str] = os.environ) -> None:
-        """`path`: of the role's section, for messages."""
+        """Read a role; `path`: of its section, for messages."""
         assert role.endpoint is not None, "rules refuse an endpoint without an address"
         key = service_key(path, role.endpoint, role.api_key_env, environ)
         self._role, self._key = role, key

@@ -12,20 +12,20 @@ from roll.types.trajectory import Turn
 
 def routed_before(completion: Completion, prompt_tokens: int) -> np.ndarray | None:
     """Return `Turn.routed_experts` of a turn that adds so many tokens of prompt to its context."""
-    found = completion.routed_experts
-    if found is None:
+    experts = completion.routed_experts
+    if experts is None:
         return None
     size = prompt_tokens + completion.num_tokens
-    if size == len(found):  # a context begins: before its first token there is none
-        return np.concatenate([np.full_like(found[:1], -1), found[:-1]])
-    return found[len(found) - size - 1 : -1].copy()  # what came before it belongs to other turns
+    if size == len(experts):  # a context begins: before its first token there is none
+        return np.concatenate([np.full_like(experts[:1], -1), experts[:-1]])
+    return experts[len(experts) - size - 1 : -1].copy()  # what came before it belongs to other turns
 
 
-def with_unrouted(found: np.ndarray | None, tokens: int) -> np.ndarray | None:
+def with_unrouted(experts: np.ndarray | None, tokens: int) -> np.ndarray | None:
     """Return `Turn.routed_experts` of a turn that has so many more tokens in front, of which nobody has told."""
-    if found is None or not tokens:
-        return found
-    return np.concatenate([np.full((tokens, *found.shape[1:]), -1, found.dtype), found])
+    if experts is None or not tokens:
+        return experts
+    return np.concatenate([np.full((tokens, *experts.shape[1:]), -1, experts.dtype), experts])
 
 
 def routed_rows(rows: Sequence[Sequence[Turn]]) -> np.ndarray | None:
@@ -40,7 +40,7 @@ def routed_rows(rows: Sequence[Sequence[Turn]]) -> np.ndarray | None:
         raise ValueError(f"turns name the experts of different models, [layers, experts per token] {sorted(sizes)}")
     (size,) = sizes
     lengths = [sum(turn.num_tokens for turn in row) for row in rows]
-    found = np.full((sum(lengths), *size), -1, np.int16)
+    routed = np.full((sum(lengths), *size), -1, np.int16)
     start = 0
     for row, length in zip(rows, lengths, strict=True):
         at = start - 1  # a turn tells of the tokens before its own
@@ -48,7 +48,7 @@ def routed_rows(rows: Sequence[Sequence[Turn]]) -> np.ndarray | None:
             tokens = turn.num_tokens
             if turn.routed_experts is not None:
                 skipped = max(0, start - at)
-                found[at + skipped : at + tokens] = turn.routed_experts[skipped:]
+                routed[at + skipped : at + tokens] = turn.routed_experts[skipped:]
             at += tokens
         start += length
-    return found
+    return routed

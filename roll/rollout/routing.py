@@ -109,7 +109,7 @@ class Router:
 
     @property
     def up_ranks(self) -> Iterable[int]:
-        """Engines that are up."""
+        """Return engines that are up."""
         return (rank for rank, up in enumerate(self._up) if up)
 
     def _add_fresh(self, entry: _Entry, affinity: str) -> None:

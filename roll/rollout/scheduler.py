@@ -162,7 +162,7 @@ class _Collection:
             self._launch()
         if not self._open and len(self._accepted) < self._plan.groups and not self._result.exhausted:
             raise self._filter.exhausted(
-                step=self._plan.step, started=self._started, kept=len(self._accepted), needed=self._plan.groups
+                step=self._plan.step, started=self._started, accepted=len(self._accepted), needed=self._plan.groups
             )
 
     async def _abort_rest(self) -> None:

@@ -84,9 +84,9 @@ def _tried(template: ChatTemplate) -> tuple[str | None, str]:
 def written_call(template: ChatTemplate, response: Message, tools: Sequence[ToolSpec]) -> str:
     """Return what the template writes of a response, from where the prompt ends. Raises `TemplateError`."""
     thinks = replace(response, reasoning="I need to know.")
-    for said, told in ((response, tools), (thinks, tools), (response, ())):
+    for response_message, known_tools in ((response, tools), (thinks, tools), (response, ())):
         with contextlib.suppress(TemplateError):
-            return template.response_text([_ASKED], said, told)
+            return template.response_text([_ASKED], response_message, known_tools)
     # It shows a response without the thought that prompts open: from where the two differ.
     prompt, upto = template.unchecked([_ASKED], tools), template.unchecked([_ASKED, response], tools, opens=False)
     begin = next((i for i, (a, b) in enumerate(zip_longest(prompt, upto)) if a != b), len(prompt))
@@ -114,7 +114,8 @@ def _same(one: Any, other: Any) -> bool:
 
 def _response(content: str, *calls: tuple[str, dict[str, Any]]) -> Message:
     made = (
-        ToolCall(f"call{i:05d}", name, json.dumps(said, ensure_ascii=False)) for i, (name, said) in enumerate(calls)
+        ToolCall(f"call{i:05d}", name, json.dumps(arguments, ensure_ascii=False))
+        for i, (name, arguments) in enumerate(calls)
     )
     return Message("assistant", content, tuple(made))
 

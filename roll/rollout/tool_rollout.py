@@ -66,7 +66,7 @@ class ToolRollout:
         payload = episode.task.payload
         try:
             names, kwargs = row_tools(payload, self._turns.names), row_tool_kwargs(payload)
-            who, said_to_them = row_interaction(payload, self._interaction)
+            who, arguments = row_interaction(payload, self._interaction)
         except ValueError as error:
             raise EpisodeError("env_error", f"task {episode.task.id}: {error}") from error
         async with contextlib.AsyncExitStack() as stack:
@@ -75,7 +75,7 @@ class ToolRollout:
                 stack.push_async_callback(tools.aclose)
             user = None
             if who is not None and self._interactions is not None:
-                user = self._interactions.open(who, episode.name, said_to_them)
+                user = self._interactions.open(who, episode.name, arguments)
                 stack.push_async_callback(user.close)
             await self._play(episode, tools, user)
 
@@ -85,12 +85,12 @@ class ToolRollout:
         completion: list[dict[str, Any]] = []  # what reward functions that read conversations are given
         left, cut_off = self._turns.max_turns, False
         while True:
-            said = await self._turns.respond(episode, prompt, tools, max_turns=left)
-            left -= said.turns
-            history += [{"role": message.role, "content": message.content} for message in said.messages]
-            completion += map(chat_message, said.messages)
-            cut_off = said.ended in ("turns", "room")
-            if user is None or said.ended != "answer":
+            response = await self._turns.respond(episode, prompt, tools, max_turns=left)
+            left -= response.turns
+            history += [{"role": message.role, "content": message.content} for message in response.messages]
+            completion += map(chat_message, response.messages)
+            cut_off = response.ended in ("turns", "room")
+            if user is None or response.ended != "answer":
                 break
             with episode.busy("interaction"):
                 over, text = await user.answer(history)
@@ -98,8 +98,8 @@ class ToolRollout:
                 break
             history.append({"role": "user", "content": text})
             completion.append({"role": "user", "content": text})
-            episode.answered(episode.number_of(said.completion), text)
-            prompt = self._agent.reply(Observation.of(text), said.completion.token_ids)
+            episode.answered(episode.number_of(response.completion), text)
+            prompt = self._agent.reply(Observation.of(text), response.completion.token_ids)
             cut_off = not left or len(prompt) >= episode.room
             if cut_off:
                 break
@@ -108,5 +108,5 @@ class ToolRollout:
             episode.truncate()
         if user is not None:
             await user.finish()
-            episode.pay(episode.number_of(said.completion), user.score, {})
+            episode.pay(episode.number_of(response.completion), user.score, {})
             episode.add_part(INTERACTION_PART, user.score)

@@ -90,7 +90,7 @@ def parsed_arguments(call: ToolCall) -> Any:
 
 
 def _is_shallow(value: Any) -> bool:
-    """How deep a template can write depends on how deep the stack is already; this doesn't."""
+    """Return whether values nest less deep than any template can write, however deep the stack is already."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [inner for each in level if isinstance(each, (dict, list)) for inner in _inside(each)]

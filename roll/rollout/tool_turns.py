@@ -96,13 +96,13 @@ class ToolTurns:
             max_turns: responses at most; the calls of the last one aren't made.
             changes: of the first `generate`; `max_new_tokens` and `role` of all.
         """
-        said: list[Message] = []
+        messages: list[Message] = []
         for turn in range(1, max_turns + 1):
             completion = await episode.generate(prompt, **changes)
             number = episode.number_of(completion)
             changes = {key: changes[key] for key in ("max_new_tokens", "role") if key in changes} | {"after": number}
             parsed = self._read(episode, completion, tools)
-            said.append(Message("assistant", parsed.content, parsed.calls, reasoning=parsed.thought))
+            messages.append(Message("assistant", parsed.content, parsed.calls, reasoning=parsed.thought))
             ended: Ended | None = None
             if completion.finish_reason == "length":
                 ended = "length"
@@ -112,12 +112,12 @@ class ToolTurns:
                 ended = "turns"
             if ended is None and tools is not None:
                 replies = await self._answered(episode, number, parsed, tools)
-                said += replies
-                prompt = self._next_prompt(said[-len(replies) - 1], replies, completion, tools)
+                messages += replies
+                prompt = self._next_prompt(messages[-len(replies) - 1], replies, completion, tools)
                 if len(prompt) >= episode.room:
                     ended = "room"
             if ended is not None:
-                return Responded(completion, ended, tuple(said), turn)
+                return Responded(completion, ended, tuple(messages), turn)
         raise AssertionError("max_turns is at least 1")
 
     def _read(self, episode: Episode, completion: Completion, tools: EpisodeTools | None) -> ParsedResponse:
@@ -142,8 +142,8 @@ class ToolTurns:
         made, beyond = parsed.calls[: self._use.max_parallel_calls], parsed.calls[self._use.max_parallel_calls :]
         with episode.busy("tools"):
             called = await tools.run(made)
-        said = f"Error: not made: at most {self._use.max_parallel_calls} calls in one response"
-        called += [Called(call, said, None, counts={"errors": 1.0, "refused": 1.0}) for call in beyond]
+        refusal = f"Error: not made: at most {self._use.max_parallel_calls} calls in one response"
+        called += [Called(call, refusal, None, counts={"errors": 1.0, "refused": 1.0}) for call in beyond]
         replies = [
             Message("tool", self._cut(episode, one.text, one.max_tokens), tool_call_id=one.call.id, name=one.call.name)
             for one in called

@@ -41,7 +41,7 @@ class TurnTree:
 
     @property
     def next_number(self) -> int:
-        """What `take_number` will return."""
+        """Return what `take_number` will return."""
         return self._asked
 
     def add(self, number: int, turn: Turn, parent: int | None) -> None:
@@ -74,16 +74,16 @@ class TurnTree:
 
     def stored(self) -> tuple[Turn, ...]:
         """Return the turns depth first, as `Trajectory` holds them: a turn's continuations in the order of numbers."""
-        place: dict[int | None, int] = {None: -1}
+        index_of: dict[int | None, int] = {None: -1}
         stored: list[Turn] = []
         for position, number in enumerate(self._depth_first()):
             turn, parent = self._turns[number], self._parents[number]
-            place[number] = position
-            follows = place[parent] == position - 1
+            index_of[number] = position
+            follows = index_of[parent] == position - 1
             stored.append(
                 turn.replace(
                     resets_context=(parent is None and position > 0) or turn.resets_context,
-                    after=None if follows or parent is None else place[parent],
+                    after=None if follows or parent is None else index_of[parent],
                 )
             )
         return tuple(stored)

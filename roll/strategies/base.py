@@ -127,11 +127,11 @@ class TrainStrategy(ABC):
 
     @abstractmethod
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
-        """One optimizer step over this rank's rows of a mini-batch; metrics of this rank, to be merged over ranks."""
+        """Take an optimizer step over this rank's rows of a mini-batch; return its metrics, to be merged over ranks."""
 
     @abstractmethod
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
-        """Full (unsharded) tensors under Hugging Face names, streamed one at a time.
+        """Yield full (unsharded) tensors under Hugging Face names, one at a time.
 
         `base` and `adapters` are for models with LoRA: the weights without the adapters, and those alone under peft's
         names, with matrices B that are scaled already (`lora_alpha` is the rank then).
@@ -142,11 +142,11 @@ class TrainStrategy(ABC):
 
     @property
     def gathers_on_host(self) -> bool:
-        """Whether `named_weights` yields tensors of the host also where an accelerator computes."""
+        """Return whether `named_weights` yields tensors of the host also where an accelerator computes."""
         return False
 
     def resident_weights(self, dtype: torch.dtype | None = None) -> Iterable[Tensor]:
-        """Tensors of this rank that `named_weights(dtype=dtype)` hands out as they are: whole, on the host, uncast.
+        """Return tensors of this rank that `named_weights(dtype=dtype)` hands out as is: full, on the host, uncast.
 
         Their memory may be exchanged for some that engines can read, see `shm_places.share`. Default: there are none.
         """
@@ -253,12 +253,12 @@ class Completion(PackedColumns):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the response."""
+        """Return tokens of the response."""
         return self.size("token_ids")
 
     @property
     def refusal(self) -> RequestRefused | None:
-        """What to raise for whoever waits for this response; None: it is one."""
+        """Return what to raise for whoever waits for this response; None: it is one."""
         return RequestRefused(self.refused) if self.refused else None
 
 
@@ -345,7 +345,7 @@ class InferEngine(ABC):
         """
 
     def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
-        """As `update_weights`, of LoRA adapters over the base weights that came with the last `update_weights`.
+        """Update LoRA adapters, as `update_weights` does, over the base weights that came with its last call.
 
         For engines that were built with a `lora_rank`, which sample only once they have both. Default: refuses.
         """
@@ -354,7 +354,7 @@ class InferEngine(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """Version of the weights in use."""
+        """Return the version of the weights in use."""
 
     def loaded_weights(self) -> NamedWeights | None:
         """Return the tensors that the model holds, under the names of `update_weights`. Default: None (unknown)."""

@@ -46,7 +46,7 @@ class WrittenFiles(StateFiles):
 
     @property
     def paths(self) -> list[Path]:
-        """The files, in order."""
+        """Return the files, in order."""
         return sorted(self._written)
 
     def text(self, path: Path, text: str) -> None:
@@ -98,8 +98,8 @@ class HeldFiles(StateFiles):
         self._writes.append((path, lambda place: _write(place, text.encode())))
 
     def tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        kept = dict(tensors)
-        self._writes.append((path, lambda place: StateFiles.tensors(self, place, kept)))
+        snapshot = dict(tensors)
+        self._writes.append((path, lambda place: StateFiles.tensors(self, place, snapshot)))
 
     def folder(self, path: Path, write: Callable[[Path], None]) -> None:
         self._writes.append((path, write))
@@ -149,7 +149,7 @@ def _memory_writer(folder: Path, streams: dict[Path, BytesIO]) -> Any:
             streams[Path(new_path)] = streams.pop(Path(path))
 
         def mkdir(self, path: Any) -> None:
-            """Folders are made when the files are written."""
+            """Make no folder yet: folders are made when the files are written."""
 
         def exists(self, path: Any) -> bool:
             return Path(path) in streams

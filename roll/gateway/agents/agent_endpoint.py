@@ -70,8 +70,8 @@ class RunEndpoint:
 
     def address_of(self, base_url: str) -> str:
         """Return an address of the server as agents are told it."""
-        told = self._config.address
-        return base_url if told is None else told.rstrip("/") + base_url.removeprefix(self._gateway.address)
+        public = self._config.address
+        return base_url if public is None else public.rstrip("/") + base_url.removeprefix(self._gateway.address)
 
     def _give_out_work(self) -> None:
         variable = self._config.token_env
@@ -79,15 +79,15 @@ class RunEndpoint:
         if not token:
             raise ValueError(f"gateway.token_env: the environment variable {variable} isn't set")
         url = self._gateway.open(NoModel(), token, handlers={"work": self._queue.work}, root=True)
-        told: dict[str, Any] = {"url": self.address_of(url)}
+        access: dict[str, Any] = {"url": self.address_of(url)}
         if variable is None:
-            told["token"] = token
+            access["token"] = token
         file = self._folder / FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(told, stream)
+            json.dump(access, stream)
 
     async def stop(self) -> None:
         """End the agents and the server. A second call does nothing."""

@@ -159,8 +159,8 @@ class _Play:
             waited = "for the agent's end"
             if self._env.remote and not self._session.calls:
                 waited = "for an agent to ask for this episode (POST /work), or for its first call"
-            said = self._last_words()
-            raise EpisodeError("timeout", f"waited over {self._env.timeout_s:g} s {waited}{said}")
+            output = self._last_words()
+            raise EpisodeError("timeout", f"waited over {self._env.timeout_s:g} s {waited}{output}")
         except AgentNotStarted as error:
             self._counters["agent/crashes"] += 1
             raise EpisodeError("env_error", str(error)) from None
@@ -281,8 +281,8 @@ class _Play:
         self._session.count_retokenised()
 
     def _last_words(self) -> str:
-        said = self._log.end(_WORDS)
-        return f"; it wrote: {said}" if said else ""
+        output = self._log.end(_WORDS)
+        return f"; it wrote: {output}" if output else ""
 
     def _keep_log(self, folder: Path, failed: str) -> None:
         if not self._log.text or not (failed or self._env.logs == "all"):

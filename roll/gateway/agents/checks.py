@@ -23,13 +23,13 @@ _SECONDS = 120.0
 
 
 def agent_violations(config: RunConfig) -> Iterator[Violation]:
-    """Every function that plays can be imported; nothing of other pipelines. With `prepare`, which may make what they
+    """Yield where a function that plays can't be imported. With `prepare`, which may make what they
     read, they aren't imported."""
     if not isinstance(config, AgenticConfig) or config.prepare is not None or config.replays:
         return
     for tag, env in config.custom_envs.items():
-        if env.agent is not None and env.agent.agent is not None and (said := why_not_loaded(env.agent)):
-            yield problem(f"custom_envs.{tag}.env_config.agent", said, "mend it, or give `python` with its packages")
+        if env.agent is not None and env.agent.agent is not None and (reason := why_not_loaded(env.agent)):
+            yield problem(f"custom_envs.{tag}.env_config.agent", reason, "mend it, or give `python` with its packages")
 
 
 def why_not_loaded(env: AgentEnv) -> str:

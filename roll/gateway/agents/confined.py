@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 _LOOKS_S = 0.5
-_MOST_ENTRIES = 200_000  # files and folders
+_MAX_ENTRIES = 200_000  # files and folders
 
 
 def main() -> int:
@@ -71,10 +71,10 @@ def written(folder: str, most: int) -> int:
     total, entries, folders, root = 0, 0, [folder], os.path.realpath(folder)
     while folders:
         try:
-            with _listed(folders.pop(), root) as found:
-                for entry in found:
+            with _listed(folders.pop(), root) as listing:
+                for entry in listing:
                     entries += 1
-                    if entries > _MOST_ENTRIES or total > most:
+                    if entries > _MAX_ENTRIES or total > most:
                         return most + 1
                     with contextlib.suppress(FileNotFoundError):  # gone by now; others of the folder aren't
                         about = entry.stat(follow_symlinks=False)
@@ -105,15 +105,15 @@ def _listed(folder: str, root: str) -> contextlib.AbstractContextManager[Iterato
 
 
 def _nameless() -> int:
-    """Files that were removed and are still open, or never had a name, such as those of `memfd_create`."""
+    """Return files that were removed and are still open, or never had a name, such as those of `memfd_create`."""
     import psutil
 
     supervisor = psutil.Process(os.getppid())  # to which processes fall that outlive what started them
 
     held: dict[tuple[int, int], int] = {}
     for process in supervisor.children(recursive=True):
-        with contextlib.suppress(OSError), os.scandir(f"/proc/{process.pid}/fd") as found:
-            for entry in found:
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{process.pid}/fd") as entries:
+            for entry in entries:
                 with contextlib.suppress(OSError):
                     about = entry.stat()
                     if stat.S_ISREG(about.st_mode) and not about.st_nlink:

@@ -38,17 +38,17 @@ class AgentLog:
 
     @property
     def text(self) -> str:
-        """All that is kept."""
+        """Return all that is kept."""
         cut = f"\n[... {self._dropped} bytes ...]\n".encode() if self._dropped else b""
         return (bytes(self._head) + cut + b"".join(self._tail)).decode("utf-8", "replace")
 
     @property
     def stdout_lines(self) -> list[str]:
-        """The last lines of standard output."""
+        """Return the last lines of standard output."""
         return bytes(self._stdout).decode("utf-8", "replace").splitlines()
 
     def end(self, characters: int = 600) -> str:
-        """The last words, for messages."""
+        """Return the last words, for messages."""
         return self.text.strip()[-characters:]
 
     def save(self, file: Path, about: str) -> None:

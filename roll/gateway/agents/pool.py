@@ -42,12 +42,12 @@ class _Worker:
             ended = await self.process.wait()
             raise AgentFailed(f"its process ended with {ended.text}")
         try:
-            found = json.loads(line)
+            reply = json.loads(line)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            reply = None
+        if not isinstance(reply, dict):
             raise AgentFailed(f"its process wrote what isn't an answer: {line[:80]!r}")
-        return found
+        return reply
 
     async def kill(self) -> None:
         self._writer.close()
@@ -81,7 +81,7 @@ class AgentFunctions:
         worker = await self._idle_worker() or await self._start(log)
         worker.process.log = log
         try:
-            said = await worker.ask(request)
+            reply = await worker.ask(request)
             worker.process.drain()
             worker.process.log = None
         except BaseException:
@@ -91,9 +91,9 @@ class AgentFunctions:
             await self._drop(worker)
         else:
             self._idle.append(worker)
-        if "value" not in said:
-            raise AgentFailed(str(said.get("error", "its process gave no value")))
-        return said["value"]
+        if "value" not in reply:
+            raise AgentFailed(str(reply.get("error", "its process gave no value")))
+        return reply["value"]
 
     async def _idle_worker(self) -> _Worker | None:
         while self._idle:
@@ -121,9 +121,9 @@ class AgentFunctions:
         worker = _Worker(process, reader, writer)
         self._alive.add(worker)
         try:
-            said = await worker.ask(None)
-            if "failed" in said:
-                raise AgentNotStarted(f"{self._function} can't be loaded:\n{said['failed']}")
+            reply = await worker.ask(None)
+            if "failed" in reply:
+                raise AgentNotStarted(f"{self._function} can't be loaded:\n{reply['failed']}")
         except AgentFailed as error:
             await self._drop(worker)
             raise AgentNotStarted(f"{self._function} can't be loaded: {error}; it wrote: {log.end()}") from None

@@ -47,7 +47,7 @@ class Ended:
 
     @property
     def text(self) -> str:
-        """For messages."""
+        """Return the end as text, for messages."""
         return f"exit code {self.code}" if self.code is not None else f"signal {self.signal}"
 
 
@@ -112,7 +112,7 @@ class AgentProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone, with all that it started."""
+        """Return whether it is gone, with all that it started."""
         return self._ended.done()
 
     async def wait(self) -> Ended:
@@ -140,20 +140,20 @@ class AgentProcess:
 
     async def _watch(self) -> None:
         reader, writer = await asyncio.open_connection(sock=self._control.dup())
-        said = await _said(reader)
-        if "pid" in said:
-            self.pid = int(said["pid"])
+        message = await _said(reader)
+        if "pid" in message:
+            self.pid = int(message["pid"])
             GUARD.add(self.pid)
             self._started.set_result(None)
-            said = await _said(reader)
+            message = await _said(reader)
         else:
-            self._started.set_exception(AgentNotStarted(f"can't run {said.get('failed', 'it: it was killed')}"))
+            self._started.set_exception(AgentNotStarted(f"can't run {message.get('failed', 'it: it was killed')}"))
             self._started.exception()  # looked at, or asyncio would complain where nobody waits any more
         writer.close()
         self._close()
-        code = said.get("code")
+        code = message.get("code")
         # A supervisor that was killed says nothing.
-        self._ended.set_result(Ended(None if code is None else int(code), int(said.get("signal", signal.SIGKILL))))
+        self._ended.set_result(Ended(None if code is None else int(code), int(message.get("signal", signal.SIGKILL))))
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -197,16 +197,16 @@ class AgentProcess:
 
 
 def _waiting(pipe: int) -> int:
-    """Bytes that can be read from a pipe at once."""
+    """Return bytes that can be read from a pipe at once."""
     with contextlib.suppress(OSError):
         return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0"))[0])
     return 0
 
 
 async def _said(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next line of a supervisor; empty when it is gone."""
+    """Return the next line of a supervisor; empty when it is gone."""
     with contextlib.suppress(ValueError, OSError):
         line = await reader.readline()
-        found = json.loads(line) if line else {}
-        return found if isinstance(found, dict) else {}
+        message = json.loads(line) if line else {}
+        return message if isinstance(message, dict) else {}
     return {}

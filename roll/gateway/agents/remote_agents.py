@@ -92,7 +92,7 @@ class NoModel(Session):
 
     @property
     def models(self) -> Sequence[str]:
-        """There are none."""
+        """Return no models; there are none."""
         return ()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:  # noqa: ARG002 - whatever it is
@@ -134,4 +134,4 @@ class RemoteRunner:
             over.set_result(None)
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Keep nothing, so close nothing."""

@@ -31,7 +31,7 @@ _PYTHONS = ("python", "python3")
 _CONFINED = str(Path(__file__).with_name("confined.py"))
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc")
 _KERNELS = ("/proc", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-_MOST_PROCESSES = 256
+_MAX_PROCESSES = 256
 _REMOVING_S = 60.0
 _LONGEST_TASK = 100_000
 """Bytes of a task in an environment variable; the system takes little more."""
@@ -50,7 +50,7 @@ class Order:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell an agent where the policy is; raises `ValueError` for a task that is too long."""
+        """Return variables that tell an agent where the policy is; raises `ValueError` for a task that is too long."""
         task = json.dumps(self.task)
         if len(task) > _LONGEST_TASK:
             raise ValueError(
@@ -125,7 +125,7 @@ class CommandRunner:
         return Outcome(how=ended.text, code=ended.code)
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Keep nothing, so close nothing."""
 
 
 class FunctionRunner:
@@ -170,8 +170,10 @@ def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
     if words[0] in (env.python, sys.executable):  # an environment, and the installation that it was made of
         paths += [Path(words[0]).parents[1], Path(words[0]).resolve().parents[1]]
     paths += [folder / word for word in words[1:2] if word.endswith(".py")]
-    found = [Path(path).absolute() for path in paths]
-    return list(dict.fromkeys(str(path) for path in [*found, *(path.resolve() for path in found)] if path.exists()))
+    absolute = [Path(path).absolute() for path in paths]
+    return list(
+        dict.fromkeys(str(path) for path in [*absolute, *(path.resolve() for path in absolute)] if path.exists())
+    )
 
 
 def sandbox_policy(env: AgentEnv, words: Sequence[str]) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def sandbox_policy(env: AgentEnv, words: Sequence[str]) -> dict[str, Any]:
         )
     return {
         "fs_readable": readable,
-        "max_processes": _MOST_PROCESSES,
+        "max_processes": _MAX_PROCESSES,
         "max_memory": env.sandbox_memory_mb << 20,
         "disk": env.sandbox_disk_mb << 20,
         "cwd": str(Path(env.cwd or ".").expanduser().absolute()),
@@ -210,11 +212,11 @@ def _remove(folder: str) -> None:
 
 def agent_environment(env: AgentEnv) -> dict[str, str]:
     """Return the variables that an agent gets in every episode: none of the run's that sound like a secret."""
-    found = passed_environment(os.environ, env.pass_env)
+    environment = passed_environment(os.environ, env.pass_env)
     if env.python is not None:  # whose packages are its own
         for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-            found.pop(name, None)
+            environment.pop(name, None)
         folder = str(Path(env.python).expanduser().parent)
-        found["PATH"] = os.pathsep.join([folder, found.get("PATH", os.defpath)])
+        environment["PATH"] = os.pathsep.join([folder, environment.get("PATH", os.defpath)])
     local = "127.0.0.1,localhost,::1"
-    return {**found, "PYTHONUNBUFFERED": "1", "NO_PROXY": local, "no_proxy": local, **env.env}
+    return {**environment, "PYTHONUNBUFFERED": "1", "NO_PROXY": local, "no_proxy": local, **env.env}

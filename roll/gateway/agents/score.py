@@ -29,21 +29,21 @@ class Score:
     """1 or 0; None: nobody said."""
 
 
-def score_of(given: Any, what: str) -> Score:
+def score_of(value: Any, what: str) -> Score:
     """Return a number, or a mapping with `reward` and perhaps `parts`, `role_rewards`, `answer` and `success`, as a
     score. `what` names it in messages. Raises `ScoreError`."""
-    if isinstance(given, Mapping):
-        unknown = sorted(str(key) for key in given if key not in _KEYS)
+    if isinstance(value, Mapping):
+        unknown = sorted(str(key) for key in value if key not in _KEYS)
         if unknown:
             raise ScoreError(f"{what} has {', '.join(unknown)[:200]}; known are {', '.join(_KEYS)}")
-        if given.get("reward") is None:
+        if value.get("reward") is None:
             raise ScoreError(f"{what} has no reward")
-        answer = given.get("answer")
+        answer = value.get("answer")
         if not (answer is None or isinstance(answer, str)):
             raise ScoreError(f"{what} has an answer of type {type(answer).__name__}, expected a text")
-        main = _checked(given["reward"], given.get("parts") or {}, what, answer)
-        roles = _checked(0.0, given.get("role_rewards") or {}, what)
-        success = given.get("success")
+        main = _checked(value["reward"], value.get("parts") or {}, what, answer)
+        roles = _checked(0.0, value.get("role_rewards") or {}, what)
+        success = value.get("success")
         if success not in (None, 0, 1):
             raise ScoreError(f"{what} has success = {success!r:.80}, expected true or false")
         return Score(
@@ -53,7 +53,7 @@ def score_of(given: Any, what: str) -> Score:
             answer=main.answer,
             success=None if success is None else float(success),
         )
-    return Score(reward=_checked(given, {}, what).value)
+    return Score(reward=_checked(value, {}, what).value)
 
 
 def _checked(value: Any, parts: Any, what: str, answer: str | None = None) -> Reward:
@@ -73,9 +73,9 @@ def last_json(lines: Sequence[str]) -> Any:
         if not text or text[0] not in "{-0123456789NI":
             continue
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, (int, float, dict)):
-            return found
+        if isinstance(value, (int, float, dict)):
+            return value
     raise ScoreError('it printed no line of JSON such as {"reward": 1.0}')

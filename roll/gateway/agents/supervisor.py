@@ -76,16 +76,16 @@ def _wait(child: int, control: int, run: int) -> None:
 
 
 def _descendants() -> list[int]:
-    found, waiting = [], [os.getpid()]
+    result, waiting = [], [os.getpid()]
     while waiting:
         parent = waiting.pop()
         with contextlib.suppress(OSError, ValueError):
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as file:
                     children = [int(child) for child in file.read().split()]
-                found += children
+                result += children
                 waiting += children
-    return found
+    return result
 
 
 def _end(child: int) -> int:

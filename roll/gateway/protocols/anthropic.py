@@ -73,33 +73,33 @@ class AnthropicMessages(WireFormat):
     fields = FIELDS
 
     def read(self, body: Any, ignored: Collection[str]) -> Asked:
-        kept = f.checked(body, FIELDS, ignored)
-        messages = _system(kept)
-        for i, message in enumerate(f.items(kept.get("messages"), "messages", MAX_MESSAGES)):
+        checked = f.checked(body, FIELDS, ignored)
+        messages = _system(checked)
+        for i, message in enumerate(f.items(checked.get("messages"), "messages", MAX_MESSAGES)):
             messages += _messages(message, f"messages[{i}]", ignored)
         if not any(message.role != "system" for message in messages):
             raise RefusedCall(400, "messages: is empty, expected at least one", "messages")
-        read = self.tools_of(kept.get("tools", []), ignored, _tool)
-        o.check_thinking(kept)
-        o.check_context_management(kept)
-        shows, parallel = _tool_choice(kept.get("tool_choice"))
-        max_tokens = f.integer(kept, "max_tokens", 1)
+        read = self.tools_of(checked.get("tools", []), ignored, _tool)
+        o.check_thinking(checked)
+        o.check_context_management(checked)
+        shows, parallel = _tool_choice(checked.get("tool_choice"))
+        max_tokens = f.integer(checked, "max_tokens", 1)
         if max_tokens is None and not self.counts:
             f.wrong("max_tokens", None, "a whole number >= 1")
         call = ChatCall(
-            model=f.text(kept, "model") or "",
+            model=f.text(checked, "model") or "",
             messages=with_tool_names(tuple(messages)),
             tools=read if shows else (),
             max_tokens=max_tokens,
-            temperature=f.number(kept, "temperature", 0, 2),
-            top_p=f.number(kept, "top_p", 0, 1),
-            top_k=f.integer(kept, "top_k", 0, 1 << 31),
-            stop=f.texts(kept, "stop_sequences", 16),
+            temperature=f.number(checked, "temperature", 0, 2),
+            top_p=f.number(checked, "top_p", 0, 1),
+            top_k=f.integer(checked, "top_k", 0, 1 << 31),
+            stop=f.texts(checked, "stop_sequences", 16),
             parallel_tool_calls=parallel,
             continues=messages[-1].role == "assistant",
-            effort=o.output_config(kept),
+            effort=o.output_config(checked),
         )
-        return Asked(call=call, stream=f.boolean(kept, "stream"))
+        return Asked(call=call, stream=f.boolean(checked, "stream"))
 
     def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
         choice = answer.choices[0]
@@ -147,9 +147,9 @@ class AnthropicTokenCount(AnthropicMessages):
     counts = True
 
 
-def _system(kept: dict[str, Any]) -> list[Message]:
-    said = kept.get("system")
-    text = "" if said is None else f.texts_of_parts(said, "system", ("text",))
+def _system(body: dict[str, Any]) -> list[Message]:
+    system = body.get("system")
+    text = "" if system is None else f.texts_of_parts(system, "system", ("text",))
     return [Message("system", text)] if text else []
 
 
@@ -168,15 +168,15 @@ def _messages(value: Any, where: str, ignored: Collection[str]) -> list[Message]
     ]
     if role == "assistant":
         return [_said_before(blocks)]
-    found: list[Message] = []
+    results: list[Message] = []
     texts: list[str] = []
     for block, at in blocks:
         if block.get("type") == "tool_result" and role == "user":
-            found.append(_tool_result(block, at))
+            results.append(_tool_result(block, at))
         else:
             texts.append(_text(block, at, "text or tool_result"))
     # Results answer the calls before them, so they come first, as the original demands too.
-    return [*found, Message(role, "".join(texts))] if texts or not found else found
+    return [*results, Message(role, "".join(texts))] if texts or not results else results
 
 
 def _said_before(blocks: list[tuple[dict[str, Any], str]]) -> Message:
@@ -188,8 +188,8 @@ def _said_before(blocks: list[tuple[dict[str, Any], str]]) -> Message:
         if kind == "tool_use":
             arguments = f.mapping(block.get("input"), f"{at}.input")
             name = f.needed_text(block, "name", f"{at}.", 256)
-            said = json.dumps(arguments, ensure_ascii=False)
-            calls.append(ToolCall(f.needed_text(block, "id", f"{at}.", 512), name, said))
+            text = json.dumps(arguments, ensure_ascii=False)
+            calls.append(ToolCall(f.needed_text(block, "id", f"{at}.", 512), name, text))
         elif kind == "thinking":
             thoughts.append(f.text(block, "thinking", f"{at}.") or "")
         elif kind != "redacted_thinking":
@@ -199,17 +199,17 @@ def _said_before(blocks: list[tuple[dict[str, Any], str]]) -> Message:
 
 def _tool_result(block: dict[str, Any], where: str) -> Message:
     content = block.get("content")
-    said = "" if content is None else f.texts_of_parts(content, f"{where}.content", ("text",))
-    if f.boolean(block, "is_error") and not said:
-        said = "error"
-    return Message("tool", said, tool_call_id=f.needed_text(block, "tool_use_id", f"{where}.", 512))
+    text = "" if content is None else f.texts_of_parts(content, f"{where}.content", ("text",))
+    if f.boolean(block, "is_error") and not text:
+        text = "error"
+    return Message("tool", text, tool_call_id=f.needed_text(block, "tool_use_id", f"{where}.", 512))
 
 
 def _text(block: dict[str, Any], where: str, kinds: str) -> str:
     if block.get("type") != "text":
         f.wrong(f"{where}.type", block.get("type"), f"{kinds}: the policy reads text only")
-    said = f.text(block, "text", f"{where}.")
-    return said if said is not None else f.wrong(f"{where}.text", None, "a text")
+    text = f.text(block, "text", f"{where}.")
+    return text if text is not None else f.wrong(f"{where}.text", None, "a text")
 
 
 def _tool(value: Any, where: str, ignored: Collection[str]) -> Sequence[ToolSpec]:
@@ -219,7 +219,7 @@ def _tool(value: Any, where: str, ignored: Collection[str]) -> Sequence[ToolSpec
         name = re.sub(r"_?[0-9]*$", "", kind) if isinstance(kind, str) else ""
         f.hosted(name or kind, where, f"{kind!r:.80} {_of_their_own(name)}", ignored)
         return ()
-    known = {name: said for name, said in body.items() if name not in ("cache_control", "type")}
+    known = {name: entry for name, entry in body.items() if name not in ("cache_control", "type")}
     return (function_spec(known, where, ignored, "input_schema"),)
 
 
@@ -249,8 +249,8 @@ def _reason(choice: Choice) -> str:
     return "stop_sequence" if choice.stop_string and choice.reason == "stop" else _REASONS[choice.reason]
 
 
-def _usage(answer: ChatAnswer, said: int) -> dict[str, Any]:
-    return {"input_tokens": answer.prompt_tokens, "output_tokens": said}
+def _usage(answer: ChatAnswer, sampled: int) -> dict[str, Any]:
+    return {"input_tokens": answer.prompt_tokens, "output_tokens": sampled}
 
 
 def _blocks(choice: Choice) -> Iterator[dict[str, Any]]:
@@ -277,7 +277,7 @@ def _deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
     """Return a block as it begins, and what is added to it."""
     kind = block["type"]
     if kind == "tool_use":
-        said = json.dumps(block["input"], ensure_ascii=False)
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(said)]
+        text = json.dumps(block["input"], ensure_ascii=False)
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(text)]
     deltas = [{"type": f"{kind}_delta", kind: piece} for piece in pieces(block[kind])]
     return {**block, kind: ""}, deltas

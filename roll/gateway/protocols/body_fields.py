@@ -45,7 +45,7 @@ def checked(body: Any, fields: Table, ignored: Collection[str]) -> dict[str, Any
     """
     if not isinstance(body, dict):
         raise RefusedCall(400, f"the body is {_kind(body)}, expected a JSON object")
-    kept: dict[str, Any] = {}
+    accepted: dict[str, Any] = {}
     for name, value in body.items():
         # A name among several still says who is asked: without it, calls of a frozen model would be trained.
         if value is None or (name in ignored and not (name == "model" and isinstance(value, str))):
@@ -58,8 +58,8 @@ def checked(body: Any, fields: Table, ignored: Collection[str]) -> dict[str, Any
         if not isinstance(value, field.expects):
             wrong(name, value, "an object" if field.expects is dict else "a text")
         if field.kind == "acts":
-            kept[name] = value
-    return kept
+            accepted[name] = value
+    return accepted
 
 
 def refuse_lost(name: str, why: str, ignore_as: str | None = None) -> NoReturn:
@@ -188,16 +188,16 @@ def texts_of_parts(value: Any, where: str, types: Sequence[str], key: str = "tex
     """Return the text of a content: a text, or a list of parts of these types, joined."""
     if isinstance(value, str):
         return value
-    found = []
+    parts = []
     for i, part in enumerate(items(value, where, 4096)):
         part = mapping(part, f"{where}[{i}]")
         if part.get("type") not in types:
             wrong(f"{where}[{i}].type", part.get("type"), f"{' or '.join(types)}: the policy reads text only")
-        said = part.get(key, part.get("refusal") if part.get("type") == "refusal" else None)
-        if not isinstance(said, str):
-            wrong(f"{where}[{i}].{key}", said, "a text")
-        found.append(said)
-    return "".join(found)
+        piece = part.get(key, part.get("refusal") if part.get("type") == "refusal" else None)
+        if not isinstance(piece, str):
+            wrong(f"{where}[{i}].{key}", piece, "a text")
+        parts.append(piece)
+    return "".join(parts)
 
 
 def _kind(value: Any) -> str:

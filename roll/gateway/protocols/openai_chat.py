@@ -82,16 +82,16 @@ class ChatCompletions(WireFormat):
     fields = FIELDS
 
     def read(self, body: Any, ignored: Collection[str]) -> Asked:
-        kept = f.checked(body, FIELDS, ignored)
+        checked = f.checked(body, FIELDS, ignored)
         messages = tuple(
             _message(message, f"messages[{i}]", ignored)
-            for i, message in enumerate(f.items(kept.get("messages"), "messages", MAX_MESSAGES))
+            for i, message in enumerate(f.items(checked.get("messages"), "messages", MAX_MESSAGES))
         )
         if not messages:
             raise RefusedCall(400, "messages: is empty, expected at least one", "messages")
-        tools = self.tools_of(kept.get("tools", []), ignored, _tool)
-        options = kept.get("stream_options", {})
-        continues = f.boolean(kept, "continue_final_message")
+        tools = self.tools_of(checked.get("tools", []), ignored, _tool)
+        options = checked.get("stream_options", {})
+        continues = f.boolean(checked, "continue_final_message")
         if continues and messages[-1].role != "assistant":
             raise RefusedCall(
                 400, "continue_final_message: the last message isn't the assistant's", "continue_final_message"
@@ -99,28 +99,28 @@ class ChatCompletions(WireFormat):
         opens = body.get("add_generation_prompt")
         if opens is continues and "add_generation_prompt" not in ignored:  # a prompt that opens a response, or goes on
             f.refuse_lost("add_generation_prompt", FIELDS["add_generation_prompt"].says)
-        o.check_format(kept.get("response_format"), "response_format", "response_format")
-        o.verbosity(kept)
+        o.check_format(checked.get("response_format"), "response_format", "response_format")
+        o.verbosity(checked)
         call = ChatCall(
-            model=f.text(kept, "model") or "",
+            model=f.text(checked, "model") or "",
             messages=with_tool_names(messages),
-            tools=() if chooses_none(kept.get("tool_choice", "auto")) else tools,
-            effort=o.effort(kept),
-            n=f.integer(kept, "n", 1, MAX_CHOICES) or 1,
-            max_tokens=_max_tokens(kept),
-            temperature=f.number(kept, "temperature", 0, 2),
-            top_p=f.number(kept, "top_p", 0, 1),
-            top_k=f.integer(kept, "top_k", -1, 1 << 31),
-            repetition_penalty=f.number(kept, "repetition_penalty", 0.01, 100),
-            stop=f.texts(kept, "stop", 16),
-            seed=f.integer(kept, "seed", -(1 << 63), (1 << 63) - 1),
-            parallel_tool_calls=f.boolean(kept, "parallel_tool_calls", True),
-            top_logprobs=_top_logprobs(kept),
-            template_variables=f.mapping(kept.get("chat_template_kwargs", {}), "chat_template_kwargs"),
+            tools=() if chooses_none(checked.get("tool_choice", "auto")) else tools,
+            effort=o.effort(checked),
+            n=f.integer(checked, "n", 1, MAX_CHOICES) or 1,
+            max_tokens=_max_tokens(checked),
+            temperature=f.number(checked, "temperature", 0, 2),
+            top_p=f.number(checked, "top_p", 0, 1),
+            top_k=f.integer(checked, "top_k", -1, 1 << 31),
+            repetition_penalty=f.number(checked, "repetition_penalty", 0.01, 100),
+            stop=f.texts(checked, "stop", 16),
+            seed=f.integer(checked, "seed", -(1 << 63), (1 << 63) - 1),
+            parallel_tool_calls=f.boolean(checked, "parallel_tool_calls", True),
+            top_logprobs=_top_logprobs(checked),
+            template_variables=f.mapping(checked.get("chat_template_kwargs", {}), "chat_template_kwargs"),
             continues=continues,
         )
         usage = f.boolean(f.mapping(options, "stream_options"), "include_usage")
-        return Asked(call=call, stream=f.boolean(kept, "stream"), include_usage=usage)
+        return Asked(call=call, stream=f.boolean(checked, "stream"), include_usage=usage)
 
     def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
         return {
@@ -182,8 +182,8 @@ def openai_error(refused: RefusedCall) -> dict[str, Any]:
     kinds = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 409: "conflict_error"}
     kinds |= {429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    told = {"message": str(refused), "type": kind, "param": refused.field or None, "code": refused.code or None}
-    return {"error": told}
+    error = {"message": str(refused), "type": kind, "param": refused.field or None, "code": refused.code or None}
+    return {"error": error}
 
 
 def _message(value: Any, where: str, ignored: Collection[str]) -> Message:
@@ -197,14 +197,14 @@ def _message(value: Any, where: str, ignored: Collection[str]) -> Message:
     content = body.get("content")
     if content is None and role != "assistant":
         f.wrong(f"{where}.content", None, "a text")
-    said = "" if content is None else f.texts_of_parts(content, f"{where}.content", _PARTS.get(role, ("text",)))
+    text = "" if content is None else f.texts_of_parts(content, f"{where}.content", _PARTS.get(role, ("text",)))
     if role != "assistant" and body.get("tool_calls"):
         f.wrong(f"{where}.tool_calls", body["tool_calls"], "nothing: only the assistant calls tools")
     calls = f.items(body.get("tool_calls") or [], f"{where}.tool_calls", MAX_TOOLS)
     at = f"{where}."
     return Message(
         role,
-        said or f.text(body, "refusal", at) or "",
+        text or f.text(body, "refusal", at) or "",
         tool_calls=tuple(_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
         tool_call_id=f.needed_text(body, "tool_call_id", at, 512) if role == "tool" else "",
         name=f.text(body, "name", at) or "",
@@ -267,34 +267,34 @@ def with_tool_names(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return tuple(named)
 
 
-def _max_tokens(kept: dict[str, Any]) -> int | None:
-    old, new = f.integer(kept, "max_tokens", 1), f.integer(kept, "max_completion_tokens", 1)
-    given = [limit for limit in (old, new) if limit is not None]
-    return min(given) if given else None
+def _max_tokens(body: dict[str, Any]) -> int | None:
+    old, new = f.integer(body, "max_tokens", 1), f.integer(body, "max_completion_tokens", 1)
+    limits = [limit for limit in (old, new) if limit is not None]
+    return min(limits) if limits else None
 
 
-def _top_logprobs(kept: dict[str, Any]) -> int | None:
-    top = f.integer(kept, "top_logprobs", 0, 20)
+def _top_logprobs(body: dict[str, Any]) -> int | None:
+    top = f.integer(body, "top_logprobs", 0, 20)
     if top:
         f.refuse_lost("top_logprobs", f"engines report the log-prob of the sampled token only, got {top}")
-    return 0 if f.boolean(kept, "logprobs") else None
+    return 0 if f.boolean(body, "logprobs") else None
 
 
 def _said(choice: Choice) -> dict[str, Any]:
     message = choice.message
-    said: dict[str, Any] = {
+    message_body: dict[str, Any] = {
         "role": "assistant",
         "content": message.content if message.content or not message.tool_calls else None,
         "refusal": None,
     }
     if message.reasoning:
-        said["reasoning_content"] = message.reasoning
+        message_body["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        said["tool_calls"] = [
+        message_body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
-    return said
+    return message_body
 
 
 def _logprobs(asked: Asked, choice: Choice) -> dict[str, Any] | None:

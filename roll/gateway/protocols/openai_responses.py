@@ -28,7 +28,7 @@ from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
 
-def events_of(begun: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[str]:
+def events_of(begun: Mapping[str, Any], final: Mapping[str, Any]) -> Iterator[str]:
     """Yield the events between a response that has begun and the whole one."""
     numbers = itertools.count()
 
@@ -37,7 +37,7 @@ def events_of(begun: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[st
 
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
-    for index, item in enumerate(whole["output"]):
+    for index, item in enumerate(final["output"]):
         at = {"item_id": item["id"], "output_index": index}
         yield event("response.output_item.added", output_index=index, item=_empty(item))
         if item["type"] == "function_call":
@@ -49,15 +49,15 @@ def events_of(begun: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[st
             name = "output_text" if item["type"] == "message" else "reasoning_text"
             extra: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
             for number, part in enumerate(item["content"]):
-                place = {**at, "content_index": number}
-                yield event("response.content_part.added", part={**part, "text": ""}, **place)
+                indices = {**at, "content_index": number}
+                yield event("response.content_part.added", part={**part, "text": ""}, **indices)
                 for piece in pieces(part["text"]):
-                    yield event(f"response.{name}.delta", delta=piece, **extra, **place)
-                yield event(f"response.{name}.done", text=part["text"], **extra, **place)
-                yield event("response.content_part.done", part=part, **place)
+                    yield event(f"response.{name}.delta", delta=piece, **extra, **indices)
+                yield event(f"response.{name}.done", text=part["text"], **extra, **indices)
+                yield event("response.content_part.done", part=part, **indices)
         yield event("response.output_item.done", output_index=index, item=item)
-    kind = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
-    yield event(kind, response=whole)
+    kind = "response.incomplete" if final["status"] == "incomplete" else "response.completed"
+    yield event(kind, response=final)
 
 
 def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,32 +124,32 @@ class Responses(WireFormat):
         self._characters = 0
 
     def read(self, body: Any, ignored: Collection[str]) -> Asked:
-        kept = f.checked(body, FIELDS, ignored)
-        read = self.tools_of(kept.get("tools", []), ignored, _tool)
-        instructions = f.text(kept, "instructions")
-        messages = (*self._earlier(kept), *_input(kept.get("input"), ignored))
+        checked = f.checked(body, FIELDS, ignored)
+        read = self.tools_of(checked.get("tools", []), ignored, _tool)
+        instructions = f.text(checked, "instructions")
+        messages = (*self._earlier(checked), *_input(checked.get("input"), ignored))
         if not messages:
             raise RefusedCall(400, "input: is empty, expected a text or at least one item", "input")
         if instructions:
             messages = (Message("system", instructions), *messages)
         if len(messages) > MAX_MESSAGES:
             raise RefusedCall(400, f"the conversation has more than {MAX_MESSAGES} messages", "input")
-        f.boolean(kept, "store", True)
-        f.mapping(kept.get("metadata", {}), "metadata")
-        o.check_text(kept)
-        o.check_include(kept)
+        f.boolean(checked, "store", True)
+        f.mapping(checked.get("metadata", {}), "metadata")
+        o.check_text(checked)
+        o.check_include(checked)
         call = ChatCall(
-            model=f.text(kept, "model") or "",
+            model=f.text(checked, "model") or "",
             messages=with_tool_names(messages),
-            tools=() if chooses_none(kept.get("tool_choice", "auto")) else read,
-            max_tokens=f.integer(kept, "max_output_tokens", 1),
-            temperature=f.number(kept, "temperature", 0, 2),
-            top_p=f.number(kept, "top_p", 0, 1),
-            parallel_tool_calls=f.boolean(kept, "parallel_tool_calls", True),
-            effort=o.reasoning(kept),
+            tools=() if chooses_none(checked.get("tool_choice", "auto")) else read,
+            max_tokens=f.integer(checked, "max_output_tokens", 1),
+            temperature=f.number(checked, "temperature", 0, 2),
+            top_p=f.number(checked, "top_p", 0, 1),
+            parallel_tool_calls=f.boolean(checked, "parallel_tool_calls", True),
+            effort=o.reasoning(checked),
         )
-        groups = {} if _NAMESPACE in ignored else _groups(kept.get("tools", []))
-        return Asked(call=call, stream=f.boolean(kept, "stream"), body=kept, groups=groups)
+        groups = {} if _NAMESPACE in ignored else _groups(checked.get("tools", []))
+        return Asked(call=call, stream=f.boolean(checked, "stream"), body=checked, groups=groups)
 
     def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
         choice = answer.choices[0]
@@ -160,22 +160,22 @@ class Responses(WireFormat):
         choice = answer.choices[0]
         self._keep(asked, choice)
         begun = response(asked, [], None, None)
-        whole = response(asked, items_of(asked, choice), choice, _usage(answer))
-        return events_of(begun, whole)
+        final = response(asked, items_of(asked, choice), choice, _usage(answer))
+        return events_of(begun, final)
 
     def error(self, refused: RefusedCall) -> dict[str, Any]:
         return openai_error(refused)
 
     def stream_error(self, refused: RefusedCall) -> str:
-        told = {"message": str(refused), "param": refused.field or None, "code": refused.code or str(refused.status)}
-        return sse({"type": "error", "sequence_number": 0, **told}, "error")
+        error = {"message": str(refused), "param": refused.field or None, "code": refused.code or str(refused.status)}
+        return sse({"type": "error", "sequence_number": 0, **error}, "error")
 
-    def _earlier(self, kept: dict[str, Any]) -> tuple[Message, ...]:
-        name = f.text(kept, "previous_response_id")
+    def _earlier(self, body: dict[str, Any]) -> tuple[Message, ...]:
+        name = f.text(body, "previous_response_id")
         if name is None:
             return ()
-        found = self._kept.get(name)
-        if found is None:
+        messages = self._kept.get(name)
+        if messages is None:
             raise RefusedCall(
                 400,
                 f"previous_response_id: there is no response {name[:80]!r} of this session; the last {_KEPT} are kept, "
@@ -183,7 +183,7 @@ class Responses(WireFormat):
                 "previous_response_id",
                 code="previous_response_not_found",
             )
-        return found
+        return messages
 
     def _keep(self, asked: Asked, choice: Choice) -> None:
         if asked.body.get("store") is False:
@@ -191,8 +191,8 @@ class Responses(WireFormat):
         messages = asked.call.messages
         if asked.body.get("instructions"):
             messages = messages[1:]
-        self._kept[f"resp_{asked.id}"] = said = (*messages, choice.message)
-        self._characters += _size(said)
+        self._kept[f"resp_{asked.id}"] = messages_kept = (*messages, choice.message)
+        self._characters += _size(messages_kept)
         while len(self._kept) > _KEPT or (self._characters > _KEPT_CHARACTERS and len(self._kept) > 1):
             self._characters -= _size(self._kept.popitem(last=False)[1])
 
@@ -256,8 +256,8 @@ def _item(body: dict[str, Any], where: str, ignored: Collection[str]) -> Message
         )
         return Message("assistant", "", tool_calls=(call,))
     if kind == "function_call_output":
-        said = f.texts_of_parts(body.get("output"), f"{at}output", ("input_text", "output_text", "text"))
-        return Message("tool", said, tool_call_id=f.needed_text(body, "call_id", at, 512))
+        text = f.texts_of_parts(body.get("output"), f"{at}output", ("input_text", "output_text", "text"))
+        return Message("tool", text, tool_call_id=f.needed_text(body, "call_id", at, 512))
     if kind == "reasoning":
         shown = [part for key in ("content", "summary") for part in f.items(body.get(key) or [], f"{at}{key}", 2048)]
         return Message("assistant", "", reasoning=f.texts_of_parts(shown, where, ("reasoning_text", "summary_text")))
@@ -293,8 +293,8 @@ def _tool(value: Any, where: str, ignored: Collection[str]) -> Sequence[ToolSpec
         if f.mapping(tool, at).get("type") == "namespace":
             f.wrong(f"{at}.type", "namespace", "function: a namespace holds functions")
         for spec in _tool(tool, at, ignored):
-            said = f"{about}\n{spec.description}" if about and not specs else spec.description
-            specs.append(ToolSpec(_in_group(group, spec.name), said, spec.parameters))
+            description = f"{about}\n{spec.description}" if about and not specs else spec.description
+            specs.append(ToolSpec(_in_group(group, spec.name), description, spec.parameters))
     return specs
 
 
@@ -333,8 +333,8 @@ def items_of(asked: Asked, choice: Choice) -> list[dict[str, Any]]:
         items.append({"id": f"rs_{asked.id}", "type": "reasoning", "summary": [], "content": content})
     if message.content or not message.tool_calls:
         part = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
-        said = {"id": f"msg_{asked.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
-        items.append(said)
+        output = {"id": f"msg_{asked.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
+        items.append(output)
     for i, call in enumerate(message.tool_calls):
         group, name = asked.groups.get(call.name, (None, call.name))
         named = {"call_id": call.id, "name": name, "arguments": call.arguments}
@@ -378,11 +378,11 @@ def response(
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
-    said = answer.sampled
+    sampled = answer.sampled
     return {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": said,
+        "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": answer.prompt_tokens + said,
+        "total_tokens": answer.prompt_tokens + sampled,
     }

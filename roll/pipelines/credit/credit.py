@@ -76,7 +76,7 @@ class CreditAssigner:
         self._places_turns = identity and not normalised and config.estimator.reads_tokens
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return plain numbers."""
         return {"running": self._running.state(), "kl_coef": self._kl_coef}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class CreditAssigner:
         return advantages + config.distill.coef * taught
 
     def _shaped(self, scores: Tensor, weighted: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
-        """Weighted scores plus the configured penalties and bonuses, each logged on its own."""
+        """Return weighted scores plus the configured penalties and bonuses, each logged on its own."""
         config, shaped, lengths = self._config, weighted, rollouts.response_lengths
         limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
         if (cosine := config.cosine_length) is not None:
@@ -271,8 +271,8 @@ class CreditAssigner:
     def _token_rewards(
         self, rewards: Tensor, mask: Tensor, branches: Branches | None, steps: StepInputs | None, cost: Tensor | None
     ) -> Tensor:
-        """[R, T]: rewards of turns at their ends, or that of the episode at the end of each branch; minus the KL's
-        cost."""
+        """Return [R, T]: rewards of turns at their ends, or that of the episode at the end of each branch; minus the
+        KL's cost."""
         if self._places_turns:
             assert steps is not None, "only set where there are turns"
             placed = place_on_turns(steps.turn_rewards, steps.turn_index, mask).to(rewards.dtype)
@@ -285,7 +285,7 @@ class CreditAssigner:
         return whiten(placed, mask) if self._config.whiten_rewards else placed
 
     def _kept(self, rollouts: Rollouts, scores: Tensor, metrics: Metrics) -> Tensor:
-        """bool [R], trajectories that count in the loss."""
+        """Return bool [R], trajectories that count in the loss."""
         config, lengths = self._config, rollouts.response_lengths
         keep = torch.ones(len(scores), dtype=torch.bool)
         if config.max_len_mask:
@@ -310,11 +310,11 @@ class CreditAssigner:
             metrics.merge(staleness_metrics(staleness, batch.action_mask))
         if self._old_logprobs != "forward":
             return counted, None  # the update measures the mismatch in its first forward pass
-        found = corrected(config, batch, staleness)
-        metrics.merge(found.metrics)
+        correction = corrected(config, batch, staleness)
+        metrics.merge(correction.metrics)
         if config.train_infer_correction is None:
             return counted, None
-        return counted & unpad(found.keep, batch.offsets), unpad(found.weights, batch.offsets)
+        return counted & unpad(correction.keep, batch.offsets), unpad(correction.weights, batch.offsets)
 
     def _row_weights(
         self, rollouts: Rollouts, view: TrajectoryView, scores: Tensor, loss_mask: Tensor, step: int

@@ -72,8 +72,8 @@ def with_teacher(batch: TokenBatch, forward: Forward, *, top_k: int | None, voca
         vocabulary: tokens that there are, K. None: K is 1, the token that is there.
     """
     if vocabulary is None:
-        found = forward(batch, "logprobs").require("logprobs")
-        return batch.with_columns(teacher_ids=batch.token_ids[:, None], teacher_logprobs=found[:, None])
+        logprobs = forward(batch, "logprobs").require("logprobs")
+        return batch.with_columns(teacher_ids=batch.token_ids[:, None], teacher_logprobs=logprobs[:, None])
     batch, _ = _with_distributions(batch, forward, (), top_k=top_k, vocabulary=vocabulary)
     return batch
 
@@ -87,11 +87,11 @@ def with_reference(batch: TokenBatch, forward: Forward, *, top_k: int | None, vo
 def with_reference_kl(batch: TokenBatch, outputs: TokenOutputs) -> TokenBatch:
     """Return the batch with `reference_kl`, from the policy's `student_logprobs` in `outputs`."""
     policy, reference = outputs.reorder(batch.row_ids).require("student_logprobs"), batch.require("teacher_logprobs")
-    found = torch.zeros(batch.num_tokens)
+    kl = torch.zeros(batch.num_tokens)
     for part in batch.action_mask.nonzero()[:, 0].split(_TOKENS_AT_ONCE):
         mask = torch.ones(1, len(part), dtype=torch.bool)
-        found[part] = kl_divergence(policy[part][None], reference[part][None], mask, kind="full")[0]
-    return batch.with_columns(reference_kl=found)
+        kl[part] = kl_divergence(policy[part][None], reference[part][None], mask, kind="full")[0]
+    return batch.with_columns(reference_kl=kl)
 
 
 def _with_distributions(

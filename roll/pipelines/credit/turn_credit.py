@@ -68,12 +68,12 @@ class TrajectoryView:
         return pad_flat(column[self.positions], self.offsets, value)
 
     def unpad(self, padded: Tensor) -> Tensor:
-        """[R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
+        """Return [R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
         return padded.new_zeros(int(self.row_offsets[-1])).index_copy(0, self.positions, unpad(padded, self.offsets))
 
     @property
     def num_trajectories(self) -> int:
-        """R."""
+        """Return R."""
         return len(self.offsets) - 1
 
     def row_sums(self, column: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class TrajectoryView:
         return torch.zeros(len(self.row_trajectory)).index_add_(0, rows, column.float())
 
     def to_rows(self, per_trajectory: Tensor) -> Tensor:
-        """[R] -> [B]"""
+        """Return [R] as [B]."""
         return per_trajectory[self.row_trajectory]
 
 
@@ -130,11 +130,11 @@ def token_branches(rollouts: Rollouts, action_mask: Tensor) -> Branches | None:
         return None
     walks = []
     for row, each in enumerate(played):
-        places = action_mask[row].nonzero()[:, 0].tolist()
+        positions = action_mask[row].nonzero()[:, 0].tolist()
         ends = list(accumulate(turn.num_response_tokens - turn.num_fire_tokens for turn in each.turns))
-        assert ends[-1] == len(places), "rows and turns of a trajectory have the same action tokens"
-        of_turn = [places[start:end] for start, end in pairwise([0, *ends])]
-        walks.append([[place for turn in walk for place in of_turn[turn]] for walk in each.walks])
+        assert ends[-1] == len(positions), "rows and turns of a trajectory have the same action tokens"
+        of_turn = [positions[start:end] for start, end in pairwise([0, *ends])]
+        walks.append([[position for turn in walk for position in of_turn[turn]] for walk in each.walks])
     return Branches.of(walks, action_mask.shape[1])
 
 
@@ -154,17 +154,17 @@ class _PlayedTurns:
     def of(cls, trajectory: Trajectory) -> _PlayedTurns:
         turns: list[Turn] = []
         parents: list[int | None] = []
-        place: list[int | None] = []  # Of each turn: its own, or of the one with tokens that it follows
+        own_index: list[int | None] = []  # Of each turn: its own, or of the one with tokens that it follows
         carried = 0.0
         for turn, parent in zip(trajectory.turns, trajectory.parents, strict=True):
-            before = None if parent is None else place[parent]
+            before = None if parent is None else own_index[parent]
             if turn.num_response_tokens:
                 parents.append(before)
-                place.append(len(turns))
+                own_index.append(len(turns))
                 turns.append(turn.replace(reward=turn.reward + carried))
                 carried = 0.0
                 continue
-            place.append(before)
+            own_index.append(before)
             if before is None and not turns:
                 carried += turn.reward
             else:  # a context that begins without a token still follows what was played before it
@@ -178,7 +178,7 @@ class _PlayedTurns:
 
     @property
     def ends(self) -> list[int]:
-        """The last turn of each sequence."""
+        """Return the last turn of each sequence."""
         return [walk[-1] for walk in self.walks]
 
     def paid(self) -> list[Turn]:
@@ -201,7 +201,7 @@ def _walk(end: int, parents: Sequence[int | None]) -> list[int]:
 
 
 def comparison_groups(rollouts: Rollouts, grouping: str) -> Tensor:
-    """int64 [R]: trajectories whose rewards are compared share a number.
+    """Return int64 [R]: trajectories whose rewards are compared share a number.
 
     `traj_group`: of the same task; `state`: that began in the same state of the same kind of environment; `tags` and
     `inductive`: of the same tag; `batch`: all.
@@ -230,7 +230,7 @@ def require_states(rollouts: Rollouts, reader: str, *, first_only: bool = False)
 
 
 def state_metrics(steps: StepInputs, group_index: Tensor) -> Metrics:
-    """How many of `gigpo`'s groups of turns, one per state and task group, have nothing to compare."""
+    """Return how many of `gigpo`'s groups of turns, one per state and task group, have nothing to compare."""
     metrics, present = Metrics(), steps.turn_mask
     index = step_groups(group_index, steps.state_index)[present]
     size = group_moments(torch.zeros(len(index)), index).size

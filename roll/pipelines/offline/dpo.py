@@ -41,9 +41,11 @@ class DPOPipeline(PreferencePipeline):
         """Add what the loss compares with: the reference's log-probs, and for labelled rows the KL."""
         if not self.config.uses_reference:
             return batch
-        kept = [self._kept.get(key) for key in _contents(batch)]
-        known = [row for row in kept if row is not None]
-        batch = batch.with_columns(ref_logprobs=torch.cat(known) if len(known) == len(kept) else self._reference(batch))
+        cached = [self._kept.get(key) for key in _contents(batch)]
+        known = [row for row in cached if row is not None]
+        batch = batch.with_columns(
+            ref_logprobs=torch.cat(known) if len(known) == len(cached) else self._reference(batch)
+        )
         return batch if self.config.pairs else batch.with_columns(targets=self._kl(batch))
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -59,14 +61,15 @@ class DPOPipeline(PreferencePipeline):
         self._kept.update((key, row.clone()) for key, row in zip(_contents(batch), rows, strict=True))
 
     def _reference(self, batch: TokenBatch) -> Tensor:
-        """float32 [N], the reference's log-probs."""
+        """Return float32 [N], the reference's log-probs."""
         with self.timers.span("reference", waits=True):
             cluster = self.clusters.reference or self.clusters.actor_train
             outputs = self.forward(cluster, batch, "logprobs", adapters=not self.config.reference_is_actor)
         return outputs.require("logprobs")
 
     def _kl(self, batch: TokenBatch) -> Tensor:
-        """float32 [B], the policy's KL from the reference: the mean log-ratio of responses to other rows' prompts.
+        """Return float32 [B], the policy's KL from the reference: the mean log-ratio of responses to other rows'
+        prompts.
 
         0, the least that it can be, for a single row, as an epoch may leave for its last step.
         """

@@ -98,11 +98,11 @@ class EnvWorkload(Workload):
             max_envs_per_process=workers.max_env_num_per_worker,
             memory_limit_mb=workers.memory_limit_mb,
         )
-        given = {split: specs for split, specs in self._specs.items() if specs}
-        merged = {tag: spec for specs in given.values() for tag, spec in specs.items()}
-        if all(merged[tag] == spec for specs in given.values() for tag, spec in specs.items()):
-            return dict.fromkeys(given, start(merged))
-        return {split: start(specs) for split, specs in given.items()}
+        nonempty = {split: specs for split, specs in self._specs.items() if specs}
+        merged = {tag: spec for specs in nonempty.values() for tag, spec in specs.items()}
+        if all(merged[tag] == spec for specs in nonempty.values() for tag, spec in specs.items()):
+            return dict.fromkeys(nonempty, start(merged))
+        return {split: start(specs) for split, specs in nonempty.items()}
 
     def wait_ready(self) -> None:
         """Wait until every process has loaded its environments; raises `EnvLoadError`."""
@@ -193,18 +193,18 @@ class EnvWorkload(Workload):
         """Return success, reward and length by tag. An episode without a reward counts as failed, and in no mean."""
         values: dict[str, float] = {}
         succeeded = episodes = 0.0
-        for found in sorted(results_by_tag(groups), key=lambda result: result.tag):
-            numbers = {"reward": found.reward, "length_mean": found.tokens, "turns_mean": found.turns}
-            numbers |= {"failed": float(found.failed), "accuracy": found.success}
+        for tag_result in sorted(results_by_tag(groups), key=lambda result: result.tag):
+            numbers = {"reward": tag_result.reward, "length_mean": tag_result.tokens, "turns_mean": tag_result.turns}
+            numbers |= {"failed": float(tag_result.failed), "accuracy": tag_result.success}
             values |= {
-                f"val/{name_part(found.tag)}/{name}": value for name, value in numbers.items() if value is not None
+                f"val/{name_part(tag_result.tag)}/{name}": value for name, value in numbers.items() if value is not None
             }
-            if found.success is not None:
-                episodes += found.episodes - found.failed
-                succeeded += found.success * (found.episodes - found.failed)
-        for name, found_values in role_values((group.task.tag, t) for group in groups for t in group.survivors):
+            if tag_result.success is not None:
+                episodes += tag_result.episodes - tag_result.failed
+                succeeded += tag_result.success * (tag_result.episodes - tag_result.failed)
+        for name, role_numbers in role_values((group.task.tag, t) for group in groups for t in group.survivors):
             tag, _, rest = name.partition("/")
-            values[f"val/{tag}/role/{rest}"] = fmean(found_values)
+            values[f"val/{tag}/role/{rest}"] = fmean(role_numbers)
         if episodes:
             values["val/accuracy"] = succeeded / episodes
         if rewards := [t.reward for group in groups for t in group.survivors]:
@@ -250,7 +250,7 @@ def draw_episodes(
     folder: Path,
     specs: Mapping[str, EnvSpec],
     groups: Sequence[Group],
-    said: Callable[[Task, Sequence[int]], str],
+    response_of: Callable[[Task, Sequence[int]], str],
     *,
     timeout_s: float,
 ) -> None:
@@ -265,12 +265,12 @@ def draw_episodes(
         if not group.survivors:
             continue
         task, played = group.task, group.survivors[0]
-        if any(given.player == ENDPOINT for given in specs[task.tag].roles.values()):
+        if any(player.player == ENDPOINT for player in specs[task.tag].roles.values()):
             logger.warning("no picture of %s: a service plays one of its roles", task.id)
             continue
         responses: dict[str, list[str]] = defaultdict(list)
         for turn in played.turns:
-            responses[turn.role].append(said(task, turn.response_ids))
+            responses[turn.role].append(response_of(task, turn.response_ids))
         try:
             save_replay(specs[task.tag], task.seed, task.payload, responses, folder / task.id, timeout_s=timeout_s)
         except (RuntimeError, OSError) as error:

@@ -93,11 +93,11 @@ class ReplayPipeline(RLPipeline):
                 f"it has the token {outside[0]}, and {model} has {self._vocabulary} tokens: it was recorded with "
                 "another model"
             )
-        for token, said in recorded.items():
+        for token, text in recorded.items():
             (mine,) = self._texts.of_tokens([token])
-            if clean(mine) != said:
+            if clean(mine) != text:
                 raise ValueError(
-                    f"token {token} was {said!r}, and is {mine!r} for the tokenizer of {model}: it was recorded with "
+                    f"token {token} was {text!r}, and is {mine!r} for the tokenizer of {model}: it was recorded with "
                     "another tokenizer"
                 )
 

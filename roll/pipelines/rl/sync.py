@@ -123,8 +123,8 @@ class WeightSync:
         summary = self._compare(route, sent.summary, summaries, range(len(summaries)))
         self._last[part] = _Last(version, summary, sent.retained, route.snapshot)
         if route.transport == "file":
-            kept = [handle for last in self._last.values() for handle in last.kept]
-            files.discard(self._folder, keep=[] if self._delta else kept)
+            retained = [handle for last in self._last.values() for handle in last.kept]
+            files.discard(self._folder, keep=[] if self._delta else retained)
         logger.debug("version %d, %s: %s to %d engine(s) by %s in %.3f s", version, part, summary, len(summaries),
                      route.transport, time.perf_counter() - started)  # fmt: skip
         return summary
@@ -196,7 +196,7 @@ class WeightSync:
 
     @property
     def _delta(self) -> bool:
-        """Whether only changes are sent; in one process nothing is."""
+        """Return whether only changes are sent; in one process nothing is."""
         wanted = self._config.delta_weight_sync
         return wanted and self._template is not None and self._template.transport != "in_process"
 

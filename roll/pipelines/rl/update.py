@@ -39,9 +39,9 @@ def as_whole(config: RLConfig, piece: TokenBatch, role: str, *key: int | str) ->
         mask = piece.require("loss_mask")
         options = {name: value for name, value in covariance_options(config).items() if name.startswith("cov_")}
         generator = torch.Generator().manual_seed(stable_hash(*key, *piece.row_ids, bits=56))
-        found = covariances(piece.require("old_logprobs"), piece.require("advantages"), mask)
+        scores = covariances(piece.require("old_logprobs"), piece.require("advantages"), mask)
         select = load_object(config.loss.selects, key="policy_loss")
-        piece = piece.with_columns(selected=select(found, mask, generator, **options))
+        piece = piece.with_columns(selected=select(scores, mask, generator, **options))
     if config.loss_agg_mode == "prompt-mean":
         weights = torch.ones(len(piece)) if piece.loss_weight is None else piece.loss_weight
         rows = torch.repeat_interleave(torch.arange(len(piece)), piece.lengths)
@@ -59,7 +59,7 @@ def covariance_options(config: RLConfig) -> dict[str, float]:
 
 
 def train(cluster: Cluster, config: RLConfig, rollouts: Rollouts, step: int) -> Metrics:
-    """Every optimizer step that this batch is good for, on the actor's or the critic's cluster.
+    """Take every optimizer step that this batch is good for, on the actor's or the critic's cluster.
 
     The actor's first forward pass is under the weights before the update. Where no other pass was, it measures the
     train/infer mismatch; later passes meet other weights, where a difference is learning and not a mismatch.

@@ -41,12 +41,12 @@ def split_by_role(group: Group) -> list[Group]:
 def _of_role(trajectory: Trajectory, role: str, task_id: str, reward: float) -> Trajectory:
     """Return a trajectory of the turns of one role. The tokens of others before a turn join its prompt."""
     turns: list[Turn] = []
-    place: list[int | None] = []  # Of each turn among those of the role: its own, or of the last one before it
+    index_of: list[int | None] = []  # Of each turn among those of the role: its own, or of the last one before it
     heard: list[tuple[int, ...]] = []  # Tokens of others since then
     for turn, parent in zip(trajectory.turns, trajectory.parents, strict=True):
-        before, context = (None, ()) if parent is None else (place[parent], heard[parent])
+        before, context = (None, ()) if parent is None else (index_of[parent], heard[parent])
         if turn.role != role:
-            place.append(before)
+            index_of.append(before)
             heard.append((*context, *turn.prompt_ids, *turn.response_ids))
             continue
         resets = before is None and (bool(turns) or turn.resets_context)
@@ -54,7 +54,7 @@ def _of_role(trajectory: Trajectory, role: str, task_id: str, reward: float) -> 
         prompt, after = (*context, *turn.prompt_ids), None if follows else before
         routed = with_unrouted(turn.routed_experts, len(context))
         turns.append(turn.replace(prompt_ids=prompt, resets_context=resets, after=after, routed_experts=routed))
-        place.append(len(turns) - 1)
+        index_of.append(len(turns) - 1)
         heard.append(())
     return replace(trajectory, task_id=task_id, turns=tuple(turns), reward=reward, role_rewards={role: reward})
 
@@ -80,17 +80,17 @@ class Rollouts:
 
     @property
     def rewards(self) -> Tensor:
-        """float32 [R], as the reward functions and environments gave them."""
+        """Return float32 [R], as the reward functions and environments gave them."""
         return torch.tensor([t.reward for t in self.trajectories], dtype=torch.float32)
 
     @property
     def response_lengths(self) -> Tensor:
-        """int64 [R], tokens the policy chose."""
+        """Return int64 [R], tokens the policy chose."""
         return torch.tensor([t.num_response_tokens for t in self.trajectories])
 
     @property
     def truncated(self) -> Tensor:
-        """bool [R], cut off by a length or turn limit."""
+        """Return bool [R], cut off by a length or turn limit."""
         return torch.tensor([t.status == "truncated" for t in self.trajectories])
 
 
@@ -112,7 +112,7 @@ class _Row:
     context: tuple[int, ...]  # Turns before them that a row before trains
 
 
-def _rows_of(trajectory: Trajectory, place: int) -> list[_Row]:
+def _rows_of(trajectory: Trajectory, index: int) -> list[_Row]:
     """Return a row per branch, with what is new in it; branches in which that has no token are left out."""
     rows, branches, first = [], trajectory.branches, 0
     for k, branch in enumerate(branches):
@@ -120,7 +120,7 @@ def _rows_of(trajectory: Trajectory, place: int) -> list[_Row]:
         first = own.stop
         if any(trajectory.turns[position].num_response_tokens for position in own):
             name = trajectory.id if len(branches) == 1 else f"{trajectory.id}/{k}"
-            rows.append(_Row(name, place, own, context))
+            rows.append(_Row(name, index, own, context))
     return rows
 
 
@@ -142,7 +142,7 @@ def assemble(groups: Sequence[Group]) -> Rollouts:
 
 def cut_rows(members: Sequence[Member]) -> Rollouts:
     """Cut trajectories into rows as `assemble` does, which says what rows they are."""
-    rows = [row for place, member in enumerate(members) for row in _rows_of(member.trajectory, place)]
+    rows = [row for index, member in enumerate(members) for row in _rows_of(member.trajectory, index)]
     turns: list[tuple[Turn, bool]] = []  # And whether its row trains it
     plays: list[list[Turn]] = []  # Of each row
     offsets = [0]

@@ -46,7 +46,7 @@ class Collector(ABC):
 
     @property
     def progress(self) -> RolloutProgress:
-        """How far the playing is, for other threads. Default: nothing is played."""
+        """Return how far the playing is, for other threads. Default: nothing is played."""
         return RolloutProgress()
 
     def set_version(self, version: int) -> None:
@@ -104,7 +104,7 @@ class SyncCollector(Collector):
         return {"tasks": self._source.state_dict()}
 
     def restore(self, state: dict[str, Any], folder: Path) -> None:
-        """The prompts of groups that an asynchronous run had ready are played again."""
+        """Play the prompts of groups that an asynchronous run had ready again."""
         self._source.load_state_dict(state["tasks"])
         if (folder / READY_GROUPS).is_file():
             tasks = [ready.group.task for ready in load_groups(folder / READY_GROUPS, self._source.task)]

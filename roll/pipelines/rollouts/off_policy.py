@@ -88,11 +88,11 @@ def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
     wrong = ((staleness < 0) | (staleness > limit)).nonzero()[:, 0]
     if len(wrong):
         rows = torch.searchsorted(batch.offsets, wrong, right=True) - 1
-        place, row = int(wrong[0]), int(rows[0])
+        at, row = int(wrong[0]), int(rows[0])
         raise RuntimeError(
-            f"internal error: row {batch.row_ids[row]!r} has a token (position {place - int(batch.offsets[row])}) of "
-            f"weight version {int(versions[place])} in step {step}, which trains version {step - 1}: staleness "
-            f"{int(staleness[place])}, expected 0 to {limit} (async_generation_ratio {ratio:g}); "
+            f"internal error: row {batch.row_ids[row]!r} has a token (position {at - int(batch.offsets[row])}) of "
+            f"weight version {int(versions[at])} in step {step}, which trains version {step - 1}: staleness "
+            f"{int(staleness[at])}, expected 0 to {limit} (async_generation_ratio {ratio:g}); "
             f"{len(rows.unique())} row(s) are concerned"
         )
     return staleness
@@ -100,15 +100,15 @@ def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
 
 def staleness_metrics(staleness: Tensor, mask: Tensor) -> Metrics:
     """Return mean, largest value and shares of the action tokens' staleness."""
-    metrics, found = Metrics(), staleness[mask]
-    if not len(found):
+    metrics, counted = Metrics(), staleness[mask]
+    if not len(counted):
         return metrics
-    tokens = float(len(found))
-    metrics.add_mean("staleness/mean", float(found.sum()), tokens)
-    metrics.add_max("staleness/max", float(found.max()))
-    metrics.add_mean("staleness/share_0", float((found == 0).sum()), tokens)
-    metrics.add_mean("staleness/share_1", float((found == 1).sum()), tokens)
-    metrics.add_mean("staleness/share_2_or_more", float((found >= 2).sum()), tokens)
+    tokens = float(len(counted))
+    metrics.add_mean("staleness/mean", float(counted.sum()), tokens)
+    metrics.add_max("staleness/max", float(counted.max()))
+    metrics.add_mean("staleness/share_0", float((counted == 0).sum()), tokens)
+    metrics.add_mean("staleness/share_1", float((counted == 1).sum()), tokens)
+    metrics.add_mean("staleness/share_2_or_more", float((counted >= 2).sum()), tokens)
     return metrics
 
 
@@ -126,7 +126,7 @@ def corrected(config: RLConfig, batch: TokenBatch, staleness: Tensor) -> Correct
     if rule is not None and not decoupled:
         weighs, cap = rule.importance_upper is not None, rule.importance_upper
         more = {"weight_lower": rule.importance_lower, "weight_mean_one": rule.importance_mean_one}
-    found = correct(
+    correction = correct(
         batch.pad("old_logprobs"),
         batch.pad("sampling_logprobs"),
         mask,
@@ -139,9 +139,9 @@ def corrected(config: RLConfig, batch: TokenBatch, staleness: Tensor) -> Correct
         fresh=pad_flat(staleness, batch.offsets) == 0 if config.async_generation_ratio > 0 else None,
     )
     if not decoupled:
-        return found
-    rejected = mask & (found.weights == 0)  # by `icepop`, or undefined
-    return replace(found, weights=torch.where(rejected, 0.0, torch.ones_like(found.weights)))
+        return correction
+    rejected = mask & (correction.weights == 0)  # by `icepop`, or undefined
+    return replace(correction, weights=torch.where(rejected, 0.0, torch.ones_like(correction.weights)))
 
 
 def _filters(rule: TrainInferCorrection) -> tuple[Filter, ...]:

@@ -81,11 +81,11 @@ def token_texts(files: RecordedRollouts, step: int) -> dict[int, str]:
         texts = table["token_texts"].combine_chunks().flatten()
         if len(ids) != len(texts):
             raise ValueError(f"it has {len(ids)} tokens and {len(texts)} texts of tokens")
-        distinct, places = np.unique(np.asarray(ids.to_numpy(zero_copy_only=False)), return_index=True)
-        said = texts.take(places).to_pylist()
+        distinct, positions = np.unique(np.asarray(ids.to_numpy(zero_copy_only=False)), return_index=True)
+        shown = texts.take(positions).to_pylist()
     except _UNREADABLE as error:
         raise RecordingError(f"{path} can't be replayed: {error}") from error
-    return dict(zip(distinct.tolist(), said, strict=True))
+    return dict(zip(distinct.tolist(), shown, strict=True))
 
 
 def _rows(files: RecordedRollouts, step: int) -> list[dict[str, Any]]:
@@ -112,20 +112,20 @@ def _rows(files: RecordedRollouts, step: int) -> list[dict[str, Any]]:
 def _require_numbers(row: Row) -> None:
     """Raise `ValueError` unless every token that the policy chose has a log-prob that a ratio can be made of."""
     sampled = zip(row["sampling_logprobs"], row["action_mask"], strict=True)
-    for place, (logprob, chosen) in enumerate(sampled):
+    for position, (logprob, chosen) in enumerate(sampled):
         if chosen and (logprob is None or not math.isfinite(logprob)):
-            raise ValueError(f"row {row['row_id']!r} has the sampling log-prob {logprob} at token {place}")
+            raise ValueError(f"row {row['row_id']!r} has the sampling log-prob {logprob} at token {position}")
 
 
 def _members(rows: Sequence[Row], version: int) -> Iterator[Member]:
     """Yield the trajectories that a file's rows are of, in their order."""
     tasks: dict[str, int] = {}
-    seen: set[tuple[str, int]] = set()
+    members: set[tuple[str, int]] = set()
     for (task_id, member), of in groupby(rows, key=lambda row: (row["task_id"], row["member"])):
         own = list(of)
-        if (task_id, member) in seen or (task_id in tasks and tasks[task_id] != len(tasks) - 1):
+        if (task_id, member) in members or (task_id in tasks and tasks[task_id] != len(tasks) - 1):
             raise ValueError(f"rows of {task_id!r} aren't beside each other")
-        seen.add((task_id, member))
+        members.add((task_id, member))
         group = tasks.setdefault(task_id, len(tasks))
         trajectory = _trajectory(own, version)
         yield Member(group, _task(own[0]), trajectory, f"{episode_task(trajectory)}#{member}")
@@ -187,50 +187,50 @@ def _trajectory(rows: Sequence[Row], version: int) -> Trajectory:
 
 
 def _is_number(value: float) -> bool:
-    """Whether a number is finite where it is computed with, in float32."""
+    """Return whether a number is finite where it is computed with, in float32."""
     return bool(np.isfinite(np.float64(value))) and abs(value) <= float(np.finfo(np.float32).max)
 
 
 def _turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
     """Return the turns of an episode: each is in the row that trains it, or in none."""
-    found: dict[int, Turn] = {}
+    turns: dict[int, Turn] = {}
     for row in rows:
         end = 0
         for turn in row["turns"]:
-            end = _add(found, turn, row, end, row["token_ids"])
+            end = _add(turns, turn, row, end, row["token_ids"])
         if end != len(row["token_ids"]):
             raise ValueError(f"the turns of row {row['row_id']!r} have {end} of its {len(row['token_ids'])} tokens")
     end, left = 0, rows[0]["untrained_token_ids"] or []
     for turn in rows[0]["untrained_turns"] or ():
         if turn["response_tokens"]:
             raise ValueError(f"turn {turn['number']} of {rows[0]['row_id']!r} has a response that no row trains")
-        end = _add(found, turn, rows[0], end, left)
-    if sorted(found) != list(range(len(found))):
+        end = _add(turns, turn, rows[0], end, left)
+    if sorted(turns) != list(range(len(turns))):
         raise ValueError(
-            f"row {rows[0]['row_id']!r} and those beside it have the turns {sorted(found)}: some are missing"
+            f"row {rows[0]['row_id']!r} and those beside it have the turns {sorted(turns)}: some are missing"
         )
-    return tuple(found[number] for number in range(len(found)))
+    return tuple(turns[number] for number in range(len(turns)))
 
 
-def _add(found: dict[int, Turn], turn: Row, row: Row, start: int, ids: Sequence[int]) -> int:
+def _add(turns: dict[int, Turn], turn: Row, row: Row, start: int, ids: Sequence[int]) -> int:
     """Add a turn to those found, unless another row trains it; return where the next one starts."""
-    given, response, name = turn["prompt_tokens"], turn["response_tokens"], row["row_id"]
-    if turn["start"] != start or given is None or response is None or min(given, response) < 0:
+    prompt, response, name = turn["prompt_tokens"], turn["response_tokens"], row["row_id"]
+    if turn["start"] != start or prompt is None or response is None or min(prompt, response) < 0:
         raise ValueError(f"turn {turn['number']} of row {name!r} doesn't begin where the one before it ends")
-    acted = start + given
+    acted = start + prompt
     end = acted + response
     if end > len(ids):
         raise ValueError(f"the turns of row {name!r} have more tokens than the row")
     if turn["shared"]:
         return end
-    if turn["number"] in found:
+    if turn["number"] in turns:
         raise ValueError(f"turn {turn['number']} of {name!r} is in two rows")
     if turn["finish_reason"] not in get_args(FinishReason):
         raise ValueError(f"turn {turn['number']} of row {name!r} ended by {turn['finish_reason']!r}")
     if turn["reward"] is None or not _is_number(turn["reward"]):
         raise ValueError(f"turn {turn['number']} of row {name!r} has no reward that is a number")
     acting = row["action_mask"][acted:end]
-    found[turn["number"]] = Turn(
+    turns[turn["number"]] = Turn(
         prompt_ids=tuple(ids[start:acted]),
         response_ids=tuple(ids[acted:end]),
         logprobs=tuple(row["sampling_logprobs"][acted:end]) if response else (),
@@ -271,5 +271,5 @@ def _with_greedy(rollouts: Rollouts, rows: Sequence[Row]) -> Rollouts:
         if not (math.isnan(score) or _is_number(score)):
             raise ValueError(f"row {row['row_id']!r} has a greedy_reward that is no number")
         scores[number] = score
-    found = torch.tensor(scores, dtype=torch.float32)
-    return rollouts if bool(found.isnan().all()) else replace(rollouts, greedy_scores=found)
+    greedy = torch.tensor(scores, dtype=torch.float32)
+    return rollouts if bool(greedy.isnan().all()) else replace(rollouts, greedy_scores=greedy)

@@ -19,7 +19,7 @@ from roll.types.trajectory import Group, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
-_MOST_DROPPED = 1024
+_MAX_DROPPED = 1024
 """Dropped episodes of one step whose rows are kept; the others are counted in the metrics alone."""
 
 
@@ -27,9 +27,9 @@ class RolloutDump:
     """One per run; does nothing without `rollout_dump_dir`."""
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
-        place = config.extra_output_dirs.get("rollout_dump_dir")
+        folder = config.extra_output_dirs.get("rollout_dump_dir")
         self._config = config
-        self._folder = Path(place) if place else None
+        self._folder = Path(folder) if folder else None
         pictures = config.extra_output_dirs.get("render_save_dir")
         self._pictures = Path(pictures) if pictures else None
         self._texts = Texts(tokenizer)
@@ -61,7 +61,7 @@ class RolloutDump:
 
     def dropped(self, task: Task, trajectories: Iterable[Trajectory], reason: str = "") -> None:
         """Keep episodes that aren't trained on until the step's files are written."""
-        if self._folder is not None and len(self._dropped) < _MOST_DROPPED:
+        if self._folder is not None and len(self._dropped) < _MAX_DROPPED:
             self._dropped += played_rows(task, trajectories, self._texts, reason)
 
     def step(self, step: int, rollouts: Rollouts) -> None:

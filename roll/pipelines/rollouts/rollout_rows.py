@@ -53,7 +53,7 @@ class Texts:
 
     @cached_property
     def _parser(self) -> str:
-        """Empty where the template writes calls in a form that isn't known: then none are found."""
+        """Return the parser of calls; empty where the template writes them in a form that isn't known."""
         if not getattr(self._tokenizer, "chat_template", None):
             return "hermes"
         try:
@@ -186,11 +186,11 @@ def _row(
 
 
 def _turns(trajectory: Trajectory, branch: Sequence[int], own: int, texts: Texts) -> list[dict[str, Any]]:
-    found, start = [], 0
+    turns, start = [], 0
     for position in branch:
         turn = trajectory.turns[position]
         response = texts.decode(turn.response_ids)
-        found.append(
+        turns.append(
             {
                 "number": position,
                 "shared": position < own,
@@ -211,25 +211,28 @@ def _turns(trajectory: Trajectory, branch: Sequence[int], own: int, texts: Texts
             }
         )
         start += turn.num_tokens
-    return found
+    return turns
 
 
 def _numbers(columns: Mapping[str, Any]) -> dict[str, float | int | None]:
     """Return what a row's token columns add up to over its action tokens, for sorting and filtering."""
     mask = columns["action_mask"]
-    found: dict[str, float | int | None] = {"num_response_tokens": int(mask.sum())}
+    numbers: dict[str, float | int | None] = {"num_response_tokens": int(mask.sum())}
     if not mask.any():
-        return found
-    found |= {"version_min": int(columns["versions"][mask].min()), "version_max": int(columns["versions"][mask].max())}
+        return numbers
+    numbers |= {
+        "version_min": int(columns["versions"][mask].min()),
+        "version_max": int(columns["versions"][mask].max()),
+    }
     if "advantages" in columns:
-        found["advantage"] = float(columns["advantages"][mask].mean())
+        numbers["advantage"] = float(columns["advantages"][mask].mean())
     if "old_logprobs" in columns:
         off = np.abs(columns["old_logprobs"][mask] - columns["sampling_logprobs"][mask])
-        found |= {"mismatch_mean": float(off.mean()), "mismatch_max": float(off.max())}
+        numbers |= {"mismatch_mean": float(off.mean()), "mismatch_max": float(off.max())}
     if "ref_logprobs" in columns:
         policy = columns.get("old_logprobs", columns["sampling_logprobs"])
-        found["kl_mean"] = float((policy[mask] - columns["ref_logprobs"][mask]).mean())
-    return found
+        numbers["kl_mean"] = float((policy[mask] - columns["ref_logprobs"][mask]).mean())
+    return numbers
 
 
 def column_notes(rollouts: Rollouts, reasons: Mapping[str, str]) -> dict[str, str]:

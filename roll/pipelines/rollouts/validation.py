@@ -148,12 +148,12 @@ def _votes(domain: str, groups: Sequence[Group], config: ValidationConfig) -> di
 def episode_success(trajectory: Trajectory) -> float | None:
     """Return 1 or 0 as the last turn says, with several roles the mean of what their last turns say; None where none
     does. Of branches, any of which may have been played last, the last that says so."""
-    told = []
+    outcomes = []
     for role in dict.fromkeys(turn.role for turn in trajectory.turns):
         own = [turn for turn in trajectory.turns if turn.role == role]
         last = own if any(turn.after is not None for turn in own) else own[-1:]
-        told += [turn.metrics["success"] for turn in reversed(last) if "success" in turn.metrics][:1]
-    return fmean(told) if told else None
+        outcomes += [turn.metrics["success"] for turn in reversed(last) if "success" in turn.metrics][:1]
+    return fmean(outcomes) if outcomes else None
 
 
 def successes(trajectories: Sequence[Trajectory]) -> list[float]:

@@ -34,7 +34,7 @@ class TrainingSource(ResumableTaskSource, Protocol):
 
     @property
     def remaining(self) -> int | None:
-        """Tasks that are left; None without end."""
+        """Return tasks that are left; None without end."""
 
 
 class Workload(ABC):

@@ -105,7 +105,7 @@ class Checkpoints:
             self._store.remove(loaded)
 
     def _upload(self, remote: RemoteCheckpoints, checkpoint: Checkpoint) -> None:
-        """A failure doesn't end the run, whose state is on the disk; the next upload makes up for it, and its end asks
+        """Upload a checkpoint. A failure doesn't end the run; the next upload makes up for it, and its end asks
         for it again."""
         try:
             self._upload_with_best(remote, checkpoint)

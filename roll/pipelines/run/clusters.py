@@ -42,44 +42,44 @@ class Clusters:
 
     @property
     def actor_train(self) -> Cluster:
-        """The policy that learns."""
+        """Return the policy that learns."""
         return self.by_role["actor_train"]
 
     @property
     def actor_infer(self) -> Cluster:
-        """Its copies that generate, in pipelines with rollouts."""
+        """Return its copies that generate, in pipelines with rollouts."""
         return self.by_role["actor_infer"]
 
     @property
     def reference(self) -> Cluster | None:
-        """The frozen policy."""
+        """Return the frozen policy."""
         return self.by_role.get("reference")
 
     @property
     def teachers(self) -> dict[str, Cluster]:
-        """The frozen models that teach the policy, by role."""
+        """Return the frozen models that teach the policy, by role."""
         return {
             role: cluster for role, cluster in self.by_role.items() if role.split(".")[0] in ("teacher", "teachers")
         }
 
     @property
     def critic(self) -> Cluster | None:
-        """The value model."""
+        """Return the value model."""
         return self.by_role.get("critic")
 
     @property
     def reward_models(self) -> dict[str, Cluster]:
-        """The classifiers that score, by role."""
+        """Return the classifiers that score, by role."""
         return {role: cluster for role, cluster in self.by_role.items() if role.startswith("reward_model")}
 
     @property
     def judge(self) -> Cluster | None:
-        """The language model that grades, where it is an engine of the run."""
+        """Return the language model that grades, where it is an engine of the run."""
         return self.by_role.get("judge")
 
 
 def placements(config: RunConfig) -> list[RolePlacement]:
-    """Where every rank of every started role runs, with the environment variables of its process."""
+    """Return where every rank of every started role runs, with the environment variables of its process."""
     plan = config.placement
     result = []
     for role, worker in config.roles.items():
@@ -95,7 +95,7 @@ def placements(config: RunConfig) -> list[RolePlacement]:
 
 
 def _under_nsight(config: RunConfig, role: str, ranks: int) -> dict[int, dict[str, str]]:
-    """Options of Nsight Systems for the ranks of a role whose processes Ray starts under it."""
+    """Return options of Nsight Systems for the ranks of a role whose processes Ray starts under it."""
     options = config.profiler
     if "nsight" not in options.tools or not config.profile_steps or (options.roles and role not in options.roles):
         return {}
@@ -104,7 +104,7 @@ def _under_nsight(config: RunConfig, role: str, ranks: int) -> dict[int, dict[st
 
 
 def ray_address(config: RunConfig) -> str | None:
-    """A run on one machine starts a Ray of its own; one on several joins the one that `ray start` spans over them."""
+    """Return where to join a Ray: a run on one machine starts its own; one on several joins that of `ray start`."""
     return "auto" if config.joins_ray else None
 
 

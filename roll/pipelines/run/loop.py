@@ -71,7 +71,7 @@ class Loop(ABC):
     @property
     @abstractmethod
     def validates_first(self) -> bool:
-        """Whether the starting model is validated."""
+        """Return whether the starting model is validated."""
 
     def stop(self) -> None:
         """End what the loop itself has begun, also after a failure. Default: there is nothing."""
@@ -143,7 +143,7 @@ class Loop(ABC):
 
     @property
     def validation_period(self) -> int | None:
-        """Steps between validations; 0 or None: there are none."""
+        """Return steps between validations; 0 or None: there are none."""
         return self.config.eval_steps
 
     def conclude(self, step: int, values: dict[str, float]) -> None:
@@ -204,8 +204,8 @@ class Loop(ABC):
     def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: Output, adapters: bool = True) -> TokenOutputs:
         """Run one forward pass over all rows."""
         self.offloader.onload(cluster.role)
-        found: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)
-        return found
+        scored: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)
+        return scored
 
 
 @contextlib.contextmanager

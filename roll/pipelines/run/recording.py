@@ -124,10 +124,10 @@ class RunRecorder:
         return StepPlan(rank, roles=options.roles, ranks=options.ranks)
 
     def _records(self, start_ns: int) -> list[RankRecord]:
-        found: list[RankRecord] = []
+        records: list[RankRecord] = []
         for role, cluster in self._clusters.by_role.items():
-            found += self._of(role, cluster, start_ns)
-        return found
+            records += self._of(role, cluster, start_ns)
+        return records
 
     def _of(self, role: str, cluster: Cluster, start_ns: int) -> list[RankRecord]:
         try:

@@ -57,7 +57,7 @@ class DeviceOffloader:
 
     @property
     def offloaded(self) -> Mapping[str, set[str]]:
-        """What of each role isn't on its devices."""
+        """Return what of each role isn't on its devices."""
         return self._offloaded
 
     def onload(self, role: str) -> None:

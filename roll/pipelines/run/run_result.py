@@ -24,39 +24,39 @@ class RunResult:
 
     @property
     def model_path(self) -> Path | None:
-        """The trained model as a Hugging Face folder, which `from_pretrained` takes; None: none was written."""
+        """Return the trained model as a Hugging Face folder, which `from_pretrained` takes; None: none was written."""
         path = self.config.export_path
         return path if self.config.exports and (path / "config.json").is_file() else None
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """A dictionary for each row, by step: what docs/metrics.md lists. `pandas.DataFrame` takes the list."""
+        """Return a dictionary for each row, by step: what docs/metrics.md lists. `pandas.DataFrame` takes the list."""
         return self._lines(METRICS_FILE)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """Some responses of each validation, as text, if `log_val_generations` asks for them."""
+        """Return some responses of each validation, as text, if `log_val_generations` asks for them."""
         return self._lines(SAMPLES_FILE)
 
     @property
     def summary(self) -> dict[str, float]:
-        """The closing numbers; empty if the run hasn't ended well."""
+        """Return the closing numbers; empty if the run hasn't ended well."""
         file = self.config.logging_path / SUMMARY_FILE
         if not file.is_file():
             return {}
-        found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        numbers: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+        return numbers
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Folders of the complete checkpoints, the oldest first."""
+        """Return folders of the complete checkpoints, the oldest first."""
         from roll.checkpoint import CheckpointStore
 
         return [checkpoint.path for checkpoint in reversed(CheckpointStore(self.config.checkpoint_path).complete())]
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """Folder of the checkpoint that `save_best` has chosen; None: there is none."""
+        """Return the folder of the checkpoint that `save_best` has chosen; None: there is none."""
         from roll.checkpoint import CheckpointStore
 
         best = CheckpointStore(self.config.checkpoint_path).best()
@@ -72,12 +72,12 @@ class RunResult:
 
         Raises `ValueError` if the run kept none, or none of that step.
         """
-        place = self.config.extra_output_dirs.get("rollout_dump_dir")
-        if not place:
+        folder = self.config.extra_output_dirs.get("rollout_dump_dir")
+        if not folder:
             raise ValueError("the run kept no rollouts; set rollout_dump_dir, e.g. to <output_dir>/rollouts")
-        rows = list(RecordedRollouts(Path(place)).rows(step))
+        rows = list(RecordedRollouts(Path(folder)).rows(step))
         if not rows:
-            raise ValueError(f"{place} has no rollouts")
+            raise ValueError(f"{folder} has no rollouts")
         return rows
 
     def _lines(self, name: str) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def answers(tokenizer: Any, asked: Sequence[Question]) -> list[tuple[str, str]]:
     from roll.types.chat import ToolSpec
 
     tool = ToolSpec("look_up", "Look up.", {"type": "object", "properties": {"word": {"type": "string"}}})
-    found = []
+    problems = []
     for question in asked:
         try:
             agent = Agent(tokenizer, variables=question.variables)
@@ -101,5 +101,5 @@ def answers(tokenizer: Any, asked: Sequence[Question]) -> list[tuple[str, str]]:
             elif getattr(tokenizer, "chat_template", None):
                 resolve_parser(question.parser, tokenizer)
         except ValueError as error:  # TemplateError is one
-            found.append((question.path, str(error)))
-    return list(dict.fromkeys(found))
+            problems.append((question.path, str(error)))
+    return list(dict.fromkeys(problems))

@@ -49,8 +49,8 @@ def write_from_checkpoint(
     try:
         export_checkpoint(checkpoint, config.export_path, Merge(), config=config)
     except (CheckpointWriteError, ValueError, OSError) as again:
-        told = first_line(again)
-        more = "" if told in str(error) else f"; from its checkpoint neither: {told}"
+        second_reason = first_line(again)
+        more = "" if second_reason in str(error) else f"; from its checkpoint neither: {second_reason}"
         raise CheckpointWriteError(f"{error}{more}; {way}, to a disk with room") from error
     logger.warning("the model was written to %s from %s", config.export_path, checkpoint.path)
 

@@ -77,7 +77,7 @@ class InferWorker(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def poll(self, budget: float) -> list[Completion]:
-        """Work for a while; what has finished."""
+        """Work for a while; return what has finished."""
         return self._probes.poll(budget)
 
     @dispatch(Dispatch.ONE_TO_ALL)
@@ -131,7 +131,7 @@ class ClusterEngines:
 
     @property
     def world_size(self) -> int:
-        """Number of engines."""
+        """Return the number of engines."""
         return self._cluster.world_size
 
     async def submit(self, rank: int, requests: Sequence[Request]) -> None:
@@ -148,10 +148,10 @@ class ClusterEngines:
 
 
 def engine_died(error: BaseException) -> bool:
-    """Whether an error of the inference cluster says that an engine is gone and a new one may take its place."""
+    """Return whether an error of the inference cluster says that an engine is gone and a new one may take its place."""
     return isinstance(error, WorkerFailed) and error.type_name == EngineDied.__name__
 
 
 def uses_lockstep_driver(config: RLConfig) -> bool:
-    """Whether the scheduler decides when engines compute; with generation ahead of training nobody may wait so."""
+    """Return whether the scheduler decides when engines compute; it doesn't with generation ahead of training."""
     return is_lockstep(config.actor_infer.strategy_args.strategy_name) and config.async_generation_ratio == 0

@@ -82,12 +82,12 @@ class EndpointJudge:
 
     @property
     def retried(self) -> int:
-        """Tries after the first, of all requests so far."""
+        """Return tries after the first, of all requests so far."""
         return self._endpoint.retried
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What answers depend on besides the messages."""
+        """Return what answers depend on besides the messages."""
         args = self._config.generating_args
         return (self._config.endpoint, self._config.model, repr(args), self._config.request_args)
 

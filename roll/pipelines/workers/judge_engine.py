@@ -107,7 +107,7 @@ class EngineJudge:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What answers depend on besides the messages."""
+        """Return what answers depend on besides the messages."""
         strategy = self._judge.strategy_args.strategy_name
         variables = json.dumps(self._judge.chat_template_kwargs, sort_keys=True)
         return (
@@ -163,13 +163,13 @@ class EngineJudge:
     async def _place_and_wait(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
         waiting: list[tuple[Future[Verdict], Request, asyncio.Future[Completion]]] = []
         by_rank: dict[int, list[_Asked]] = {}
-        for place, (key, messages, future) in enumerate(gathered):
+        for index, (key, messages, future) in enumerate(gathered):
             try:
                 request = self._request(key, messages)
             except Exception as error:  # noqa: BLE001 - of this response alone
                 _end(future, error=error if isinstance(error, JudgeFailed) else JudgeFailed(str(error)))
                 continue
-            rank = place % self._cluster.world_size
+            rank = index % self._cluster.world_size
             if not self._lockstep:
                 rank = min(range(self._cluster.world_size), key=lambda r: (len(self._running[r]), r))
             asked = _Asked(request, asyncio.get_running_loop().create_future())

@@ -30,11 +30,11 @@ class JudgeBackend(Protocol):
 
     @property
     def retried(self) -> int:
-        """Tries after the first, of all requests so far."""
+        """Return tries after the first, of all requests so far."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What answers depend on besides the messages."""
+        """Return what answers depend on besides the messages."""
 
     def ask(self, key: str, messages: Messages) -> Future[Verdict]:
         """Queue one request."""

@@ -66,7 +66,7 @@ class RewardTexts:
 
     @classmethod
     def of(cls, config: RLVRConfig, role: str = "reward_model") -> RewardTexts:
-        """Those of a run, with the tokenizer and the context length of this reward model."""
+        """Return those of a run, with the tokenizer and the context length of this reward model."""
         model = config.sections[role]
         assert isinstance(model, RewardModelConfig)
         args = resolved_model_args(config, role)
@@ -74,7 +74,7 @@ class RewardTexts:
         return cls(model, load_tokenizer(args), context_length=limit, role=role)
 
     def encode(self, request: RewardRequest) -> EncodedText:
-        """Token ids within the limit; raises `UnscorableText` or `TemplateError`."""
+        """Return token ids within the limit; raises `UnscorableText` or `TemplateError`."""
         ids = self._encoder.encode(request.task, request.response)
         if len(ids) < 2:
             raise UnscorableText("prompt and response together have a single token, too little for a score")
@@ -99,7 +99,7 @@ class RewardModelClient:
     """Scores responses on the cluster of a role such as `reward_model`. Close it, or use it in a `with` block."""
 
     def __init__(self, cluster: Cluster, texts: RewardTexts, *, retries: int = 0) -> None:
-        """`retries`: further tries of a response whose forward pass raised."""
+        """Take the model; `retries`: tries after the first of a response whose forward pass raised."""
         self._cluster = cluster
         self._texts = texts
         self._retries = retries

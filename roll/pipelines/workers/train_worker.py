@@ -92,7 +92,7 @@ class ForwardWorker(Worker):
 
     @dispatch(Dispatch.SPLIT_BY_DP)
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], adapters: bool = True) -> TokenOutputs:
-        """Log-probs, entropy or values under the current weights, or under those of the base model."""
+        """Return log-probs, entropy or values under the current weights, or under those of the base model."""
         return self.strategy.forward(batch, outputs, adapters=adapters)
 
     @dispatch(Dispatch.ONE_TO_ALL)
@@ -118,7 +118,7 @@ class TrainWorker(ForwardWorker):
 
     @dispatch(Dispatch.SPLIT_BY_DP)
     def train_step(self, batch: TokenBatch, pre_update_version: int | None = None) -> Metrics:
-        """One optimizer step over a mini-batch.
+        """Take one optimizer step over a mini-batch.
 
         `pre_update_version`: version of the weights as long as nothing of the batch has been trained on, for the
         mismatch between sampler and trainer. None: it isn't measured.

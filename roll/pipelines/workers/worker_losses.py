@@ -52,8 +52,8 @@ def divergence_of(config: Distillation | RowDistillation) -> Callable[[TokenOutp
     def compute(outputs: TokenOutputs, batch: TokenBatch, mask: Tensor) -> Tensor:
         student = outputs.pad("student_logprobs")
         teacher = batch.pad("teacher_logprobs").to(student)
-        found: Tensor = diverge(student, teacher, mask, **{**defaults, **config.divergence_args})
-        return found
+        divergences: Tensor = diverge(student, teacher, mask, **{**defaults, **config.divergence_args})
+        return divergences
 
     return compute
 
@@ -83,12 +83,12 @@ def _taught(config: RowDistillation) -> LossFn:
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         mask, metrics = batch.pad("loss_mask", False), Metrics()
-        nll, apart = sft_loss(outputs.pad("logprobs"), mask), divergence(outputs, batch, mask)
+        nll, diverged = sft_loss(outputs.pad("logprobs"), mask), divergence(outputs, batch, mask)
         tokens = mask.sum()
         metrics.add_mean("sft/loss", nll.detach().double().sum(), tokens)
-        metrics.add_mean("distill/divergence", apart.detach().double().sum(), tokens)
+        metrics.add_mean("distill/divergence", diverged.detach().double().sum(), tokens)
         metrics.add_sum("sft/tokens", tokens)
-        losses = config.coef * apart + config.sft_coef * nll
+        losses = config.coef * diverged + config.sft_coef * nll
         loss = aggregate(losses, mask, sizes, mode="token-mean", row_weights=batch.loss_weight)
         return LossTerms(loss=loss, metrics=metrics)
 
@@ -96,7 +96,7 @@ def _taught(config: RowDistillation) -> LossFn:
 
 
 def actor_loss(config: RLConfig) -> LossFn:
-    """Return policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
+    """Return the policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
 
     Reads `loss_mask`, `advantages`, and where present `old_logprobs` (else the log-probs of this very forward pass: the
     batch gets a single optimizer step), `sampling_logprobs`, `ref_logprobs`, `importance_weights`, `loss_weight`.
@@ -159,7 +159,7 @@ def actor_loss(config: RLConfig) -> LossFn:
 
 
 def _importance_cap(config: RLConfig) -> float:
-    """The largest importance weight of a token, whichever key bounds it."""
+    """Return the largest importance weight of a token, whichever key bounds it."""
     correction = config.train_infer_correction
     own = config.loss_options.get("behave_cap", config.decoupled_ppo_cap)
     caps = (None if correction is None else correction.importance_upper, own)
@@ -169,8 +169,8 @@ def _importance_cap(config: RLConfig) -> float:
 def _has_advantage(batch: TokenBatch) -> Tensor:
     counts = batch.require("loss_mask") & (batch.require("advantages") != 0)
     rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
-    found = torch.zeros(len(batch), dtype=torch.bool).index_put((rows[counts],), torch.tensor(True))
-    return found if batch.loss_weight is None else found & (batch.loss_weight != 0)
+    result = torch.zeros(len(batch), dtype=torch.bool).index_put((rows[counts],), torch.tensor(True))
+    return result if batch.loss_weight is None else result & (batch.loss_weight != 0)
 
 
 def with_mismatch_metrics(loss_fn: LossFn, version: int, *, mixed_versions: bool) -> LossFn:

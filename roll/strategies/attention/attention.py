@@ -28,7 +28,7 @@ _SMALLEST_BLOCK = 128
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, rows: RowPlan, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention within each row of a line: [N, H, E].
+    """Return causal attention within each row of a line: [N, H, E].
 
     `query` is [N, H, D], `key` [N, K, D] and `value` [N, K, E]; K divides H: consecutive query heads share a key head.
     The tokens of the rows sum to N. With a `window` a query sees itself and `window - 1` tokens before.
@@ -59,7 +59,7 @@ def _row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, wind
 
 
 def _rows_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """Causal attention within rows of one length, [B, T, H, D]."""
+    """Return causal attention within rows of one length, [B, T, H, D]."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if window is None or q.shape[2] <= window:
         out = _attend(q, k, v, None, scale)
@@ -76,8 +76,8 @@ def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: floa
         stop, first = min(start + block, query.shape[2]), max(0, start - window + 1)
         at = torch.arange(first, stop, device=query.device)
         distance = at[start - first :, None] - at
-        seen = (distance >= 0) & (distance < window)
-        parts.append(_attend(query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], seen, scale))
+        visible = (distance >= 0) & (distance < window)
+        parts.append(_attend(query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], visible, scale))
     return torch.cat(parts, dim=2)
 
 
@@ -116,19 +116,21 @@ class TreePlan:
         return mask
 
     def _made(self, call: tuple[int, int], window: int | None) -> Tensor:
-        tree, seen = self.tree, self.seen(call)
-        lengths = torch.tensor([tree.lengths[i] for i in seen])
+        tree, visible = self.tree, self.seen(call)
+        lengths = torch.tensor([tree.lengths[i] for i in visible])
 
         def of_keys(numbers: Sequence[int]) -> Tensor:
             return torch.repeat_interleave(torch.tensor(numbers), lengths)
 
         # Places in the line. Behind a segment comes all that continues it, up to its end.
         starts = lengths.cumsum(0) - lengths
-        keys = torch.arange(int(lengths.sum())) + of_keys([tree.starts[i] for i in seen]) - of_keys(starts.tolist())
+        keys = torch.arange(int(lengths.sum())) + of_keys([tree.starts[i] for i in visible]) - of_keys(starts.tolist())
         queries = keys[-sum(tree.lengths[call[0] : call[1]]) :, None]
-        mask = (keys <= queries) & (queries < of_keys([tree.ends[i] for i in seen]))
+        mask = (keys <= queries) & (queries < of_keys([tree.ends[i] for i in visible]))
         if window is not None:
-            position = keys + of_keys([sum(tree.lengths[j] for j in tree.ancestors(i)) - tree.starts[i] for i in seen])
+            position = keys + of_keys(
+                [sum(tree.lengths[j] for j in tree.ancestors(i)) - tree.starts[i] for i in visible]
+            )
             mask &= position[-len(queries) :, None] - position < window
         return mask
 
@@ -153,25 +155,25 @@ def _joined(tree: PrefixTree) -> list[tuple[int, int]]:
 def tree_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention within each row of a tree of rows: [N, H, E]; arguments as of `varlen_attention`."""
+    """Return causal attention within each row of a tree: [N, H, E]; arguments as of `varlen_attention`."""
     lengths = plan.tree.lengths
     assert sum(lengths) == len(query), f"a tree of {sum(lengths)} tokens, but {len(query)} queries"
     keys, values = key.split(list(lengths)), value.split(list(lengths))
     queries = query.split([sum(lengths[first:last]) for first, last in plan.calls])
     parts = []
     for q, call in zip(queries, plan.calls, strict=True):
-        seen = plan.seen(call)
-        if len(seen) == 1:
+        visible = plan.seen(call)
+        if len(visible) == 1:
             parts.append(_row_attention(q, keys[call[0]], values[call[0]], scale, window))
             continue
-        k, v = (torch.cat([part[i] for i in seen]) for part in (keys, values))
+        k, v = (torch.cat([part[i] for i in visible]) for part in (keys, values))
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
         parts.append(_attend(q, k, v, plan.mask(call, window, query.device), scale)[0].transpose(0, 1))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """[B, H, Q, D] over [B, K, T, D]; causal without a mask."""
+    """Return attention of [B, H, Q, D] over [B, K, T, D]; causal without a mask."""
     shared = query.shape[1] != key.shape[1]
     if shared and query.device.type != "cpu" and (mask is not None or query.dtype == torch.float32):
         # The accelerator's kernels for masks and for float32 have no shared heads: they would build all the scores.
@@ -204,7 +206,7 @@ def _exchange(tensor: Tensor, group: ProcessGroup | None, scatter: int, gather: 
 
 
 def sequence_to_heads(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """[N / ranks, ..., H, D], every rank a shard of the sequence -> [N, ..., H / ranks, D], every rank some heads."""
+    """Turn [N / ranks, ..., H, D], a shard of the sequence a rank, into [N, ..., H / ranks, D], some heads a rank."""
     return _AllToAll.apply(tensor, group, -2, 0)
 
 
@@ -223,7 +225,7 @@ def split_attention(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """`varlen_attention` over B lines of T tokens, of which every rank of `group` holds an equal, contiguous shard.
+    """Return `varlen_attention` over B lines of T tokens; every rank of `group` holds an equal, contiguous shard.
 
     `query` is [T / ranks, B, H, D], `key` and `value` alike; `rows` are those of the whole lines, one line after the
     other, or their tree. Without a group, this rank has it all. With a ring, "the whole" is what one rank of it holds
@@ -278,11 +280,11 @@ class _Join(torch.autograd.Function):
         return grad, None
 
 
-def join_shards(scored: Tensor, place: Tensor, total: int, group: ProcessGroup | None) -> Tensor:
+def join_shards(scored: Tensor, positions: Tensor, total: int, group: ProcessGroup | None) -> Tensor:
     """Join the values of every rank's shard in one order, [total, ...] everywhere; gradients summed over ranks are
     whole.
 
     `scored` [S, ...] are this rank's (S may differ, and be 0), `place` int64 [S] says where they belong; none is on
     two.
     """
-    return _Join.apply(scored.new_zeros(total, *scored.shape[1:]).index_put((place,), scored), group)
+    return _Join.apply(scored.new_zeros(total, *scored.shape[1:]).index_put((positions,), scored), group)

@@ -51,15 +51,15 @@ class PrefixTree:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the whole line."""
+        """Return tokens of the whole line."""
         return sum(self.lengths)
 
     def ancestors(self, segment: int) -> tuple[int, ...]:
         """Return the segments that come before one in its rows, from their beginning."""
-        found = []
+        result = []
         while (segment := self.parents[segment]) >= 0:
-            found.append(segment)
-        return tuple(reversed(found))
+            result.append(segment)
+        return tuple(reversed(result))
 
     def with_padding(self, tokens: int) -> PrefixTree:
         """Return the tree with a row of padding by itself at the end."""
@@ -119,35 +119,35 @@ def tree_of(batch: TokenBatch) -> tuple[PrefixTree, Tensor, Tensor]:
         (tree, int64 [N] the place in the tree's line of each token of the batch, int64 [tree tokens] one token of the
         batch at each place of the line).
     """
-    found = sort_rows(batch)
+    sorted_rows = sort_rows(batch)
     offsets = batch.offsets.tolist()
-    place = torch.empty(batch.num_tokens, dtype=torch.int64)
+    position_of = torch.empty(batch.num_tokens, dtype=torch.int64)
     lengths: list[int] = []
     parents: list[int] = []
     source, end = [], 0
     # Rows start..stop-1 of the order, which are equal up to `depth`, where they continue segment `parent`.
-    waiting = [(start, stop, 0, -1) for start, stop in _split(found.common, 0, len(found.rows), 0)]
+    waiting = [(start, stop, 0, -1) for start, stop in _split(sorted_rows.common, 0, len(sorted_rows.rows), 0)]
     waiting.reverse()
     while waiting:
         start, stop, depth, parent = waiting.pop()
-        same = min(found.common[start + 1 : stop], default=found.lengths[start])
+        same = min(sorted_rows.common[start + 1 : stop], default=sorted_rows.lengths[start])
         longest = same - depth if parent < 0 else LONGEST_BRANCH
         for first in range(depth, same, max(longest, 1)):
             last = min(same, first + longest)
             here = torch.arange(end, end + last - first)
             for i in range(start, stop):
-                at = offsets[found.rows[i]]
-                place[at + first : at + last] = here
-            at = offsets[found.rows[start]]
+                at = offsets[sorted_rows.rows[i]]
+                position_of[at + first : at + last] = here
+            at = offsets[sorted_rows.rows[start]]
             source.append(torch.arange(at + first, at + last))
             lengths.append(last - first)
             parents.append(parent)
             parent, end = len(lengths) - 1, end + last - first
         # Rows that end here come first in the order.
-        while start < stop and found.lengths[start] == same:
+        while start < stop and sorted_rows.lengths[start] == same:
             start += 1
-        waiting += [(*part, same, parent) for part in reversed(_split(found.common, start, stop, same))]
-    return PrefixTree(tuple(lengths), tuple(parents)), place, torch.cat(source)
+        waiting += [(*part, same, parent) for part in reversed(_split(sorted_rows.common, start, stop, same))]
+    return PrefixTree(tuple(lengths), tuple(parents)), position_of, torch.cat(source)
 
 
 def _split(common: Sequence[int], start: int, stop: int, depth: int) -> list[tuple[int, int]]:
@@ -174,46 +174,46 @@ def plan_shared_batches(
     """
     if len(batch) < 2:
         return None
-    found = sort_rows(batch, units)
-    if found.cost(0, len(found.rows)) > MAX_TREE_SHARE * sum(found.lengths):
+    sorted_rows = sort_rows(batch, units)
+    if sorted_rows.cost(0, len(sorted_rows.rows)) > MAX_TREE_SHARE * sum(sorted_rows.lengths):
         return None
     if max_tokens is None:
         assert max_rows is not None, "a plan needs a limit"
-        max_tokens = max_rows * max(found.lengths)
+        max_tokens = max_rows * max(sorted_rows.lengths)
     bins: list[list[tuple[int, int]]] = []
     costs: list[int] = []
-    for part in _subtrees(found, units, max_tokens):
+    for part in _subtrees(sorted_rows, units, max_tokens):
         joined = (bins[-1][-1][0], part[1]) if bins and bins[-1][-1][1] == part[0] else None
-        if joined is not None and costs[-1] - found.cost(*bins[-1][-1]) + found.cost(*joined) <= max_tokens:
-            costs[-1] += found.cost(*joined) - found.cost(*bins[-1][-1])
+        if joined is not None and costs[-1] - sorted_rows.cost(*bins[-1][-1]) + sorted_rows.cost(*joined) <= max_tokens:
+            costs[-1] += sorted_rows.cost(*joined) - sorted_rows.cost(*bins[-1][-1])
             bins[-1][-1] = joined
             continue
-        own = found.cost(*part)
-        place = next((i for i, cost in enumerate(costs) if cost + own <= max_tokens), None)
-        if place is None:
+        own = sorted_rows.cost(*part)
+        index = next((i for i, cost in enumerate(costs) if cost + own <= max_tokens), None)
+        if index is None:
             bins.append([part])
             costs.append(own)
         else:
-            bins[place].append(part)
-            costs[place] += own
+            bins[index].append(part)
+            costs[index] += own
     order = sorted(range(len(bins)), key=lambda i: (-costs[i], i))
-    return [sorted(row for start, stop in bins[i] for row in found.rows[start:stop]) for i in order]
+    return [sorted(row for start, stop in bins[i] for row in sorted_rows.rows[start:stop]) for i in order]
 
 
-def _subtrees(found: SortedRows, units: Sequence[Sequence[int]], limit: int) -> list[tuple[int, int]]:
+def _subtrees(sorted_rows: SortedRows, units: Sequence[Sequence[int]], limit: int) -> list[tuple[int, int]]:
     """Cut the rows into the largest subtrees within the limit, or single units; in order."""
     unit_of = {row: number for number, unit in enumerate(units) for row in unit}
-    numbers = [unit_of[row] for row in found.rows]
+    numbers = [unit_of[row] for row in sorted_rows.rows]
     begins = [0, *(i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1]), len(numbers)]
     waiting, cut = [(0, len(begins) - 1)], []
     while waiting:
         first, last = waiting.pop()
         start, stop = begins[first], begins[last]
-        if last - first == 1 or found.cost(start, stop) <= limit:
+        if last - first == 1 or sorted_rows.cost(start, stop) <= limit:
             cut.append((start, stop))
             continue
         inner = range(first + 1, last)
-        least = min(found.common[begins[i]] for i in inner)
-        cuts = [first, *(i for i in inner if found.common[begins[i]] == least), last]
+        least = min(sorted_rows.common[begins[i]] for i in inner)
+        cuts = [first, *(i for i in inner if sorted_rows.common[begins[i]] == least), last]
         waiting += reversed(list(pairwise(cuts)))
     return cut

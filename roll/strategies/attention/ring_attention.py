@@ -24,7 +24,7 @@ _SCORES = 1 << 24
 def ring_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: RingPlan, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention within each row of a line of which every rank of the ring holds two pieces: [S, H, E].
+    """Return causal attention within rows of a line of which every rank of the ring holds two pieces: [S, H, E].
 
     This rank's tokens in the order of `zigzag_order`: `query` [S, H, D], `key` [S, K, D], `value` [S, K, E]; K divides
     H. With a `window` a query sees itself and `window - 1` tokens before. Scores are float32 at least. A rank receives
@@ -46,8 +46,8 @@ class _RingAttention(torch.autograd.Function):
             for source, k, v in _travelling(key, value, plan):
                 for block in plan.blocks(source, window):
                     mine, theirs = block.queries, block.keys
-                    found = block_attention(query[mine], k[theirs], v[theirs], block.offset, scale, window)
-                    out[mine], lse[mine] = merge(out[mine], lse[mine], *found)
+                    attended = block_attention(query[mine], k[theirs], v[theirs], block.offset, scale, window)
+                    out[mine], lse[mine] = merge(out[mine], lse[mine], *attended)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale, ctx.window = plan, scale, window
@@ -66,8 +66,8 @@ class _RingAttention(torch.autograd.Function):
             dk, dv = torch.zeros_like(k, dtype=lse.dtype), torch.zeros_like(v, dtype=lse.dtype)
             for block in plan.blocks(source, ctx.window):
                 mine, theirs = block.queries, block.keys
-                seen = query[mine], k[theirs], v[theirs], block.offset, ctx.scale, ctx.window
-                parts = block_gradients(grad[mine], mean[mine], lse[mine], *seen)
+                arguments = query[mine], k[theirs], v[theirs], block.offset, ctx.scale, ctx.window
+                parts = block_gradients(grad[mine], mean[mine], lse[mine], *arguments)
                 for total, part in zip((dq[mine], dk[theirs], dv[theirs]), parts, strict=True):
                     total += part
             if behind is not None:
@@ -171,7 +171,7 @@ def block_gradients(
 
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """[K, H / K, Q, T]: query heads beside each other share a key head."""
+    """Return [K, H / K, Q, T]: query heads beside each other share a key head."""
     wide = torch.promote_types(query.dtype, torch.float32)
     grouped = query.to(wide).unflatten(1, (key.shape[1], -1))
     scores = torch.einsum("qkgd,tkd->kgqt", grouped, key.to(wide)) * scale

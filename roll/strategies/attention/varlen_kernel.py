@@ -39,7 +39,7 @@ class RowPlan:
 
 
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Whether `varlen_kernel` computes heads of this size and type, which is the one after autocast.
+    """Return whether `varlen_kernel` computes heads of this size and type, which is the one after autocast.
 
     It doesn't where `torch.backends.cuda.enable_flash_sdp(False)` was called.
     """
@@ -51,20 +51,20 @@ def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_size: int) 
 
 @cache
 def _has_function() -> bool:
-    """Whether this release's function takes windows and shared heads, and is tried where there is no CUDA."""
+    """Return whether this release's function takes windows and shared heads, and is tried where there is no CUDA."""
     known = inspect.signature(torch_varlen.varlen_attn).parameters
     return torch.version.hip is None and {"scale", "window_size", "enable_gqa"} <= known.keys()
 
 
 def _is_new(device: torch.device) -> bool:
-    """Whether it is an Ampere card or a later one: flash attention needs that."""
+    """Return whether it is an Ampere card or a later one: flash attention needs that."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def varlen_kernel(
     query: Tensor, key: Tensor, value: Tensor, rows: RowPlan, *, scale: float, window: int | None
 ) -> Tensor:
-    """Causal attention within each row: [N, H, E]; arguments as of `attention.varlen_attention`."""
+    """Return causal attention within each row: [N, H, E]; arguments as of `attention.varlen_attention`."""
     size = max(query.shape[-1], value.shape[-1])
     size = -(-size // 8) * 8 if size <= _LARGEST_FINE_HEAD else _LARGEST_HEAD
     # Zeros add nothing to a score, nor do the numbers that a wider value has more of.

@@ -47,8 +47,8 @@ class RingPlan:
     """The rows of a line that the ranks of a ring share, for all layers of a micro-batch."""
 
     def __init__(self, rows: Sequence[int], rank: int, ranks: int, group: ProcessGroup | None = None) -> None:
-        """`rows`: tokens of each, padding included; `2 * ranks` divides their sum. `rank`: this one's place in `group`,
-        the ring."""
+        """Lay out `rows`: tokens of each, padding included; `2 * ranks` divides their sum. `rank`: this one's in
+        `group`, the ring."""
         self.rank, self.ranks, self.group = rank, ranks, group
         self._bounds = RowPlan(rows).bounds(torch.device("cpu")).tolist()
         self._width = self._bounds[-1] // (2 * ranks)

@@ -53,12 +53,12 @@ def connect(info: WorkerInfo, device: torch.device, backend: str) -> None:
 
 
 def engine_json(spec: TrainSpec, options: DeepSpeedConfig, device: torch.device) -> dict[str, Any]:
-    """DeepSpeed's JSON: what the user gave, with sizes, clipping and types filled in from the rest of the role.
+    """Return DeepSpeed's JSON: what the user gave, with sizes, clipping and types filled in from the rest of the role.
 
     Sizes are for DeepSpeed's own arithmetic only: how a batch is cut, and when it ends, this project decides.
     """
-    given = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None}
-    made: dict[str, Any] = copy.deepcopy(given)
+    explicit = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None}
+    made: dict[str, Any] = copy.deepcopy(explicit)
     for name in ("train_batch_size", "optimizer", "scheduler", "bf16", "fp16"):
         made.pop(name, None)
     zero = made.setdefault("zero_optimization", {})
@@ -86,7 +86,7 @@ def engine_json(spec: TrainSpec, options: DeepSpeedConfig, device: torch.device)
 
 
 def adamw(module: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, device: torch.device) -> Any:
-    """AdamW with decoupled decay, on the fastest kernel for where its states lie; all compute the same update.
+    """Return AdamW with decoupled decay, on the fastest kernel for where its states lie; all compute the same update.
 
     Host memory beside an accelerator: DeepSpeed's CPU kernel. An accelerator: its fused kernel. Otherwise torch's own.
     """
@@ -107,7 +107,7 @@ def adamw(module: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, devic
 
 
 def _builds(kernel: str) -> bool:
-    """Whether DeepSpeed can load a kernel here, compiling it first where it isn't installed."""
+    """Return whether DeepSpeed can load a kernel here, compiling it first where it isn't installed."""
     from deepspeed.accelerator import get_accelerator
 
     builder = get_accelerator().create_op_builder(kernel)
@@ -143,7 +143,7 @@ class Opened(nn.Module):
         self.model = model
 
     def hold_head(self) -> None:
-        """Under ZeRO 3, gather the head of a policy once per pass.
+        """Gather the head of a policy once per pass under ZeRO 3.
 
         The model runs it on as many chunks as there are tokens. Gathering it for each would be a different number of
         collectives on each rank, which never end.

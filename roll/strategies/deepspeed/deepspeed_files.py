@@ -45,8 +45,8 @@ def write(path: Path, tensors: Iterable[tuple[str, Tensor]], files: StateFiles, 
     everyone: list[dict[str, str]] = [{} for _ in range(ranks)]
     dist.all_gather_object(everyone, mine)
     if rank == 0:
-        places = {key: file for part in everyone for key, file in part.items()}
-        files.text(path / "index.json", json.dumps({"files": places, "shapes": shapes}))
+        file_of = {key: file for part in everyone for key, file in part.items()}
+        files.text(path / "index.json", json.dumps({"files": file_of, "shapes": shapes}))
 
 
 class Checkpoint:
@@ -75,7 +75,7 @@ class Checkpoint:
                 raise ValueError(f"{misfit}: {name!r} has shape {self._shapes[name]}, expected {shape}")
 
     def read(self, key: str) -> Tensor:
-        """One tensor, on the CPU."""
+        """Return one tensor, on the CPU."""
         tensor: Tensor = self._open(self._files[key]).get_tensor(key)
         return tensor
 

@@ -151,7 +151,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied())
 
     def _apply_replicated(self) -> tuple[float, bool]:
-        """Without ZeRO the engine would take a step with a gradient that isn't finite."""
+        """Take a step; without ZeRO the engine would take it with a gradient that isn't finite."""
         limit = self._spec.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self._engine.module.parameters(), limit if limit > 0 else float("inf"))
         finite = bool(torch.isfinite(norm))
@@ -184,7 +184,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def save(
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
     ) -> None:
-        """Whole tensors in files that any stage and number of ranks can read; each rank writes a part of them."""
+        """Save whole tensors in files that any stage and number of ranks can read; each rank writes a part of them."""
         self._settle()
         files, rank, ranks = files or StateFiles(), self._info.rank, self._info.world_size
         moments = self._spec.trains and "optimizer" in contents and self._updates > 0
@@ -196,13 +196,13 @@ class DeepSpeedStrategy(HfTrainStrategy):
         self._settle()
         if self._adapters is not None:
             self._adapters.check_identity(path)
-        written, kept = Checkpoint(path, self._spec.role), self._kept()
+        written, saved = Checkpoint(path, self._spec.role), self._kept()
         # ZeRO 3 remembers the shape of the whole tensor beside its part.
-        written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in kept})
+        written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in saved})
         if self._spec.trains:
             self._take_counts(written.counts, contents)
             make_moments(self._engine, self._updates)
-        for name, tensor in kept:
+        for name, tensor in saved:
             set_whole(self._engine, tensor, written.read(name))
             if self._spec.trains and tensor.requires_grad and self._updates:
                 for moment in MOMENTS:
@@ -213,7 +213,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """Nothing is freed where the device is the host."""
+        """Sleep; nothing is freed where the device is the host."""
         if not moves_states(self._engine):
             return super().sleep(parts)
         before = self._allocated()
@@ -233,7 +233,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
 
     def _resident(self, part: StatePart) -> Iterator[Tensor]:
-        """Of a replicated module and its optimizer; ZeRO's are DeepSpeed's business."""
+        """Yield tensors of a replicated module and its optimizer; ZeRO's are DeepSpeed's business."""
         optimizer = None if self._engine is None else self._engine.optimizer
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             return

@@ -23,17 +23,17 @@ def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    found: Tensor
+    full: Tensor
     if parameter.requires_grad and _sharded(engine):
-        found = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
+        full = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
     elif moment:
-        found = engine.optimizer.state[parameter][moment]
+        full = engine.optimizer.state[parameter][moment]
     elif hasattr(parameter, "ds_id"):
         with deepspeed.zero.GatheredParameters([parameter]):
-            found = parameter.detach().clone()
+            full = parameter.detach().clone()
     else:
-        found = parameter.detach()
-    return found
+        full = parameter.detach()
+    return full
 
 
 def gathered(engine: Any, stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
@@ -74,9 +74,9 @@ def _gathered_batch(batch: Sequence[tuple[str, Any, torch.dtype]]) -> Iterator[t
 
     with deepspeed.zero.GatheredParameters([parameter for _, parameter, _ in batch]):
         count_gathered(sum(parameter.nbytes for _, parameter, _ in batch))
-        found = [(name, parameter.detach().to(dtype, copy=True)) for name, parameter, dtype in batch]
-    while found:
-        yield found.pop(0)
+        copies = [(name, parameter.detach().to(dtype, copy=True)) for name, parameter, dtype in batch]
+    while copies:
+        yield copies.pop(0)
 
 
 def set_whole(engine: Any, parameter: Any, value: Tensor, moment: str | None = None) -> None:
@@ -95,13 +95,13 @@ def set_whole(engine: Any, parameter: Any, value: Tensor, moment: str | None = N
 
 
 def make_moments(engine: Any, step: int) -> None:
-    """Moments of zero as after `step` updates: AdamW makes them at its first update, too late to fill them."""
+    """Make moments of zero as after `step` updates: AdamW makes them at its first update, too late to fill them."""
     optimizer = engine.optimizer
     base = optimizer.optimizer if _sharded(engine) else optimizer
     plain = isinstance(base, torch.optim.AdamW)
     for flat in _trained_tensors(engine):
-        kept = {name: torch.zeros_like(flat, requires_grad=False) for name in MOMENTS}
-        base.state[flat] = {"step": torch.tensor(float(step)) if plain else step, **kept}
+        moments = {name: torch.zeros_like(flat, requires_grad=False) for name in MOMENTS}
+        base.state[flat] = {"step": torch.tensor(float(step)) if plain else step, **moments}
     for group in base.param_groups:
         if not plain:
             group["step"] = step  # where the fused kernel counts
@@ -136,7 +136,7 @@ def publish(engine: Any) -> None:
 
 
 def moves_states(engine: Any) -> bool:
-    """Whether DeepSpeed can move the states of this engine itself; None: a plain module without one."""
+    """Return whether DeepSpeed can move the states of this engine itself; None: a plain module without one."""
     return engine is not None and hasattr(engine.optimizer, "offload_states") and not engine.zero_offload_param()
 
 
@@ -172,7 +172,7 @@ class Anchor:
         self._start = {name: weight.clone() for name, weight, _ in self._parts(trained)}
 
     def _parts(self, named: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Tensor, Any]]:
-        """(name, float32 weights of the part that this rank has gradients of, parameter)."""
+        """Yield (name, float32 weights of the part that this rank has gradients of, parameter)."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_local_fp32_param
 
         for name, parameter in named:
@@ -212,12 +212,12 @@ class Anchor:
 
 
 def _sharded(engine: Any) -> bool:
-    """Whether ZeRO wraps the optimizer."""
+    """Return whether ZeRO wraps the optimizer."""
     return hasattr(engine.optimizer, "optimizer")
 
 
 def _whole_gradients(engine: Any) -> bool:
-    """ZeRO 1 in bf16 sums float32 gradients of the whole model on every rank."""
+    """Return whether ZeRO 1 in bf16 sums float32 gradients of the whole model on every rank."""
     return hasattr(engine.optimizer, "fp32_groups_gradients")
 
 

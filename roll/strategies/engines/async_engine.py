@@ -110,7 +110,7 @@ class AsyncEngine(InferEngine):
         return self._version
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Raises `EngineDied`; `RuntimeError` while it sleeps, or if its weights did and were not updated since."""
+        """Submit requests; raises `EngineDied`, or `RuntimeError` while it or its weights sleep."""
         with self._changed:
             self._require_alive()
             if self._asleep or self._stale:
@@ -140,7 +140,7 @@ class AsyncEngine(InferEngine):
         return bool(self._urgent or len(self._finished) >= _BATCH or not self._responses or self._cause or self._closed)
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
-        """Works on a dead engine too, as long as it isn't closed.
+        """Abort requests; works on a dead engine too, as long as it isn't closed.
 
         One that ends by itself at this very moment isn't returned here but by `poll`.
         """
@@ -150,7 +150,7 @@ class AsyncEngine(InferEngine):
         return self._call(self._abort(ids), f"for {self._name} to abort {len(ids)} requests")
 
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """`weights` is read in the caller's thread. A `ValueError` leaves a dead engine: it would be half new."""
+        """Read `weights` in the caller's thread. A `ValueError` leaves a dead engine: it would be half updated."""
         self._load(version, weights, adapters=False)
 
     def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
@@ -176,7 +176,7 @@ class AsyncEngine(InferEngine):
         self._call(self._wake(tuple(parts)), f"for {self._name} to bring back {', '.join(parts)}")
 
     def close(self) -> None:
-        """Takes at most about a minute."""
+        """Close within about a minute."""
         with self._changed:
             if self._closed:
                 return
@@ -231,7 +231,7 @@ class AsyncEngine(InferEngine):
 
     @contextlib.contextmanager
     def _deadly(self) -> Iterator[None]:
-        """Whatever is raised inside ends the engine."""
+        """Declare the engine dead if anything is raised inside."""
         try:
             yield
         except Exception as error:

@@ -79,17 +79,17 @@ class SharedBucket:
         After each yield the memory may be written again, unless it `stays`.
         """
         async for name, tensor in weights:
-            place = locate(tensor)
+            location = locate(tensor)
             if tensor.is_cuda and self._on_device is None:
                 if self._entries:
                     yield self._batch()
                     self._clear()
                 await self._try_device(tensor.device)
-            if self._entries and not self._takes(tensor, place):
+            if self._entries and not self._takes(tensor, location):
                 yield self._batch()
                 self._clear()
-            self._add(name, tensor, place)
-            if place is not None and place.is_last:
+            self._add(name, tensor, location)
+            if location is not None and location.is_last:
                 yield self._batch()
                 self._clear()
             del tensor  # it would keep the trainer's bucket in use while the next one is waited for
@@ -119,15 +119,15 @@ class SharedBucket:
         settle(self._device)
         return Batch(self._path, self._entries, self._stays)
 
-    def _takes(self, tensor: Tensor, place: ShmRegion | None) -> bool:
-        if place is not None:
-            return self._path == place.path
+    def _takes(self, tensor: Tensor, location: ShmRegion | None) -> bool:
+        if location is not None:
+            return self._path == location.path
         fits = self._device == self._wanted(tensor) and self._used + tensor.nbytes <= len(self._flat)
         return self._path == self._own_path and fits
 
-    def _add(self, name: str, tensor: Tensor, place: ShmRegion | None) -> None:
-        if place is not None:
-            self._path, self._stays, start = place.path, place.stays, place.start
+    def _add(self, name: str, tensor: Tensor, location: ShmRegion | None) -> None:
+        if location is not None:
+            self._path, self._stays, start = location.path, location.stays, location.start
             self._held.append(tensor)
         else:
             if len(self._flat) < max(self._size, tensor.nbytes) or self._device != self._wanted(tensor):
@@ -176,11 +176,11 @@ _MARK = b"roll can read this"
 def open_device(path: str) -> bool:
     """Return whether this process, a worker's, can read memory of an accelerator that another process shares."""
     try:
-        found = _memory(path)[: len(_MARK)].tolist()
+        marker = _memory(path)[: len(_MARK)].tolist()
     except (RuntimeError, OSError) as error:  # of the driver
         logger.warning("memory of an accelerator can't be opened: %s", error)
         return False
-    return bytes(found) == _MARK
+    return bytes(marker) == _MARK
 
 
 def on_device(path: str) -> bool:

@@ -70,10 +70,10 @@ class EndpointTeacher(TrainStrategy):
         assert wanted == "logprobs" or isinstance(wanted, TopK), f"a service doesn't tell {wanted}"
         top_k = wanted.k if isinstance(wanted, TopK) else 0
         rows = [ids.tolist() for ids in batch.token_ids.split(batch.lengths.tolist())]
-        found = [entry for row in self._thread.submit(self._all(rows, top_k)).result() for entry in row]
-        columns = {"logprobs": torch.tensor(found)} if not top_k else {
-            "top_ids": torch.tensor([[token for token, _ in entry] for entry in found]).long().reshape(-1, top_k),
-            "top_logprobs": torch.tensor([[value for _, value in entry] for entry in found]).reshape(-1, top_k),
+        scores = [entry for row in self._thread.submit(self._all(rows, top_k)).result() for entry in row]
+        columns = {"logprobs": torch.tensor(scores)} if not top_k else {
+            "top_ids": torch.tensor([[token for token, _ in entry] for entry in scores]).long().reshape(-1, top_k),
+            "top_logprobs": torch.tensor([[value for _, value in entry] for entry in scores]).reshape(-1, top_k),
         }  # fmt: skip
         return TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, **columns)
 
@@ -96,38 +96,40 @@ class EndpointTeacher(TrainStrategy):
         body = {name: value for name, value in body.items() if value is not None}
         reply = await self._endpoint.ask(body, largest=(1 << 20) + len(ids) * (top_k + 2) * _BYTES_PER_ENTRY)
         try:
-            found = [*self._api.reads(reply, ids)]
+            entries = [*self._api.reads(reply, ids)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            said = str(error) if isinstance(error, _WrongReply) else f"{type(error).__name__}: {error}"
+            message = str(error) if isinstance(error, _WrongReply) else f"{type(error).__name__}: {error}"
             raise EndpointFailed(
                 self._endpoint.clean(
-                    f"{self._who} doesn't tell log-probs of the prompt as api={self._options.api} wants it: {said}"
+                    f"{self._who} doesn't tell log-probs of the prompt as api={self._options.api} wants it: {message}"
                 )
             ) from None
-        self._check(found, ids, top_k)
+        self._check(entries, ids, top_k)
         if not top_k:
-            return [0.0, *(told[token] for told, token in zip(found, ids[1:], strict=True))]
+            return [0.0, *(logprobs[token] for logprobs, token in zip(entries, ids[1:], strict=True))]
         # Of equally likely tokens the lower ids, as everywhere.
         return [
             [(0, 0.0)] * top_k,
-            *(sorted(told.items(), key=lambda item: (-item[1], item[0]))[:top_k] for told in found),
+            *(sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[:top_k] for logprobs in entries),
         ]
 
-    def _check(self, found: Sequence[Mapping[int, float]], ids: Sequence[int], top_k: int) -> None:
+    def _check(self, entries: Sequence[Mapping[int, float]], ids: Sequence[int], top_k: int) -> None:
         wrong = ""
-        if len(found) != len(ids) - 1:
-            wrong = f"{len(found) + 1} tokens, and it was sent {len(ids)}"
-        for place, (told, token) in enumerate(zip(found, ids[1:], strict=False), 1):
-            if not top_k and token not in told:
-                wrong = wrong or f"token {next(iter(told), None)} at place {place}, where it was sent {token}"
-            elif len(told) < top_k:
-                wrong = wrong or f"{len(told)} tokens at place {place}, and was asked for {top_k}; see distill.top_k"
-            foreign = next((found for found in told if not 0 <= found < self._tokens), None)
+        if len(entries) != len(ids) - 1:
+            wrong = f"{len(entries) + 1} tokens, and it was sent {len(ids)}"
+        for position, (logprobs, token) in enumerate(zip(entries, ids[1:], strict=False), 1):
+            if not top_k and token not in logprobs:
+                wrong = wrong or f"token {next(iter(logprobs), None)} at place {position}, where it was sent {token}"
+            elif len(logprobs) < top_k:
+                wrong = (
+                    wrong or f"{len(logprobs)} tokens at place {position}, and was asked for {top_k}; see distill.top_k"
+                )
+            foreign = next((entries for entries in logprobs if not 0 <= entries < self._tokens), None)
             if foreign is not None:
-                wrong = wrong or f"token {foreign} at place {place}, which the model doesn't have"
-            bad = next((value for value in told.values() if not _LOWEST <= value <= _ABOVE_ZERO), None)
+                wrong = wrong or f"token {foreign} at place {position}, which the model doesn't have"
+            bad = next((value for value in logprobs.values() if not _LOWEST <= value <= _ABOVE_ZERO), None)
             if bad is not None:
-                wrong = wrong or f"a log-prob of {bad} at place {place}"
+                wrong = wrong or f"a log-prob of {bad} at place {position}"
         if wrong:
             raise EndpointFailed(f"{self._who} tells log-probs of other tokens than it was sent: {wrong}")
 
@@ -179,31 +181,31 @@ class _Api:
 
 
 def _prompt_logprobs(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
-    """vLLM: `prompt_logprobs` has a dictionary per token, by ids as text; the first has none."""
+    """Yield vLLM's `prompt_logprobs`: a dictionary per token, by ids as text; the first has none."""
     del ids
-    told = reply["choices"][0].get("prompt_logprobs")
-    if not told:
+    reported = reply["choices"][0].get("prompt_logprobs")
+    if not reported:
         raise _WrongReply("the reply has no prompt_logprobs")
-    for entry in told[1:]:
+    for entry in reported[1:]:
         yield {int(token): float(value["logprob"]) for token, value in entry.items()}
 
 
 def _echo(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
-    """Completions with `echo`: lists over prompt and answer; ids as `token_id:7` where the service writes them so."""
-    told = reply["choices"][0].get("logprobs")
-    if not told:
+    """Yield those of completions with `echo`: lists over prompt and answer, with some services' ids as `token_id:7`."""
+    reported = reply["choices"][0].get("logprobs")
+    if not reported:
         raise _WrongReply("the reply has no logprobs")
-    values, names = told["token_logprobs"][: len(ids)], told["tokens"]
-    top = told.get("top_logprobs") or [None] * len(values)
+    values, names = reported["token_logprobs"][: len(ids)], reported["tokens"]
+    top = reported.get("top_logprobs") or [None] * len(values)
     if not all(str(name).startswith(_TOKEN_ID) for name in names):
         # Texts don't say which tokens these are, so at least there must be as many.
         count = (reply.get("usage") or {}).get("prompt_tokens")
         if count != len(ids):
             raise _WrongReply(f"usage.prompt_tokens is {count}, and it was sent {len(ids)} tokens")
         names, top = [f"{_TOKEN_ID}{token}" for token in ids], [None] * len(values)
-    for place, value in enumerate(values[1:], 1):
-        others = {_id_of(name): float(logprob) for name, logprob in (top[place] or {}).items()}
-        yield {_id_of(names[place]): float(value), **others}
+    for position, value in enumerate(values[1:], 1):
+        others = {_id_of(name): float(logprob) for name, logprob in (top[position] or {}).items()}
+        yield {_id_of(names[position]): float(value), **others}
 
 
 def _id_of(name: str) -> int:
@@ -211,13 +213,13 @@ def _id_of(name: str) -> int:
 
 
 def _sglang(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
-    """SGLang's own: lists of [log-prob, id, text] over the prompt, and of lists of them."""
+    """Yield SGLang's own: lists of [log-prob, id, text] over the prompt, and of lists of them."""
     del ids
-    told = reply["meta_info"]
-    values = told.get("input_token_logprobs")
+    reported = reply["meta_info"]
+    values = reported.get("input_token_logprobs")
     if not values:
         raise _WrongReply("the reply has no input_token_logprobs")
-    top = told.get("input_top_logprobs") or [None] * len(values)
+    top = reported.get("input_top_logprobs") or [None] * len(values)
     for value, others in zip(values[1:], top[1:], strict=True):
         yield {int(token): float(logprob) for logprob, token, *_ in (value, *(others or ()))}
 

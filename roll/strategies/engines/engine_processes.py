@@ -20,13 +20,13 @@ MARK = "ROLL_ENGINE_MARK"
 def marked_processes(mark: str) -> list[int]:
     """Return the ids of the processes that were started with this mark. Linux only; elsewhere none is found."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         # Processes end while we look, and those of others can't be read.
         with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return sorted(set(found) - {os.getpid()})
+                pids.append(int(folder.name))
+    return sorted(set(pids) - {os.getpid()})
 
 
 def kill_marked(mark: str, timeout: float = 10.0) -> None:

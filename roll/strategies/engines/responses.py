@@ -154,14 +154,14 @@ class Response:
         self.experts = experts if known is None else np.concatenate([known, experts[len(known) :]])
 
     def _routed(self) -> np.ndarray | None:
-        """`Completion.routed_experts`: -1 at the last token, which no engine reads, and where none has told."""
+        """Return `Completion.routed_experts`: -1 at the last token, which no engine reads, and where none has told."""
         if self.experts is None:
             return None
         size = len(self.request.prompt_ids) + len(self.tokens)
-        found = np.full((size, *self.experts.shape[1:]), -1, np.int16)
+        routed = np.full((size, *self.experts.shape[1:]), -1, np.int16)
         known = self.experts[: size - 1]  # behind a stop string the engine may have read on
-        found[: len(known)] = known
-        return found
+        routed[: len(known)] = known
+        return routed
 
     def record(
         self, tokens: Sequence[int], logprobs: Sequence[float], version: int, rules: ResponseRules

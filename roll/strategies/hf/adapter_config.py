@@ -80,7 +80,7 @@ def _linear_layers(model: nn.Module) -> list[str]:
 
 
 def _is_called(model: nn.Module, leaf: str) -> bool:
-    """Whether layers of this name are called as modules; Mamba's kernels take the weights of some without a call."""
+    """Return whether layers of this name are called as modules; Mamba's kernels take some layers' weights."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 
@@ -92,7 +92,7 @@ def _is_called(model: nn.Module, leaf: str) -> bool:
 
 
 def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Names of the layers that `lora_target` means: a target is a name, or what a name ends with after a dot."""
+    """Return names of the layers that `lora_target` means: a target is a name, or what a name ends with after a dot."""
     layers = _linear_layers(model)
     if not layers:
         raise ValueError(
@@ -116,7 +116,7 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def _other_layers(model: nn.Module) -> list[str]:
-    """Classes of modules with a matrix of their own."""
+    """Return classes of modules with a matrix of their own."""
     kinds = (type(module).__name__ for module in model.modules() if getattr(module, "weight", None) is not None)
     return sorted(set(kinds))
 
@@ -150,7 +150,7 @@ def _new(model: nn.Module, args: ModelArgs, chosen: list[str]) -> AdapterConfig:
 
 
 def _means_experts(model: nn.Module, name: str) -> bool:
-    """Whether peft takes a layer's name for a family's routed experts."""
+    """Return whether peft takes a layer's name for a family's routed experts."""
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
@@ -191,7 +191,7 @@ def _saved(model: nn.Module, args: ModelArgs, folder: Path) -> AdapterConfig:
 
 
 def _saved_sizes(model: nn.Module, config: LoraConfig, folder: Path) -> dict[str, tuple[int, float]]:
-    """Layer -> rank and alpha, by peft's own reading of names and patterns."""
+    """Return a layer's rank and alpha by name, by peft's own reading of names and patterns."""
     from peft.tuners.tuners_utils import check_target_module_exists
     from peft.utils.other import get_pattern_key
 

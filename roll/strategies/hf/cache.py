@@ -77,16 +77,16 @@ class RowCache:
 
     @property
     def length(self) -> int:
-        """Filled positions, padding included; the same for every row."""
+        """Return filled positions, padding included; the same for every row."""
         return self.layers[0].length
 
     def mask(self, extra: int = 0) -> Tensor:
-        """int64 [B, length + extra] attention mask."""
+        """Return the int64 [B, length + extra] attention mask."""
         positions = torch.arange(self.length + extra, device=self.padding.device)
         return (positions[None, :] >= self.padding[:, None]).long()
 
     def seen(self, extra: int = 0) -> Tensor | None:
-        """bool [B, 1, 1, length + extra] of what isn't padding; None if nothing is."""
+        """Return bool [B, 1, 1, length + extra] of what isn't padding; None if nothing is."""
         return self.mask(extra).bool()[:, None, None] if self._padded else None
 
     def select(self, rows: Tensor) -> None:
@@ -105,11 +105,11 @@ class RowCache:
 
         Only they are copied, and room is freed when the cache grows next.
         """
-        order, kept = list(range(len(rows))), set(rows)
+        order, retained = list(range(len(rows))), set(rows)
         moved = [row for row in rows if row >= len(rows)]
-        places = [place for place in order if place not in kept]
-        for place, row in zip(places, moved, strict=True):
-            order[place] = row
+        free = [target for target in order if target not in retained]
+        for target, row in zip(free, moved, strict=True):
+            order[target] = row
         if self._padded:
             self.select(torch.tensor(order, device=self.padding.device))
             return order
@@ -118,8 +118,8 @@ class RowCache:
             assert layer.keys is not None and layer.values is not None
             for states in (layer.keys, layer.values):
                 filled = states[:, :, : layer.length]
-                for place, row in zip(places, moved, strict=True):
-                    filled[place] = filled[row]
+                for target, row in zip(free, moved, strict=True):
+                    filled[target] = filled[row]
             layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
         return order
 

@@ -49,7 +49,7 @@ class ModelDescription:
         return max(1, min(most, sum(8 * torch.Size(shape).numel() for shape in self.shapes.values())))
 
     async def complete(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
-        """`weights` as they come; raises `ValueError` for a foreign name, a wrong shape, and in the end a missing one.
+        """Yield `weights` as they come; raises `ValueError` for a foreign or missing name, or a wrong shape.
 
         Engines load what they are given: a name they don't know, or one left out, would leave stale weights behind.
         """

@@ -135,8 +135,8 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         # Several ranks have FSDP's own mixed precision. Adapters are float32 whatever the weights are kept in.
-        kept = self._stored if self._adapters is None else torch.float32
-        if self._computed == kept or self._info.world_size > 1:
+        stored = self._stored if self._adapters is None else torch.float32
+        if self._computed == stored or self._info.world_size > 1:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._computed)
 
@@ -162,7 +162,7 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     @property
     def _fsdp_modules(self) -> list[Any]:
-        """The modules that are gathered each by itself; none on one rank."""
+        """Return the modules that are gathered each by itself; none on one rank."""
         from torch.distributed.fsdp import FSDPModule
 
         return [module for module in self._module.modules() if isinstance(module, FSDPModule)]
@@ -218,7 +218,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     # --- states on the host ----------------------------------------------------------------------------------------
 
     def _waits(self, part: StatePart) -> bool:
-        """Whether these are on the host while nobody uses them."""
+        """Return whether these are on the host while nobody uses them."""
         offloads = {"parameters": self._options.param_offload, "optimizer": self._options.optimizer_offload}
         return offloads.get(part, False)
 
@@ -241,10 +241,10 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
         with self._on_device("parameters"):
-            found = super().forward(batch, outputs, adapters=adapters)
+            outputs_of_rows = super().forward(batch, outputs, adapters=adapters)
             if self._info.world_size > 1 and self._options.reshard_after_forward:
                 self._module.reshard()  # type: ignore[operator]  # the root, which waits for a backward pass
-        return found
+        return outputs_of_rows
 
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         self._to_host("optimizer")
@@ -280,7 +280,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
     def _state(self, *, optimizer: bool) -> dict[str, Any]:
-        """Weights (with LoRA only those that train), and with an optimizer its state; the same keys on any layout."""
+        """Return weights (with LoRA the trained ones), and the state of an optimizer; the same keys on any layout."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
         self._settle()
@@ -296,7 +296,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     def save(
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
     ) -> None:
-        """Weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
+        """Save weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
         import torch.distributed.checkpoint as dcp
 
         self._require_awake("parameters", "optimizer")

@@ -60,7 +60,7 @@ def use_liger_layers(model: nn.Module) -> None:
 
 
 def fused_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> Tensor:
-    """log softmax(head(hidden) / temperature) at `targets` without logits in memory: float32 [N].
+    """Return log softmax(head(hidden) / temperature) at `targets` without logits in memory: float32 [N].
 
     `hidden` is [N, D], `head` a linear layer, `targets` int64 [N]. The backward pass computes the logits once more.
     """
@@ -78,5 +78,5 @@ def fused_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature
 
 
 def can_fuse(head: Any, softcap: float | None, request: HeadRequest) -> bool:
-    """Whether `fused_logprobs` computes what is asked: log-probs alone, no soft cap, a plain linear head."""
+    """Return whether `fused_logprobs` computes what is asked: log-probs alone, no soft cap, a plain linear head."""
     return type(head) is nn.Linear and softcap is None and request == HeadRequest()

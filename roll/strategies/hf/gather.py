@@ -33,14 +33,14 @@ def sent_types(model: nn.Module, dtype: torch.dtype | None) -> SentTypes:
     Engines cast what they load, so nothing is made wider for the way. Buffers, and what transformers keeps in float32
     whatever a model computes in, stay as they are.
     """
-    kept: set[str] = set()
+    names: set[str] = set()
     for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
-        kept.update(getattr(model, attribute, None) or ())
+        names.update(getattr(model, attribute, None) or ())
     narrow = dtype if dtype is not None and dtype.itemsize < torch.float32.itemsize else None
 
     def sent(name: str, tensor: Tensor) -> torch.dtype | None:
         casts = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-        return narrow if casts and not any(part in name for part in kept) else None
+        return narrow if casts and not any(part in name for part in names) else None
 
     return sent
 
@@ -58,13 +58,13 @@ class _Share:
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of every rank's part but those of the last ranks, which may be smaller."""
+        """Return bytes of every rank's part but those of the last ranks, which may be smaller."""
         rows = -(-self.shape[self.dim] // dist.get_world_size(self.group))
         return rows * self.shape.numel() // self.shape[self.dim] * self.dtype.itemsize
 
     @property
     def padded_bytes(self) -> int:
-        """What one rank's part takes in a batch."""
+        """Return what one rank's part takes in a batch."""
         return -(-self.part_bytes // _ALIGN) * _ALIGN
 
 
@@ -106,10 +106,10 @@ def limit(device: torch.device) -> int:
 
 
 def _full(tensor: Any) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    if whole is not tensor:
-        count_gathered(whole.nbytes)
-    return whole
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if full is not tensor:
+        count_gathered(full.nbytes)
+    return full
 
 
 def _share(name: str, tensor: Any, dtype: torch.dtype) -> _Share | None:
@@ -119,8 +119,8 @@ def _share(name: str, tensor: Any, dtype: torch.dtype) -> _Share | None:
     cut = [(i, placement) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
     if len(cut) != 1 or not (cut[0][1].is_shard(0) or cut[0][1].is_shard(1)):
         return None
-    (place, placement), local = cut[0], tensor.detach().to_local()
-    return _Share(name, local, tensor.shape, dtype, tensor.device_mesh.get_group(place), placement.dim)
+    (mesh_dim, placement), local = cut[0], tensor.detach().to_local()
+    return _Share(name, local, tensor.shape, dtype, tensor.device_mesh.get_group(mesh_dim), placement.dim)
 
 
 def _begun(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
@@ -151,11 +151,11 @@ def _arrived(batch: Sequence[_Share], work: dist.Work, mine: Tensor, table: Tens
 
 def _assembled(share: _Share, parts: Tensor) -> Tensor:
     """Return a tensor from the parts of every rank, uint8 [ranks, bytes]; those of the last ranks may be padded."""
-    whole = torch.empty(share.shape, dtype=share.dtype, device=parts.device)
+    full = torch.empty(share.shape, dtype=share.dtype, device=parts.device)
     # Where the second dimension is cut, the parts of all ranks follow each other in each of the first.
     lines = share.shape[0] if share.dim else 1
-    table, size = whole.view(-1).view(torch.uint8).view(lines, -1), parts.shape[1] // lines
+    table, size = full.view(-1).view(torch.uint8).view(lines, -1), parts.shape[1] // lines
     for rank, part in enumerate(parts):
-        place = table[:, rank * size : (rank + 1) * size]
-        place.copy_(part.view(lines, -1)[:, : place.shape[1]])
-    return whole
+        target = table[:, rank * size : (rank + 1) * size]
+        target.copy_(part.view(lines, -1)[:, : target.shape[1]])
+    return full

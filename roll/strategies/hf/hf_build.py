@@ -34,15 +34,15 @@ def compile_blocks(model: nn.Module, *, backend: str = "inductor") -> None:
     Layer by layer: equal layers share one compilation, and gradient checkpointing and FSDP, which wrap layers, stay
     outside. Sizes are dynamic. Raises `ValueError` if the model doesn't name its layers.
     """
-    found = list(blocks(model))
-    if not found:
+    layers = list(blocks(model))
+    if not layers:
         raise ValueError(f"torch_compile: {type(model).__name__} doesn't name its decoder layers (_no_split_modules)")
-    for block in found:
+    for block in layers:
         block.compile(dynamic=True, backend=backend)
 
 
 def narrows_stream(device: torch.device, stored: torch.dtype, computed: torch.dtype) -> bool:
-    """Whether a role that keeps its weights in `stored` and computes in `computed` has its stream cast on `device`.
+    """Return whether a role with weights in `stored` that computes in `computed` has its stream cast on `device`.
 
     On a host half precision is emulated, and saves no time.
     """
@@ -67,7 +67,7 @@ def narrow_stream(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Whether all weights of its own have one dimension: a norm, of whatever class."""
+    """Return whether all weights of its own have one dimension: a norm, of whatever class."""
     own = list(module.parameters(recurse=False))
     return bool(own) and all(parameter.dim() == 1 for parameter in own)
 

@@ -25,9 +25,9 @@ class ExpertReplay:
         self._any = bool(routers)
         self._experts: Tensor | None = None  # [tokens, L, K]
         for name, router in routers.items():
-            found = _LAYER.search(name)
-            assert found is not None, f"a router outside of layers: {name}"
-            router.forward = self._told(router.forward, int(found[1]))
+            match = _LAYER.search(name)
+            assert match is not None, f"a router outside of layers: {name}"
+            router.forward = self._told(router.forward, int(match[1]))
 
     def tell(self, experts: Tensor | None) -> None:
         """Set int16 [B, T, L, K] of the micro-batch that the model runs next, see `MicroLayout.experts`.
@@ -45,13 +45,13 @@ class ExpertReplay:
             if self._experts is None:
                 return forward(*args, **kwargs)
             with _Choice(self._experts[:, index]) as choice:
-                found = forward(*args, **kwargs)
+                result = forward(*args, **kwargs)
             if choice.calls != 1:
                 raise ValueError(
                     f"router_replay: a router of this model calls topk {choice.calls} times, and only one that does so "
                     "once can take the engine's experts. Set router_replay: false, or train with Megatron"
                 )
-            return found
+            return result
 
         return replaying
 
@@ -59,15 +59,15 @@ class ExpertReplay:
 class _Choice(TorchFunctionMode):
     """Calls of `topk` give the experts told."""
 
-    def __init__(self, told: Tensor) -> None:
+    def __init__(self, recorded: Tensor) -> None:
         super().__init__()
-        self.told, self.calls = told, 0
+        self.told, self.calls = recorded, 0
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk):
-            return found
+            return result
         self.calls += 1
-        return replayed(args[0], found[1], self.told)
+        return replayed(args[0], result[1], self.told)

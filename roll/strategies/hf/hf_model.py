@@ -30,7 +30,7 @@ _CHECKED_TOLERANCE = 0.02
 
 
 def picked_hidden(decoder: nn.Module, layout: MicroLayout) -> Tensor:
-    """Last hidden states [S, D] at the positions that predict the layout's targets."""
+    """Return the last hidden states [S, D] at the positions that predict the layout's targets."""
     hidden = decoder(
         input_ids=layout.ids,
         attention_mask=layout.mask,
@@ -60,7 +60,7 @@ class PolicyModel(nn.Module):
         self._factor = logit_factor(lm)
 
     def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
-        """Log-probs of the layout's targets, and what else is asked at their positions."""
+        """Return log-probs of the layout's targets, and what else is asked at their positions."""
         picked = picked_hidden(self.lm.get_decoder(), layout)
         head, targets = self.lm.get_output_embeddings(), layout.targets
         temperature = self.temperature / self._factor

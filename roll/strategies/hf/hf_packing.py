@@ -72,31 +72,31 @@ class SequenceGroup:
 
         size = ring * ulysses
         groups = info.world_size // size
-        place = RankLayout(dp_rank=info.rank // size, dp_size=groups, collects=info.rank % size == 0)
+        rank_layout = RankLayout(dp_rank=info.rank // size, dp_size=groups, collects=info.rank % size == 0)
         mesh = init_device_mesh(device.type, (groups, size), mesh_dim_names=("data", "sequence"))
-        whole, peers = mesh.get_group("sequence"), mesh.get_group("data")
+        sequence_group, peers = mesh.get_group("sequence"), mesh.get_group("data")
         if ring == 1:
-            return cls(info.rank % size, size, whole, peers, place, heads=whole)
+            return cls(info.rank % size, size, sequence_group, peers, rank_layout, heads=sequence_group)
         parts = init_device_mesh(device.type, (groups, ring, ulysses), mesh_dim_names=("rows", "ring", "heads"))
         heads = parts.get_group("heads") if ulysses > 1 else None
-        return cls(info.rank % size, size, whole, peers, place, heads, parts.get_group("ring"), ring)
+        return cls(info.rank % size, size, sequence_group, peers, rank_layout, heads, parts.get_group("ring"), ring)
 
     @property
     def multiple(self) -> int:
-        """What divides the tokens of a line."""
+        """Return what divides the tokens of a line."""
         return self.size if self.ring_size == 1 else math.lcm(2 * self.ring_size, self.size)
 
     def shard(self, layout: MicroLayout) -> tuple[MicroLayout, Tensor]:
         """Return (this rank's part of a packed line, int64 [S] of the scored tokens it predicts)."""
         if self.ring_size > 1:
             layout = zigzag(layout, self.ring_size)
-        part, place = take_shard(layout, self.rank, self.size, self.heads)
-        return replace(part, ring=self.ring), place
+        part, positions = take_shard(layout, self.rank, self.size, self.heads)
+        return replace(part, ring=self.ring), positions
 
     def gathered(self, shard: Tensor) -> Tensor:
         """Return the tokens of all shards in the order of the line: [S, ...] -> [S * size, ...], without gradients."""
-        whole = torch.cat(all_gathered(shard, self.group))
-        return whole if self.ring_size == 1 else whole[zigzag_order(len(whole), self.ring_size).argsort()]
+        full = torch.cat(all_gathered(shard, self.group))
+        return full if self.ring_size == 1 else full[zigzag_order(len(full), self.ring_size).argsort()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +110,8 @@ class PackedRows:
 
 
 def row_arguments(layout: MicroLayout) -> dict[str, Any]:
-    """Keyword arguments for the model's forward: where rows end, in our words and, unless they are a tree, in those of
-    transformers for flash attention. Nothing for a padded layout."""
+    """Return keyword arguments for the model's forward: where rows end, in our words and, unless they are a tree, in
+    those of transformers for flash attention. Nothing for a padded layout."""
     if not layout.packed:
         return {}
     if layout.tree is not None:
@@ -160,8 +160,8 @@ def packed_attention(
     if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
         unknown["is_causal"] = False
     if unknown:
-        found = ", ".join(f"{name}={_shown(option)}" for name, option in unknown.items())
-        raise ValueError(f"{type(module).__name__} uses {found}")
+        options_shown = ", ".join(f"{name}={_shown(option)}" for name, option in unknown.items())
+        raise ValueError(f"{type(module).__name__} uses {options_shown}")
     q, k, v = (tensor.permute(2, 0, 1, 3) for tensor in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     out = split_attention(q, k, v, packed_rows.rows, packed_rows.group, scale=scale, window=sliding_window)
@@ -194,26 +194,26 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
     try:
         if not flash or sequence is not None:
             _use_packed_attention(decoder)
-        found = _together(decoder, batch, sequence)
+        packed_hidden = _together(decoder, batch, sequence)
         beside_others = _together(decoder, _every_other_row_changed(batch, vocabulary), sequence)
     except (TypeError, ValueError) as error:
-        said = str(error).rstrip(".")
-        raise ValueError(f"{name} can't run rows laid end to end: {said}. {fix}") from error
-    kept = torch.repeat_interleave(torch.arange(len(batch)) % 2 == 1, batch.lengths)
+        message = str(error).rstrip(".")
+        raise ValueError(f"{name} can't run rows laid end to end: {message}. {fix}") from error
+    unchanged = torch.repeat_interleave(torch.arange(len(batch)) % 2 == 1, batch.lengths)
     try:
-        prove(name, found, expected, beside_others, kept, half=half)
+        prove(name, packed_hidden, expected, beside_others, unchanged, half=half)
     except ValueError as error:
         raise ValueError(f"{error}. {fix}") from None
 
 
-def prove(name: str, found: Tensor, expected: Tensor, beside_others: Tensor, kept: Tensor, *, half: bool) -> None:
+def prove(name: str, hidden: Tensor, expected: Tensor, beside_others: Tensor, unchanged: Tensor, *, half: bool) -> None:
     """Raise `ValueError` unless a model computes for rows laid end to end what it computes for each by itself.
 
     Hidden states [N, D]: `found`, `expected`, and `beside_others` beside changed rows, whose tokens aren't in `kept`
     [N].
     """
-    kept = kept.to(found.device)
-    wrong, leaked = _difference(found, expected, half), _difference(beside_others[kept], found[kept], half)
+    unchanged = unchanged.to(hidden.device)
+    wrong, leaked = _difference(hidden, expected, half), _difference(beside_others[unchanged], hidden[unchanged], half)
     # Packed and apart differ by rounding; a row beside others only where experts take their tokens in other groups.
     if not (wrong <= (0.05 if half else 1e-3) and leaked <= (0.01 if half else 1e-5)):
         raise ValueError(
@@ -224,8 +224,8 @@ def prove(name: str, found: Tensor, expected: Tensor, beside_others: Tensor, kep
 
 
 def _difference(mine: Tensor, theirs: Tensor, half: bool) -> float:
-    """Relative difference of hidden states [N, D]: of the token that differs most; in half precision of the middle one,
-    because there a token near a tie may go to another expert."""
+    """Return the relative difference of hidden states [N, D]: of the token that differs most; in half precision of the
+    middle one, because there a token near a tie may go to another expert."""
     errors = (mine - theirs).norm(dim=-1) / theirs.norm(dim=-1)
     return float(errors.median() if half else errors.max())
 

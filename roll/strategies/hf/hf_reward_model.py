@@ -42,7 +42,7 @@ class RewardModel(ValueModel):
         self._pad: int | None = text_config(classifier).pad_token_id
 
     def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
-        """Scores of the layout's rows, [B]: its rows have one scored token each, and the scores stand there."""
+        """Return scores of the layout's rows, [B]: its rows have one scored token each, and the scores stand there."""
         assert len(layout.targets) == len(layout.lengths), "a reward model scores one token per row"
         return super().forward(replace(layout, index=pooled_positions(layout, self._pad)), request)
 
@@ -83,7 +83,7 @@ class ScoreModel(nn.Module):
 
     @property
     def backbone(self) -> PreTrainedModel:
-        """All but the head."""
+        """Return all but the head."""
         backbone = self.classifier.base_model
         assert isinstance(backbone, PreTrainedModel)
         return backbone
@@ -133,7 +133,7 @@ def _linear_head(classifier: PreTrainedModel) -> nn.Linear:
 
 
 def pooled_positions(layout: MicroLayout, pad: int | None) -> Tensor:
-    """int64 [B], the place in the flattened ids whose hidden state is a row's summary.
+    """Return int64 [B], the place in the flattened ids whose hidden state is a row's summary.
 
     The last token whose id isn't `pad`; of a row of nothing else the first; without a padding id the last.
     """
@@ -141,8 +141,8 @@ def pooled_positions(layout: MicroLayout, pad: int | None) -> Tensor:
     rows = len(layout.lengths)
     starts = list(accumulate(layout.lengths, initial=0))[:-1] if layout.packed else [i * width for i in range(rows)]
     ids = layout.ids.flatten().tolist()
-    places = []
+    positions = []
     for start, length in zip(starts, layout.lengths, strict=True):
         row = ids[start : start + length]
-        places.append(start + next((i for i in reversed(range(length)) if row[i] != pad), 0))
-    return torch.tensor(places, device=layout.ids.device)
+        positions.append(start + next((i for i in reversed(range(length)) if row[i] != pad), 0))
+    return torch.tensor(positions, device=layout.ids.device)

@@ -70,27 +70,27 @@ class HfTrainStrategy(CommonStrategy):
     @property
     @abstractmethod
     def _computed(self) -> torch.dtype:
-        """Type of the forward pass."""
+        """Return the type of the forward pass."""
 
     @property
     def _stored(self) -> torch.dtype:
-        """Type of the weights as they are loaded: trained ones are kept in float32, which adapters are anyway."""
+        """Return the type that weights are loaded in: trained ones are kept in float32, which adapters are anyway."""
         trained = self._spec.trains and not self._spec.worker.model_args.uses_lora
         return torch.float32 if trained else self._computed
 
     @property
     def _loaded_on(self) -> torch.device:
-        """Where the whole module is put before `_wrap`."""
+        """Return where the whole module is put before `_wrap`."""
         return self._device
 
     @property
     def _streams(self) -> bool:
-        """Whether `_wrap` shards an empty module and fills it."""
+        """Return whether `_wrap` shards an empty module and fills it."""
         return False
 
     @abstractmethod
     def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
-        """Shard the module, fill it with `weights` if there are any, build the optimizer."""
+        """Return shard the module, fill it with `weights` if there are any, build the optimizer."""
 
     @abstractmethod
     def _zero_grad(self) -> None:
@@ -113,7 +113,7 @@ class HfTrainStrategy(CommonStrategy):
 
     @contextlib.contextmanager
     def _passes(self) -> Iterator[None]:
-        """Around passes, so that the next ones find nothing of those that an exception ends."""
+        """Hold the state of passes, so that the next ones find nothing of those that an exception ends."""
         if self._in_pass:
             self._abandon()
         self._in_pass = True
@@ -138,7 +138,7 @@ class HfTrainStrategy(CommonStrategy):
         """Return whole tensors, as `roll.strategies.hf.gather.Gather`."""
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Around forward passes, where the wrapper itself doesn't cast."""
+        """Return what goes around forward passes, where the wrapper itself doesn't cast."""
         return contextlib.nullcontext()
 
     # --- computing -------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class HfTrainStrategy(CommonStrategy):
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else blank_outputs(batch, outputs)
 
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
-        batch, whole = self._computed_rows(batch, loss_fn)
+        batch, totals = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
         self._shared_tokens = 0
         rounding = self._trained.sequence_length_round_in_train
@@ -171,15 +171,15 @@ class HfTrainStrategy(CommonStrategy):
                 for i, rows in enumerate(parts):
                     micro = batch.select(rows) if rows else padding_row(batch)
                     outputs = self._score(micro, loss_fn.needs, rounding, shared=shared)
-                    loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
-                    metrics.merge(said)
+                    loss, loss_metrics = self._loss_of(outputs, micro, loss_fn, totals, is_padding=not rows)
+                    metrics.merge(loss_metrics)
                     self._accumulate(loss, last=i == len(parts) - 1)
             if shared:
                 metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
             return metrics, *self._apply(lr)
 
     def _dropout(self) -> contextlib.AbstractContextManager[None]:
-        """Around the passes of an optimizer step: a base model never drops anything, adapters may."""
+        """Return what goes around the passes of an optimizer step: a base model never drops anything, adapters may."""
         if self._adapters is None:
             return contextlib.nullcontext()
         spec = self._spec
@@ -192,20 +192,20 @@ class HfTrainStrategy(CommonStrategy):
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.multiple)
         layout = self._laid_out(micro, outputs, packed=packed, multiple=multiple, shared=shared)
-        mine, place, group = layout, None, None
+        mine, positions, group = layout, None, None
         if sequence is not None:
             group = sequence.group
-            mine, place = sequence.shard(layout)
+            mine, positions = sequence.shard(layout)
         self._replay.tell(mine.experts)
         saving = contextlib.nullcontext() if self._activations is None else self._activations.saving()
         with self._autocast(), saving:
             scored: HeadOutputs = self._module(mine, head_request(outputs))
-        return self._spread(micro, layout, scored, outputs, place, group)
+        return self._spread(micro, layout, scored, outputs, positions, group)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
-        """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
+        """Yield full tensors; every rank must walk it to the end: gathering a sharded tensor is a collective."""
         self._require_awake("parameters")
         self._settle()
         model = hf_module(self._model)

@@ -159,12 +159,12 @@ class Adapters:
 
         stream = gathered(travelling())
         for name, tensor in plain:
-            _, whole = next(stream)
+            _, full = next(stream)
             if name in adapted:
                 a, b = next(stream)[1], next(stream)[1]
-                whole = whole.float() + self._layers[adapted[name]].scaling[_NAME] * (b.float() @ a.float())
-                whole = whole.to(sent(name, tensor) or torch.float32)
-            yield name.replace(".base_layer.", "."), whole
+                full = full.float() + self._layers[adapted[name]].scaling[_NAME] * (b.float() @ a.float())
+                full = full.to(sent(name, tensor) or torch.float32)
+            yield name.replace(".base_layer.", "."), full
         assert next(stream, None) is None
 
     def _matrices(self, name: str) -> Iterator[Travelling]:
@@ -215,7 +215,7 @@ class Adapters:
 
     @staticmethod
     def keeps(name: str) -> bool:
-        """Whether a checkpoint holds this parameter of the model: what trains, not the base model."""
+        """Return whether a checkpoint holds this parameter of the model: what trains, not the base model."""
         return _is_adapter(name) or name.startswith(("value_head.", "classifier.score."))
 
 
@@ -223,7 +223,7 @@ class Adapters:
 
 
 def _lora_layers(model: nn.Module) -> dict[str, Any]:
-    """Layers with adapters by name."""
+    """Return layers with adapters by name."""
     from peft.tuners.lora import Linear
 
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
@@ -254,7 +254,7 @@ def _is_adapter(name: str) -> bool:
 
 
 def largest_rank(args: ModelArgs) -> int:
-    """Largest rank of the adapters that `args` ask for; reads the folder of saved ones. 0: there are none."""
+    """Return the largest rank of the adapters that `args` ask for; reads saved ones from their folder. 0: none."""
     if args.adapter_name_or_path is None:
         return args.lora_rank
     config = read_adapter_config(Path(args.adapter_name_or_path).expanduser())
@@ -308,7 +308,7 @@ def _checksum(layers: dict[str, Any], base: Base | None) -> str:
 
 
 def layer_checksum(weights: Mapping[str, Tensor]) -> str:
-    """Of a few values of every adapted layer, in bfloat16 so that the type they are kept in doesn't matter."""
+    """Return a sum of a few values of every adapted layer, in bfloat16 so that their own type doesn't matter."""
     digest = hashlib.blake2b(digest_size=16)
     for name, weight in weights.items():
         values = weight.detach().flatten()[:SAMPLED].to(torch.bfloat16).cpu()

@@ -47,7 +47,7 @@ def _share(decoder: Any, sequence: SequenceGroup | None, *, packed: bool, half: 
         raise ValueError(f"rows are padded, and {type(decoder).__name__} runs {before} attention instead of sdpa")
     vocabulary = decoder.get_input_embeddings().num_embeddings
     batch, changed = _sample(vocabulary), _sample(vocabulary, shift=20)
-    kept = torch.repeat_interleave(torch.tensor([i not in _CHANGED for i in range(len(batch))]), batch.lengths)
+    unchanged = torch.repeat_interleave(torch.tensor([i not in _CHANGED for i in range(len(batch))]), batch.lengths)
     device = next(decoder.parameters()).device
     padded = lay_out(batch, device)
     try:
@@ -59,8 +59,8 @@ def _share(decoder: Any, sequence: SequenceGroup | None, *, packed: bool, half: 
             _use_shared_attention(decoder)
             if not torch.equal(hidden_together(decoder, padded, None), ordinary):
                 raise ValueError(f"{type(decoder).__name__} goes by the name of its attention function")
-        found, beside = (_tree_hidden(decoder, rows, sequence) for rows in (batch, changed))
-        prove(type(decoder).__name__, found, expected, beside, kept, half=half)
+        hidden, beside = (_tree_hidden(decoder, rows, sequence) for rows in (batch, changed))
+        prove(type(decoder).__name__, hidden, expected, beside, unchanged, half=half)
     except (TypeError, ValueError) as error:
         if not packed:
             decoder.set_attn_implementation(before)
@@ -82,8 +82,8 @@ def _use_shared_attention(decoder: Any) -> None:
         options.pop("packed_rows", None)
         if attention_mask is None:  # `mask` made none, so nothing else knows of the window
             attention_mask = _window_mask(query, key, options.get("sliding_window"))
-        found: tuple[Tensor, Tensor | None] = ordinary(module, query, key, value, attention_mask, **options)
-        return found
+        attended: tuple[Tensor, Tensor | None] = ordinary(module, query, key, value, attention_mask, **options)
+        return attended
 
     def mask(*sizes: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
         # A tree comes without a mask; transformers would make one from its positions, which start over.

@@ -84,7 +84,7 @@ def _angles(module: Any, layer: str | None, first: int, last: int) -> Tensor:
 
 
 def _has_factors(module: Any, layer: str | None, angles: Tensor, longest: int) -> bool:
-    """Whether [cos, sin] of the first positions have the frequencies that the configuration gives rows of a length."""
+    """Return whether [cos, sin] of the first positions have the frequencies of the configuration at a row's length."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if angles.shape[1] < 2:
@@ -92,8 +92,8 @@ def _has_factors(module: Any, layer: str | None, angles: Tensor, longest: int) -
     options = {} if layer is None else {"layer_type": layer}
     frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, angles.device, seq_len=longest, **options)
     cos, sin = angles[:, 1]  # of position 1, whose angles are the frequencies, each once or twice in whatever order
-    found = torch.atan2(sin, cos).sort().values[:: max(1, len(cos) // len(frequencies))]
-    return torch.allclose(found, frequencies.float().sort().values, rtol=1e-4, atol=1e-6)
+    computed = torch.atan2(sin, cos).sort().values[:: max(1, len(cos) // len(frequencies))]
+    return torch.allclose(computed, frequencies.float().sort().values, rtol=1e-4, atol=1e-6)
 
 
 def _cannot(model: nn.Module, module: nn.Module, kind: str, longest: int, why: str) -> str:

@@ -19,8 +19,8 @@ def safetensors_files(path: str) -> list[Path]:
     from transformers.utils import cached_file
 
     def find(name: str) -> Path | None:
-        found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
+        file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+        return None if file is None else Path(file)
 
     if path.endswith(".gguf"):
         return []
@@ -63,8 +63,8 @@ class StoredTensors:
         """
         with open_safetensors(self._files[name]) as handle:
             if not self.shapes[name]:
-                whole: Tensor = handle.get_tensor(name)
-                return whole
+                full: Tensor = handle.get_tensor(name)
+                return full
             rows = slice(start, self.shapes[name][0] if stop is None else stop)
             part: Tensor = handle.get_slice(name)[rows if within is None else (rows, within)]
             return part

@@ -53,12 +53,12 @@ class RowsAlone:
     @property
     def next_logprobs(self) -> Tensor:
         """Return the log-probs of the tokens of all rows but their first ones, [N]."""
-        found = []
+        logprobs = []
         for i, logits in enumerate(self.logits):
             assert logits is not None
             ids = self.batch.row("token_ids", i)[1:].to(logits.device)
-            found.append(logits[:-1].log_softmax(-1).gather(1, ids[:, None])[:, 0])
-        return torch.cat(found)
+            logprobs.append(logits[:-1].log_softmax(-1).gather(1, ids[:, None])[:, 0])
+        return torch.cat(logprobs)
 
 
 @torch.no_grad()
@@ -70,21 +70,21 @@ def check_scored_rows(module: nn.Module, alone: RowsAlone, *, padded: bool, half
     device = next(module.parameters()).device
     model, batch = alone.model, alone.batch
     parts = [batch] if padded else [batch.select([i]) for i in range(len(batch))]
-    found = []
+    scores = []
     for part in parts:
         layout = lay_out(part, device)
         if isinstance(module, PolicyModel):
-            found.append(usable(model, module, layout, HeadRequest()).logprobs)
+            scores.append(usable(model, module, layout, HeadRequest()).logprobs)
         else:
-            found.append(usable(model, picked_hidden, model, layout).float())
+            scores.append(usable(model, picked_hidden, model, layout).float())
     if isinstance(module, PolicyModel):
         expected = alone.next_logprobs
         spread = torch.cat([logits[:-1].std(-1) for logits in alone.logits if logits is not None])
-        errors = (torch.cat(found) - expected).abs()
+        errors = (torch.cat(scores) - expected).abs()
         what = "log-probs"
     else:
         expected = torch.cat([hidden[:-1] for hidden in alone.hidden if hidden is not None])
-        errors, spread = (torch.cat(found) - expected).norm(dim=-1), expected.norm(dim=-1)
+        errors, spread = (torch.cat(scores) - expected).norm(dim=-1), expected.norm(dim=-1)
         what = "hidden states"
     how = "rows padded at the right" if padded else "a row"
     _require_equal(
@@ -105,7 +105,7 @@ def check_sampled_rows(alone: RowsAlone, num_layers: int) -> None:
     rows = [batch.row("token_ids", i) for i in range(len(lengths))]
     ids = torch.stack([torch.cat([row.new_zeros(width - len(row)), row]) for row in rows]).to(device)
     cache = RowCache(num_layers, torch.tensor([width - length for length in lengths], device=device))
-    found = [usable(model, forward, model, ids[:, : width - steps], cache)]
+    logits_of_steps = [usable(model, forward, model, ids[:, : width - steps], cache)]
     bare = [number for number, layer in enumerate(cache.layers) if layer.keys is None]
     if bare:
         raise ValueError(
@@ -120,9 +120,9 @@ def check_sampled_rows(alone: RowsAlone, num_layers: int) -> None:
             ids = ids[order]
         rows_of.append(order)
         column = width - steps + step - 1
-        found.append(usable(model, forward, model, ids[:, column : column + 1], cache))
+        logits_of_steps.append(usable(model, forward, model, ids[:, column : column + 1], cache))
     errors, spread = [], []
-    for step, (logits, numbers) in enumerate(zip(found, rows_of, strict=True)):
+    for step, (logits, numbers) in enumerate(zip(logits_of_steps, rows_of, strict=True)):
         for mine, i in zip(logits.float(), numbers, strict=True):
             own = alone.logits[i]
             assert own is not None
@@ -149,8 +149,8 @@ def usable(model: nn.Module, run: Callable[..., T], *args: Any, **options: Any) 
     except torch.OutOfMemoryError:
         raise
     except _UNUSABLE as error:
-        said = f"{type(error).__name__}: {error}".rstrip(": .")
-        raise ValueError(f"{type(model).__name__} can't compute a few rows of tokens here ({said})") from error
+        message = f"{type(error).__name__}: {error}".rstrip(": .")
+        raise ValueError(f"{type(model).__name__} can't compute a few rows of tokens here ({message})") from error
 
 
 def _require_equal(errors: Tensor, spread: Tensor, half: bool, what: str, why: str) -> None:

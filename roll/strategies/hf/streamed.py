@@ -45,7 +45,7 @@ class StreamedWeights:
     """The weights of a model in files, and the empty module that they belong to."""
 
     def __init__(self, args: ModelArgs, kind: Any, stored: torch.dtype, files: StoredTensors) -> None:
-        """Raises `_Unusual` for a model that has to be loaded by transformers."""
+        """Describe a model; raises `_Unusual` for one that has to be loaded by transformers."""
         self._args = args
         self._kind = kind
         self._stored = stored
@@ -87,8 +87,8 @@ class StreamedWeights:
             raise _Unusual("it is quantised")
         with _parameters_on_meta():
             module = self._from_config(self._config)
-        kept = any(getattr(module, f"_keep_in_fp32_modules{which}", None) for which in ("", "_strict"))
-        if kept and self._stored != torch.float32:
+        keeps_fp32 = any(getattr(module, f"_keep_in_fp32_modules{which}", None) for which in ("", "_strict"))
+        if keeps_fp32 and self._stored != torch.float32:
             raise _Unusual("some of its weights are kept in float32")
         if module.can_generate():
             module.generation_config = generation_config(self._args, module)
@@ -127,9 +127,9 @@ class StreamedWeights:
 
     def _check_tied(self) -> None:
         """Raise `_Unusual` where a file has other values for one of two tied tensors."""
-        kept = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        name_of = {id(parameter): name for name, parameter in self.module.named_parameters()}
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            other, mine = self._stored_name(name), self._sources[kept[id(parameter)]]
+            other, mine = self._stored_name(name), self._sources[name_of[id(parameter)]]
             if other is None or [other] == mine:
                 continue
             if len(mine) != 1 or not self._same(mine[0], other):
@@ -168,7 +168,7 @@ class StreamedWeights:
         return_freed_memory()
 
     def rounded(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether a weight, which trains in float32, may lose something in `dtype`."""
+        """Return whether a weight, which trains in float32, may lose something in `dtype`."""
         stored = {self._files.types[source] for source in self._sources[_plain(name)]}
         return dtype != torch.float32 and stored != {_SPELT.get(dtype)}
 
@@ -181,14 +181,14 @@ class StreamedWeights:
             return
         width = math.prod(shape[1:])
         # Stacked experts are read one by one, of so many parts each.
-        apart = len(sources) // shape[0] if len(sources) > 1 else 0
-        step = 1 if apart else self._rows_at_once(shape)
+        parts_per_expert = len(sources) // shape[0] if len(sources) > 1 else 0
+        step = 1 if parts_per_expert else self._rows_at_once(shape)
         stop = start + len(flat)
         for first in range(start // width, -(-stop // width), step):
             last = min(first + step, -(-stop // width))
             begin, end = max(start, first * width), min(stop, last * width)
-            if apart:
-                parts = sources[first * apart : (first + 1) * apart]
+            if parts_per_expert:
+                parts = sources[first * parts_per_expert : (first + 1) * parts_per_expert]
                 numbers = self._numbers(parts, begin - first * width, end - first * width)
             elif last - first == 1 and len(shape) > 2:  # rows of one expert
                 columns = math.prod(shape[2:])
@@ -203,14 +203,14 @@ class StreamedWeights:
     def _numbers(self, parts: Sequence[str], begin: int, end: int) -> Tensor:
         """Return some of the numbers of stored matrices that lie one below the other, and read no other rows."""
         columns = math.prod(self._files.shapes[parts[0]][1:])
-        first, last, found, above = begin // columns, -(-end // columns), [], 0
+        first, last, pieces, above = begin // columns, -(-end // columns), [], 0
         for part in parts:
             rows = self._files.shapes[part][0]
             low, high = max(first - above, 0), min(last - above, rows)
             if low < high:
-                found.append(self._files.read(part, low, high).reshape(-1))
+                pieces.append(self._files.read(part, low, high).reshape(-1))
             above += rows
-        return torch.cat(found)[begin - first * columns : end - first * columns]
+        return torch.cat(pieces)[begin - first * columns : end - first * columns]
 
     def _small_copy(self) -> Any:
         try:

@@ -61,20 +61,20 @@ def load_checkpoint(
             raise FileNotFoundError(f"there is no folder {path / STATE}")
         counts = (path / SCHEDULE).read_text()
         wanted = _sharded(modules, optimizer, adapters, loading=True)
-        kept = [f"model{i}" in wanted for i in range(len(modules))]
+        present = [f"model{i}" in wanted for i in range(len(modules))]
         with plain_values_only(path / STATE):
             # Adapters and the optimizer's tensors are read into themselves.
-            found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
+            state: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
         for i, module in enumerate(modules):
-            if kept[i]:
-                module.load_state_dict(found[f"model{i}"], strict=adapters is None)
+            if present[i]:
+                module.load_state_dict(state[f"model{i}"], strict=adapters is None)
     return counts
 
 
 def _sharded(
     modules: Sequence[nn.Module], optimizer: Optimizer | None, adapters: MegatronAdapters | None, *, loading: bool
 ) -> dict[str, Any]:
-    """Everything to store, each tensor with its place in the whole model.
+    """Return everything to store, each tensor with its place in the whole model.
 
     The optimizer's state is stored parameter by parameter like the weights, each rank's own part of it by itself.
     Megatron's own layout of it (`fully_reshardable`) loses its way in padded buffers, and differs from optimizer to
@@ -93,7 +93,7 @@ def _sharded(
     for i, module in enumerate(modules):
         weights = _spread(_weights(module, metadata))
         if adapters is not None:
-            weights = {name: place for name, place in weights.items() if name.startswith("value_head.")}
+            weights = {name: tensor for name, tensor in weights.items() if name.startswith("value_head.")}
         if weights:
             state[f"model{i}"] = weights
             if optimizer is not None:
@@ -120,14 +120,14 @@ def _spread(weights: Any) -> Any:
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-    places = [place for place in nested_values(weights) if not isinstance(place, ShardedObject)]
-    total, before = sum(place.data.numel() for place in places), 0
-    for place in places:
-        middle = before + place.data.numel() / 2
-        before += place.data.numel()
-        *others, rank = place.replica_id
-        ranks = dist.get_world_size(_replicas(place.data))
-        place.replica_id = (*others, (rank - int(ranks * middle / total)) % ranks)
+    tensors = [tensor for tensor in nested_values(weights) if not isinstance(tensor, ShardedObject)]
+    total, before = sum(tensor.data.numel() for tensor in tensors), 0
+    for tensor in tensors:
+        middle = before + tensor.data.numel() / 2
+        before += tensor.data.numel()
+        *others, rank = tensor.replica_id
+        ranks = dist.get_world_size(_replicas(tensor.data))
+        tensor.replica_id = (*others, (rank - int(ranks * middle / total)) % ranks)
     return weights
 
 
@@ -141,23 +141,23 @@ def _replicas(parameter: Any) -> Any:
 
 
 def _optimizer_state(chunk: nn.Module, weights: Any, optimizer: Optimizer, *, loading: bool) -> dict[str, Any]:
-    """By parameter: this rank's part of its state, each block of it placed as in the parameter.
+    """Return, by parameter, this rank's part of its state, each block of it placed as in the parameter.
 
     Where the optimizer isn't divided, a parameter's state is written by the rank that writes its weight.
     """
     from megatron.core.dist_checkpointing.mapping import is_main_replica
 
-    places = {place.data: place for place in weights.values() if isinstance(place.data, nn.Parameter)}
+    tensor_of = {tensor.data: tensor for tensor in weights.values() if isinstance(tensor.data, nn.Parameter)}
     state = {}
     for name, parameter in chunk.named_parameters():
         if not parameter.requires_grad or name.startswith("adapters."):
             continue
-        assert parameter in places, f"the checkpoint has no place for the moments of {name}"
-        place = places[parameter]
+        assert parameter in tensor_of, f"the checkpoint has no place for the moments of {name}"
+        tensor = tensor_of[parameter]
         # The last number tells ranks apart that have the same weights, the others those that share a model.
-        ids = place.replica_id[:-1] if optimizer.divides else place.replica_id
+        ids = tensor.replica_id[:-1] if optimizer.divides else tensor.replica_id
         if loading or is_main_replica(ids):
-            state.update(_moments(name, parameter, rectangles_of(place, parameter), optimizer))
+            state.update(_moments(name, parameter, rectangles_of(tensor, parameter), optimizer))
     return state
 
 
@@ -167,20 +167,20 @@ def _moments(name: str, parameter: nn.Parameter, rectangles: list[Rectangle], op
 
 
 def _adapter_state(adapters: MegatronAdapters, optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
-    """Each factor and its moments, under the names that all backends have for them."""
+    """Return each factor and its moments, under the names that all backends have for them."""
     state = {}
     for name, parameter, rectangles, alone in adapters.places():
         first = dist.get_rank(_replicas(parameter)) == 0
         if loading or (alone and first):
-            whole = slice(0, parameter.numel())
-            state[name] = pieces_of(rectangles, whole, parameter.detach().view(-1))
+            everything = slice(0, parameter.numel())
+            state[name] = pieces_of(rectangles, everything, parameter.detach().view(-1))
         if optimizer is not None and (loading or (alone and (optimizer.divides or first))):
             state.update(_moments(name, parameter, rectangles, optimizer))
     return state
 
 
 def in_process_writer(files: StateFiles) -> Any:
-    """Megatron's format, written by torch's writer in this process.
+    """Return Megatron's format, written by torch's writer in this process.
 
     Megatron's own writer forks two processes per rank for each checkpoint, which a process with Ray's and gloo's
     threads in it mustn't do, and a daemonic one can't.

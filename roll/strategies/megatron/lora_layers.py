@@ -28,12 +28,12 @@ class Share:
 
 def shares_of(entry: Entry, tensor: int, rank: int, ranks: int) -> list[Share]:
     """Return what `rank` of `ranks` holds of a tensor of an entry."""
-    found, position = [], 0
+    shares, position = [], 0
     for segment in entry.share(rank, ranks):
         if segment.tensor == tensor:
-            found.append(Share(segment.start, segment.stop, position))
+            shares.append(Share(segment.start, segment.stop, position))
         position += segment.size
-    return found
+    return shares
 
 
 class Factors(nn.Module):
@@ -50,17 +50,17 @@ class Factors(nn.Module):
         cut = [slice(share.start, share.stop) for share in shares]
         self.a = nn.Parameter(a.clone() if by_rows else torch.cat([a[:, part] for part in cut], 1).contiguous())
         self.b = nn.Parameter(torch.cat([b[part] for part in cut]) if by_rows else b.clone())
-        places = torch.cat([torch.arange(share.stop - share.start) + share.position for share in shares])
-        self.register_buffer("places", places, persistent=False)
+        rows = torch.cat([torch.arange(share.stop - share.start) + share.position for share in shares])
+        self.register_buffer("places", rows, persistent=False)
 
     def mark(self, *, sequence_parallel: bool) -> None:
         """Say which factor is a shard, so that a norm counts each number once, and whose gradients are partial."""
         from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes as mark
 
-        divided, whole = (self.b, self.a) if self.by_rows else (self.a, self.b)
+        divided, replicated = (self.b, self.a) if self.by_rows else (self.a, self.b)
         mark(divided, True, 0 if self.by_rows else 1, 1)
         # With split activations each rank has seen some of the tokens only: Megatron sums over ranks then.
-        whole.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+        replicated.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, inputs: Tensor, output: Tensor, *, split: bool) -> Tensor:
         """Add this layer's product to `output`, of which it has some columns. `split`: activations along the tokens."""
@@ -76,28 +76,28 @@ class Factors(nn.Module):
         return output + (spread(inner) @ b.t() * self.scaling).to(output.dtype)
 
     def product(self) -> Tensor:
-        """This rank's part of scaling * B A, float32."""
+        """Return this rank's part of scaling * B A, float32."""
         product: Tensor = self.scaling * (self.b.detach().float() @ self.a.detach().float())
         return product
 
     def divided(self, matrix: str) -> bool:
-        """Whether matrix `A` or `B` is cut over tensor-parallel ranks; otherwise each has all of it."""
+        """Return whether matrix `A` or `B` is cut over tensor-parallel ranks; otherwise each has all of it."""
         return (matrix == "B") == self.by_rows
 
     def rectangles(self, matrix: str, key: str) -> list[Rectangle]:
-        """Where this rank's part of a matrix is in the whole one."""
+        """Return where this rank's part of a matrix is in the whole one."""
         rows, columns = (self.a if matrix == "A" else self.b).shape
-        whole, common = self.shapes[matrix], {"key": key, "whole": self.shapes[matrix], "strides": (columns, 1)}
+        shape, common = self.shapes[matrix], {"key": key, "whole": self.shapes[matrix], "strides": (columns, 1)}
         if not self.divided(matrix):
-            return [Rectangle(begins=(0, 0), sizes=whole, offset=0, **common)]  # type: ignore[arg-type]
-        found, position = [], 0
+            return [Rectangle(begins=(0, 0), sizes=shape, offset=0, **common)]  # type: ignore[arg-type]
+        result, position = [], 0
         for share in self.shares:
             size = share.stop - share.start
             begins, sizes = ((share.start, 0), (size, columns)) if self.by_rows else ((0, share.start), (rows, size))
             offset = position * columns if self.by_rows else position
-            found.append(Rectangle(begins=begins, sizes=sizes, offset=offset, **common))  # type: ignore[arg-type]
+            result.append(Rectangle(begins=begins, sizes=sizes, offset=offset, **common))  # type: ignore[arg-type]
             position += size
-        return found
+        return result
 
 
 class LinearAdapters(nn.Module):
@@ -111,22 +111,22 @@ class LinearAdapters(nn.Module):
 
     @property
     def parts(self) -> list[Factors]:
-        """One for each layer of transformers that this layer is made of."""
+        """Return one part for each layer of transformers that this layer is made of."""
         return list(self.factors)  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> Any:
-        """A hook after the linear layer's own forward."""
+        """Run after the linear layer's own forward, as its hook."""
         del module
-        found, bias = output
+        result, bias = output
         if self.enabled:
             for factors in self.parts:
-                found = factors(inputs[0], found, split=self._split)
-        return found, bias
+                result = factors(inputs[0], result, split=self._split)
+        return result, bias
 
     def merged(self, matrix: Tensor) -> Tensor:
-        """The layer's weight, this rank's part, with the products added, float32."""
-        whole = matrix.float()
+        """Return the layer's weight, this rank's part, with the products added, float32."""
+        merged_weight = matrix.float()
         for factors in self.parts:
             dim = 0 if factors.by_rows else 1
-            whole = whole.index_add(dim, factors.places, factors.product())
-        return whole
+            merged_weight = merged_weight.index_add(dim, factors.places, factors.product())
+        return merged_weight

@@ -30,7 +30,7 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Rows or columns."""
+        """Return rows or columns."""
         return self.stop - self.start
 
 
@@ -76,21 +76,21 @@ class WeightTable:
 
     @property
     def embedding(self) -> Entry:
-        """Token embedding, with rows of zeros up to a multiple of the ranks."""
+        """Return the token embedding, with rows of zeros up to a multiple of the ranks."""
         return self._vocabulary("embedding.word_embeddings.weight", "embed_tokens.weight")
 
     @property
     def final_norm(self) -> Entry:
-        """Norm after the last layer."""
+        """Return the norm after the last layer."""
         return self._whole("decoder.final_layernorm.weight", "norm.weight", self.arch.hidden)
 
     @property
     def head(self) -> Entry:
-        """Output layer; of a tied model a copy of the embedding, on another pipeline stage."""
+        """Return the output layer; of a tied model a copy of the embedding, on another pipeline stage."""
         return self._vocabulary("output_layer.weight", "embed_tokens.weight" if self.arch.tied else "lm_head.weight")
 
     def layer(self, number: int) -> Iterator[Entry]:
-        """Entries of layer `number`, parameter names relative to the layer."""
+        """Yield entries of layer `number`, parameter names relative to the layer."""
         prefix = f"layers.{number}."
         mlp, hidden = prefix + "mlp.", self.arch.hidden
         yield from self._attention(prefix + "self_attn.")
@@ -118,7 +118,7 @@ class WeightTable:
     def _whole(
         self, parameters: str | tuple[str, ...], name: str, *shape: int, dim: int | None = None, experts: int = 0
     ) -> Entry:
-        """A parameter that is one tensor, in its own order."""
+        """Return a parameter that is one tensor, in its own order."""
         return Entry(
             parameters=(parameters,) if isinstance(parameters, str) else parameters,
             tensors=(HfTensor(name, shape),),
@@ -139,7 +139,7 @@ class WeightTable:
         yield self._whole("self_attention.linear_proj.weight", hf + "o_proj.weight", arch.hidden, query, dim=1)
 
     def _qkv(self, what: str, hf: str, columns: tuple[int, ...]) -> Entry:
-        """Per key head: the queries that share it, the key, the value."""
+        """Return the order of a fused one per key head: the queries that share it, the key, the value."""
         arch = self.arch
         query, key = arch.heads // arch.kv_heads * arch.head_dim, arch.head_dim
         segments = []
@@ -181,7 +181,7 @@ class WeightTable:
 
 
 def gate_up(width: int, ranks: int, *, up: int) -> tuple[Segment, ...]:
-    """Gate and up projections of a gated MLP: each rank has its share of one, then of the other.
+    """Return gate and up projections of a gated MLP: each rank has its share of one, then of the other.
 
     `up` is the tensor of the up projection; 0: it follows the gate's rows in the same one.
     """
@@ -194,7 +194,7 @@ def gate_up(width: int, ranks: int, *, up: int) -> tuple[Segment, ...]:
 
 
 def expert_parameters(linear: str, stacked: str) -> tuple[str, ...]:
-    """Experts one by one, in Transformer Engine's grouped layer, and all in one transposed matrix."""
+    """Return experts one by one, in Transformer Engine's grouped layer, and all in one transposed matrix."""
     return (
         f"mlp.experts.local_experts.{{expert}}.{linear}.weight",
         f"mlp.experts.{linear}.weight{{expert}}",

@@ -79,7 +79,7 @@ class MegatronAdapters:
             )
 
     def _adapted(self, entry: Entry) -> list[tuple[int, str]]:
-        """(number in the entry, name of the layer) of each of its tensors that gets adapters."""
+        """Return (number in the entry, name of the layer) of each of its tensors that gets adapters."""
         names = [module_name(tensor, self._kind).removesuffix(".weight") for tensor in entry.tensors]
         return [(i, name) for i, name in enumerate(names) if name in self.peft.layers]
 
@@ -97,7 +97,7 @@ class MegatronAdapters:
             chunk.value_head.requires_grad_(True)
         placed = []
         for held in held_by(chunk, self._ranks):
-            found = []
+            adapted = []
             for i, name in self._adapted(held.entry):
                 layer = self.peft.layers[name]
                 (a,), (b,) = (tuple(each.parameters()) for each in (layer.lora_A, layer.lora_B))
@@ -105,9 +105,9 @@ class MegatronAdapters:
                 (scaling,) = layer.scaling.values()
                 factors = Factors(name, a.detach(), b.detach(), scaling, shares, by_rows=held.entry.dim == 0)
                 factors.mark(sequence_parallel=split)
-                found.append(factors)
-            if found:
-                linear = LinearAdapters(found, held.parameter, split=split)
+                adapted.append(factors)
+            if adapted:
+                linear = LinearAdapters(adapted, held.parameter, split=split)
                 linears[held.parameter].register_forward_hook(linear)
                 self._of[held.parameter] = linear
                 placed.append(linear)
@@ -126,11 +126,11 @@ class MegatronAdapters:
 
     @torch.no_grad()
     def merged(self, parameter: nn.Parameter, matrix: Tensor) -> Tensor:
-        """A parameter's weight with its adapters merged in, float32; the weight itself where there are none."""
+        """Return a parameter's weight with its adapters merged in, float32; the weight itself where there are none."""
         return self._of[parameter].merged(matrix) if parameter in self._of else matrix
 
     def weights(self) -> NamedWeights:
-        """Whole matrices under peft's names, float32, B scaled; a collective of the ranks that share the model."""
+        """Yield whole matrices under peft's names, float32, B scaled; a collective of the model's ranks."""
         for name, layer in self.peft.layers.items():
             (scaling,) = layer.scaling.values()
             yield peft_name(name, "A"), self.whole(name, "A")
@@ -144,25 +144,25 @@ class MegatronAdapters:
         layer = self.peft.layers[name]
         (like,) = (layer.lora_A if matrix == "A" else layer.lora_B).parameters()
         device = next(iter(self._of)).device
-        whole = torch.zeros(like.shape, device=device)
+        full = torch.zeros(like.shape, device=device)
         if name in self._factors and self._writes(self._factors[name], matrix):
             factors = self._factors[name]
             flat = (factors.a if matrix == "A" else factors.b).detach().view(-1)
             for part in factors.rectangles(matrix, ""):
                 window = tuple(slice(a, a + n) for a, n in zip(part.begins, part.sizes, strict=True))
-                whole[window] = flat.as_strided(part.sizes, part.strides, flat.storage_offset() + part.offset)
+                full[window] = flat.as_strided(part.sizes, part.strides, flat.storage_offset() + part.offset)
         group = parallel_state.get_model_parallel_group()
         if dist.get_world_size(group) > 1:
-            count_gathered(whole.nbytes)
-            dist.all_reduce(whole, group=group)
-        return whole
+            count_gathered(full.nbytes)
+            dist.all_reduce(full, group=group)
+        return full
 
     def _writes(self, factors: Factors, matrix: str) -> bool:
-        """Whether no other tensor-parallel rank has the same."""
+        """Return whether no other tensor-parallel rank has the same."""
         return factors.divided(matrix) or dist.get_rank(self._ranks.tensor) == 0
 
     def places(self) -> Iterator[tuple[str, nn.Parameter, list[Rectangle], bool]]:
-        """(name, parameter, its place in checkpoints, whether this rank writes it) of each factor on this rank."""
+        """Yield (name, parameter, its place in checkpoints, whether this rank writes it) of this rank's factors."""
         for name, factors in self._factors.items():
             for matrix, parameter in (("A", factors.a), ("B", factors.b)):
                 key = f"{OWNERS[self._kind]}{name}.lora_{matrix}.default.weight"
@@ -173,9 +173,9 @@ class MegatronAdapters:
         tensors = {}
         for name in self.peft.layers:
             for matrix in "AB":
-                whole = self.whole(name, matrix)
+                full = self.whole(name, matrix)
                 if writes:
-                    tensors[peft_name(name, matrix)] = whole.to("cpu")
+                    tensors[peft_name(name, matrix)] = full.to("cpu")
         if writes:
             files.folder(folder, partial(self.peft.write_folder, tensors))
 
@@ -190,12 +190,12 @@ def _give_sizes(form: nn.Module) -> None:
 
 def _first_values(source: str | Path, form: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the first rows of layers' weights, as many as it takes for `SAMPLED` numbers."""
-    found = {}
+    values = {}
     with open_weights(source) as weights:
         for name in names:
             shape = tuple(form.get_parameter(f"{name}.weight").shape)
             tensor = HfTensor(f"{name.removeprefix('model.')}.weight", shape)
             weights.check(tensor, 0)
             rows = min(shape[0], -(-SAMPLED // shape[1]))
-            found[name] = weights.read(tensor, None, 0, 0, rows)
-    return found
+            values[name] = weights.read(tensor, None, 0, 0, rows)
+    return values

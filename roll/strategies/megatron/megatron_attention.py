@@ -35,14 +35,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., hidden_size] -> the same shape and type."""
+        """Return [..., hidden_size] normed, of the same shape and type."""
         wide = hidden.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(hidden.dtype)
 
 
 def parameter_device(config: Any) -> torch.device:
-    """Where Megatron creates the parameters of a model with this configuration."""
+    """Return where Megatron creates the parameters of a model with this configuration."""
     return torch.device("cpu") if config.use_cpu_initialization else torch.device("cuda", torch.cuda.current_device())
 
 
@@ -56,7 +56,7 @@ class Rotary:
     """Tokens of the longest row of the run, which the types `dynamic` and `longrope` depend on; None: of each call."""
 
     def frequencies(self, positions: Tensor) -> tuple[Tensor, float]:
-        """(inverse frequencies float32 [D / 2], factor of the rotation) for a batch with these positions."""
+        """Return (inverse frequencies float32 [D / 2], factor of the rotation) for a batch with these positions."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         kind = self.config.rope_parameters["rope_type"]
@@ -68,7 +68,7 @@ class Rotary:
         return frequencies.float(), factor
 
     def tables(self, positions: Tensor, dtype: torch.dtype, part: slice) -> tuple[Tensor, Tensor]:
-        """(cosines, sines) [T, B, 1, D] of the columns `part` of positions [B, S]."""
+        """Return (cosines, sines) [T, B, 1, D] of the columns `part` of positions [B, S]."""
         frequencies, factor = self.frequencies(positions)
         angles = positions[:, part].T[..., None].float() * frequencies
         angles = torch.cat([angles, angles], dim=-1)[:, :, None]
@@ -98,7 +98,7 @@ class PackedRows(PackedSeqParams):
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[T, B, H, D] with the first half of every head paired with its second half."""
+    """Return [T, B, H, D] with the first half of every head paired with its second half."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-second, first], dim=-1) * sin
 
@@ -139,7 +139,7 @@ class RotaryAttention(nn.Module):
         packed_seq_params: PackedRows,
         **unused: Any,
     ) -> Tensor:
-        """Attention of each token to those before it in its row: [T, B, H * D].
+        """Return attention of each token to those before it in its row: [T, B, H * D].
 
         `query` is [T, B, H, D], this rank's shard of the rows and its heads; `key` and `value` [T, B, K, D], K divides
         H.

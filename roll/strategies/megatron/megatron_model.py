@@ -100,7 +100,7 @@ class TokenGPT(GPTModel):
         )
 
     def _experts(self, shard: MicroLayout) -> Tensor | None:
-        """`PackedRows.experts`. Raises `ValueError` where a router couldn't be told."""
+        """Return `PackedRows.experts`. Raises `ValueError` where a router couldn't be told."""
         if shard.experts is None:
             return None
         if self.config.moe_router_fusion:
@@ -116,7 +116,7 @@ class TokenGPT(GPTModel):
         return experts
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T / ranks, B, D]. As in transformers, the padding token (it may be sampled) learns nothing as an input."""
+        """Return [T / ranks, B, D]. As in transformers, the padding token (it may be sampled) gets no gradient here."""
         hidden: Tensor = self.embedding(input_ids, positions)
         if self.arch.padding is None or not hidden.requires_grad:
             return hidden
@@ -156,12 +156,12 @@ class ValueHead(nn.Module):
         self.weight = nn.Parameter(torch.zeros(shape, dtype=config.params_dtype, device=device))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[N, D] -> [N] float32."""
+        """Return values float32 [N] of [N, D]."""
         return (hidden @ self.weight[0]).float()
 
 
 def layer_specs(config: Any, arch: Architecture, rotary: Rotary, *, transformer_engine: bool, stage: int | None) -> Any:
-    """Megatron's layers with the attention of this package, and without Transformer Engine with its norm."""
+    """Return Megatron's layers with the attention of this package, and without Transformer Engine with its norm."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*legacy GroupedMLP.*")
         block = get_gpt_decoder_block_spec(

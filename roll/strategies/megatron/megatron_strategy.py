@@ -183,14 +183,14 @@ class MegatronStrategy(CommonStrategy):
         optimizer = self._optimizer
         assert optimizer is not None, "only a role that trains takes steps"
         self.wake(self._asleep("gradients"))
-        batch, whole = self._computed_rows(batch, loss_fn)
+        batch, totals = self._computed_rows(batch, loss_fn)
         self._shared_tokens = 0
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
 
         def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics]:
-            return self._loss_of(scored, micro.batch, loss_fn, whole, is_padding=micro.is_padding)
+            return self._loss_of(scored, micro.batch, loss_fn, totals, is_padding=micro.is_padding)
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
         metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
@@ -199,7 +199,7 @@ class MegatronStrategy(CommonStrategy):
         return metrics, *optimizer.step(lr, self._weight_decay())
 
     def _pass(self, batch: TokenBatch, needs: Sequence[Output], finish: Finish, *, training: bool) -> list[Any]:
-        """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""
+        """Run all micro-batches through Megatron's schedule; return what `finish` kept, in order, on the last stage."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         parts, shared = self._parts(batch, training=training)
@@ -215,9 +215,9 @@ class MegatronStrategy(CommonStrategy):
             return scored, functools.partial(end, micro)
 
         def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
-            loss, kept = finish(micro, self._outputs(micro, scored, needs))
+            loss, result = finish(micro, self._outputs(micro, scored, needs))
             # The number of tokens is for an average that isn't taken.
-            return loss if factor is None else loss * factor, torch.zeros((), dtype=torch.int), kept
+            return loss if factor is None else loss * factor, torch.zeros((), dtype=torch.int), result
 
         results: list[Any] = get_forward_backward_func()(
             forward_step_func=step,
@@ -251,7 +251,7 @@ class MegatronStrategy(CommonStrategy):
         ]
 
     def _least_shapes(self, layouts: Sequence[MicroLayout]) -> list[tuple[int, int]]:
-        """Where ranks gather each other's tokens for their experts, each micro-batch has one shape on all of them."""
+        """Return the shape of each micro-batch, the same on all ranks: they gather each other's tokens for experts."""
         options = self._options
         tensor = options.tensor_model_parallel_size
         across = options.expert_model_parallel_size > 1 or (options.expert_tensor_parallel_size or tensor) > tensor
@@ -263,14 +263,14 @@ class MegatronStrategy(CommonStrategy):
 
     @property
     def _splits(self) -> int:
-        """Ranks among which activations are split along the sequence."""
+        """Return ranks among which activations are split along the sequence."""
         return self._options.tensor_model_parallel_size if self._options.sequence_parallel else 1
 
     def _outputs(self, micro: _Micro, scored: HeadOutputs, needs: Sequence[Output]) -> TokenOutputs:
         return self._spread(micro.batch, micro.layout, scored, needs, micro.place, self._context)
 
     def _auxiliary_factor(self, micros: Sequence[_Micro]) -> float | None:
-        """Tokens that a router of this rank sees in the mini-batch, over all data-parallel ranks; None without experts.
+        """Return tokens of the mini-batch that a router sees, over all data-parallel ranks; None without experts.
 
         Megatron multiplies a router's losses with the tokens of their micro-batch. Dividing every gradient by all
         tokens makes them means; the loss proper is multiplied first.
@@ -313,7 +313,7 @@ class MegatronStrategy(CommonStrategy):
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
-        """Every rank must walk it to the end: gathering a split tensor is a collective."""
+        """Yield full tensors; every rank must walk it to the end: gathering a split tensor is a collective."""
         assert part == "merged" or self._adapters is not None, f"{self._spec.role} has no adapters"
         self._require_awake("parameters")
         with cpu_platform():

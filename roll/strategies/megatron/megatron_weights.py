@@ -53,11 +53,11 @@ class Ranks:
         )
 
     def sharing(self, entry: Entry) -> Any:
-        """Group over which an entry is divided."""
+        """Return the group over which an entry is divided."""
         return self.expert_tensor if entry.experts else self.tensor
 
     def experts(self, entry: Entry) -> list[int]:
-        """Numbers of the experts on this rank."""
+        """Return numbers of the experts on this rank."""
         here = entry.experts // dist.get_world_size(self.expert)
         first = dist.get_rank(self.expert) * here
         return list(range(first, first + here))
@@ -103,17 +103,17 @@ def _fill(held: Held, weights: WeightSource, rank: int, ranks: int) -> None:
         held.matrix.copy_(weights.read(entry.tensors[0], held.expert, None, 0, 0))
         return
     for segment in entry.share(rank, ranks):
-        place = held.matrix.narrow(entry.dim, position, segment.size)
+        target = held.matrix.narrow(entry.dim, position, segment.size)
         if segment.tensor is None:
-            place.zero_()
+            target.zero_()
         else:
             tensor = entry.tensors[segment.tensor]
-            place.copy_(weights.read(tensor, held.expert, entry.dim, segment.start, segment.stop))
+            target.copy_(weights.read(tensor, held.expert, entry.dim, segment.start, segment.stop))
         position += segment.size
 
 
 def _check_size(held: Held, rank: int, ranks: int) -> None:
-    """A parameter that is larger than what fills it would keep memory that nobody has written to."""
+    """Check that no parameter is larger than what fills it: it would keep memory that nobody has written to."""
     entry, wanted = held.entry, list(held.entry.tensors[0].shape)
     if entry.dim is not None:
         wanted[entry.dim] = sum(segment.size for segment in entry.share(rank, ranks))
@@ -148,7 +148,7 @@ def _some(names: list[str]) -> str:
 
 
 def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, Entry]]:
-    """All (number of the layer, entry) of a model; of a tied one the embedding stands for the head."""
+    """Yield all (number of the layer, entry) of a model; of a tied one the embedding stands for the head."""
     yield None, table.embedding
     for layer in range(table.arch.layers):
         yield from ((layer, entry) for entry in table.layer(layer))
@@ -181,7 +181,7 @@ def held_by(chunk: TokenGPT, ranks: Ranks) -> Iterator[Held]:
 
 
 def _of_stack(matrix: Tensor, name: str, expert: int, experts: int, hidden: int) -> Tensor:
-    """One expert in Megatron's own grouped layer, which keeps all of them transposed in one matrix."""
+    """Return one expert in Megatron's own grouped layer, which keeps all of them transposed in one matrix."""
     shape = (experts, hidden, -1) if name.endswith("weight1") else (experts, -1, hidden)
     return matrix.view(shape)[expert].T
 
@@ -205,7 +205,7 @@ def stream_weights(
     dtype: torch.dtype | None = None,
     merged: Callable[[nn.Parameter, Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors under the names of the transformers module, in the same order on every rank; a collective.
+    """Yield whole tensors under names of the transformers module, in the same order on every rank; a collective.
 
     Of a policy, names begin with `model.` (but `lm_head.weight`) and the embedding of a tied model comes once. Of a
     value model they are those of its backbone, without its head; of a reward model those of a classifier. A tensor may
@@ -229,8 +229,8 @@ def stream_weights(
         else:
             leading = (entry.experts,) if entry.experts else ()
             wholes = [like.new_empty(*leading, *tensor.shape, dtype=sent) for tensor in entry.tensors]
-        for tensor, whole in zip(entry.tensors, wholes, strict=True):
-            yield module_name(tensor, kind), _spread(whole, owner, ranks.pipeline)
+        for tensor, full in zip(entry.tensors, wholes, strict=True):
+            yield module_name(tensor, kind), _spread(full, owner, ranks.pipeline)
     if kind == "reward":
         heads = [chunk.value_head.weight.detach() for chunk in chunks if chunk.post_process]
         (owner,) = _owners([bool(heads)], ranks.pipeline, like.device)
@@ -254,13 +254,13 @@ def _owners(mine: list[bool], pipeline: Any, device: torch.device) -> list[int]:
     return owners.tolist()
 
 
-def _spread(whole: Tensor, owner: int, pipeline: Any) -> Tensor:
+def _spread(full: Tensor, owner: int, pipeline: Any) -> Tensor:
     if dist.get_world_size(pipeline) == 1:
-        return whole
-    whole = whole.contiguous()
-    count_gathered(whole.nbytes)
-    dist.broadcast(whole, src=dist.get_global_rank(pipeline, owner), group=pipeline)
-    return whole
+        return full
+    full = full.contiguous()
+    count_gathered(full.nbytes)
+    dist.broadcast(full, src=dist.get_global_rank(pipeline, owner), group=pipeline)
+    return full
 
 
 def _joined(entry: Entry, matrices: list[Tensor], ranks: Ranks) -> list[Tensor]:
@@ -271,7 +271,7 @@ def _joined(entry: Entry, matrices: list[Tensor], ranks: Ranks) -> list[Tensor]:
     wholes = assembled(entry, shares)
     if not entry.experts:
         return wholes
-    return [torch.cat(_gathered(whole, ranks.expert)) for whole in wholes]
+    return [torch.cat(_gathered(full, ranks.expert)) for full in wholes]
 
 
 def _gathered(mine: Tensor, group: Any) -> list[Tensor]:
@@ -295,8 +295,8 @@ def assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
         position = 0
         for segment in entry.share(rank, len(shares)):
             if segment.tensor is not None:
-                place = wholes[segment.tensor].narrow(dim, segment.start, segment.size)
-                place.copy_(share.narrow(dim, position, segment.size))
+                target = wholes[segment.tensor].narrow(dim, segment.start, segment.size)
+                target.copy_(share.narrow(dim, position, segment.size))
             position += segment.size
     return wholes
 

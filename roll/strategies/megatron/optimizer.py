@@ -41,13 +41,13 @@ def _mark_shards(chunk: nn.Module, options: MegatronConfig) -> None:
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
     from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes as mark
 
-    apart = options.expert_tensor_parallel_size not in (None, options.tensor_model_parallel_size)
+    own_expert_group = options.expert_tensor_parallel_size not in (None, options.tensor_model_parallel_size)
     for module in chunk.modules():
         split = isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
         weight = module.weight if split else None
         if weight is not None and not hasattr(weight, "tensor_model_parallel"):
             mark(weight, True, int(isinstance(module, RowParallelLinear)), 1)
-        if weight is not None and apart and getattr(module, "is_expert", False):
+        if weight is not None and own_expert_group and getattr(module, "is_expert", False):
             weight.allreduce = False  # type: ignore[union-attr]
 
 
@@ -95,7 +95,7 @@ class Optimizer:
             yield from group["params"]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Master weights, moments, and the weights that `l2` pulls towards."""
+        """Yield master weights, moments, and the weights that `l2` pulls towards."""
         yield from self._mains()
         yield from self._anchor
         for optimizer in self.megatron.chained_optimizers:
@@ -159,7 +159,7 @@ class Optimizer:
 
     @property
     def divides(self) -> bool:
-        """Whether each data-parallel rank has a part of its own; otherwise all have everything."""
+        """Return whether each data-parallel rank has a part of its own; otherwise all have everything."""
         return self._distributed
 
     def take_weights(self) -> None:
@@ -182,7 +182,7 @@ class Optimizer:
                 inner._sync_hdo_state_to_sub_optimizers()
 
     def _place(self, parameter: nn.Parameter) -> tuple[Tensor | None, Any, slice]:
-        """(float32 weight, its moments, the part of the flattened parameter they are); None: no part is here."""
+        """Return (float32 weight, its moments, the part of the flattened parameter they are); None: no part is here."""
         for optimizer in self.megatron.chained_optimizers:
             inner = optimizer.optimizer
             if self._distributed:

@@ -41,7 +41,7 @@ def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: in
 
 
 def stages(options: MegatronConfig) -> int | None:
-    """Virtual pipeline stages per rank; None for the plain schedule."""
+    """Return virtual pipeline stages per rank; None for the plain schedule."""
     virtual = options.virtual_pipeline_model_parallel_size
     return None if virtual == 1 else virtual
 
@@ -85,7 +85,7 @@ def send_from_last_stage(value: Any) -> Any:
 
 
 def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, filled on every stage with what the last one has in it."""
+    """Return `tensor`, filled on every stage with what the last one has in it."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_pipeline_model_parallel_group()

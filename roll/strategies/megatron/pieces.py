@@ -20,8 +20,8 @@ def blocks_between(sizes: Sequence[int], strides: Sequence[int], start: int, sto
     place.
     """
     order = sorted(range(len(sizes)), key=lambda dim: -strides[dim])
-    for found in _blocks([(dim, sizes[dim], strides[dim]) for dim in order], start, stop):
-        yield [found[dim][0] for dim in range(len(sizes))], [found[dim][1] for dim in range(len(sizes))]
+    for block in _blocks([(dim, sizes[dim], strides[dim]) for dim in order], start, stop):
+        yield [block[dim][0] for dim in range(len(sizes))], [block[dim][1] for dim in range(len(sizes))]
 
 
 def _blocks(dims: list[tuple[int, int, int]], start: int, stop: int) -> Iterator[dict[int, tuple[int, int]]]:
@@ -96,47 +96,47 @@ def pieces_of(rectangles: Iterable[Rectangle], part: slice, flat: Tensor, key: s
     return pieces
 
 
-def rectangles_of(place: Any, parameter: nn.Parameter) -> list[Rectangle]:
+def rectangles_of(sharded: Any, parameter: nn.Parameter) -> list[Rectangle]:
     """Return the shares of a parameter that Megatron stores at `place`: a `ShardedTensor`, or a factory of some."""
     return [
         Rectangle(
-            key=whole.key,
-            whole=whole.global_shape,
-            begins=whole.global_offset,
-            sizes=tuple(whole.local_shape),
+            key=source.key,
+            whole=source.global_shape,
+            begins=source.global_offset,
+            sizes=tuple(source.local_shape),
             offset=offset,
             strides=strides,
-            may_grow=whole.allow_shape_mismatch,
+            may_grow=source.allow_shape_mismatch,
         )
-        for whole, offset, strides in _divided(place, parameter)
+        for source, offset, strides in _divided(sharded, parameter)
     ]
 
 
-def _divided(place: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
+def _divided(sharded: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
     """Return each tensor that holds a share of the parameter, the place of its first element there, its strides."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-    if isinstance(place, ShardedTensor):
-        yield place, 0, parameter.stride()
+    if isinstance(sharded, ShardedTensor):
+        yield sharded, 0, parameter.stride()
         return
-    assert isinstance(place, ShardedTensorFactory), f"{type(place).__name__} has no place for a parameter"
+    assert isinstance(sharded, ShardedTensorFactory), f"{type(sharded).__name__} has no place for a parameter"
     data = parameter.detach()
-    for whole in nested_values(place.build_fn(place.key, data, place.replica_id, None)):
-        if whole.data.untyped_storage()._cdata == data.untyped_storage()._cdata:
-            yield whole, whole.data.storage_offset() - data.storage_offset(), whole.data.stride()
+    for source in nested_values(sharded.build_fn(sharded.key, data, sharded.replica_id, None)):
+        if source.data.untyped_storage()._cdata == data.untyped_storage()._cdata:
+            yield source, source.data.storage_offset() - data.storage_offset(), source.data.stride()
             continue
-        yield from _copied(place, parameter)
+        yield from _copied(sharded, parameter)
         return
 
 
-def _copied(place: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
-    """The same of a factory that copies: find out by the numbers of the elements."""
+def _copied(sharded: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
+    """Yield the same of a factory that copies: find out by the numbers of the elements."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
 
     numbers = torch.arange(parameter.numel()).view(parameter.shape)
-    for whole in nested_values(place.build_fn(place.key, numbers, place.replica_id, None)):
-        first = whole.data[(0,) * whole.data.dim()]
-        second = [whole.data.select(dim, min(1, size - 1)) for dim, size in enumerate(whole.data.shape)]
+    for source in nested_values(sharded.build_fn(sharded.key, numbers, sharded.replica_id, None)):
+        first = source.data[(0,) * source.data.dim()]
+        second = [source.data.select(dim, min(1, size - 1)) for dim, size in enumerate(source.data.shape)]
         strides = tuple(int(each[(0,) * each.dim()] - first) for each in second)
-        yield whole, int(first), strides
+        yield source, int(first), strides

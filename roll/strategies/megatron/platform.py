@@ -71,7 +71,7 @@ def _null_context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManage
 
 
 def _backward(tensors: Any, grad_tensors: Any = None) -> None:
-    """torch's own function puts function modes aside while it runs, and layers may be recomputed in there."""
+    """Run torch's own function, which puts function modes aside while it runs; layers may be recomputed in there."""
     outputs = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
     grads = (grad_tensors,) if grad_tensors is None or isinstance(grad_tensors, Tensor) else tuple(grad_tensors)
     grads = tuple(torch.ones_like(o) if g is None else g for o, g in zip(outputs, grads, strict=True))
@@ -81,7 +81,7 @@ def _backward(tensors: Any, grad_tensors: Any = None) -> None:
 
 
 def _with_plain_ints(exchange: Callable[..., Any]) -> Callable[..., Any]:
-    """Gloo refuses the numpy integers that the expert dispatcher splits by."""
+    """Return the function for plain integers: gloo refuses the numpy ones that the expert dispatcher splits by."""
 
     def all_to_all_single(
         output: Tensor, input: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **kwargs: Any
@@ -93,7 +93,7 @@ def _with_plain_ints(exchange: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gathered_unevenly(gather: Callable[..., Any]) -> Callable[..., Any]:
-    """Gloo gathers equal parts only; the expert dispatcher's tensor-parallel ranks have as many tokens as come."""
+    """Gather uneven parts with gloo, which gathers equal ones only; the expert dispatcher's ranks differ in tokens."""
 
     def all_gather(outputs: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
         if all(output.shape == tensor.shape for output in outputs):
@@ -116,9 +116,9 @@ def _scattered_unevenly(scatter: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_scatter(output: Tensor, inputs: list[Tensor], *args: Any, group: Any = None, **kwargs: Any) -> Any:
         if all(part.shape == output.shape for part in inputs):
             return scatter(output, inputs, *args, group=group, **kwargs)
-        whole = torch.cat(list(inputs))
-        dist.all_reduce(whole, group=group)
-        output.copy_(whole.split([len(part) for part in inputs])[dist.get_rank(group)])
+        summed = torch.cat(list(inputs))
+        dist.all_reduce(summed, group=group)
+        output.copy_(summed.split([len(part) for part in inputs])[dist.get_rank(group)])
         return None
 
     return reduce_scatter
@@ -133,7 +133,7 @@ class _NoFp8:
 
 
 def _missing_names() -> list[tuple[Any, str, Any]]:
-    """Names that Megatron looks up without Transformer Engine too, but only defines with it."""
+    """Return names that Megatron looks up without Transformer Engine too, but only defines with it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
         from megatron.core.tensor_parallel import random
@@ -180,7 +180,7 @@ def _cpu_stand_ins() -> list[tuple[Any, str, Any]]:
 
 
 def _stand_ins() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, stand-in) of everything that is replaced on this machine."""
+    """Return (owner, attribute, stand-in) of everything that is replaced on this machine."""
     return _missing_names() + ([] if torch.cuda.is_available() else _cpu_stand_ins())
 
 
@@ -216,7 +216,7 @@ def _remove() -> None:
 
 @contextlib.contextmanager
 def cpu_platform() -> Iterator[None]:
-    """While it is open, Megatron runs without Transformer Engine, and without an accelerator on the CPU.
+    """Let Megatron run, while it is open, without Transformer Engine, and without an accelerator on the CPU.
 
     May be nested and opened from several threads. When the last block ends, all attributes are the ones from before.
     """

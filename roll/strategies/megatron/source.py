@@ -32,11 +32,11 @@ class WeightSource:
 
     @property
     def names(self) -> set[str]:
-        """Backbone names of all tensors there are."""
+        """Return the backbone names of all tensors there are."""
         return set(self._slices)
 
     def parts(self, tensor: HfTensor, experts: int) -> list[str]:
-        """Names under which `tensor` is stored: its own, or without it those of its experts' parts."""
+        """Return names under which `tensor` is stored: its own, or without it those of its experts' parts."""
         if not experts or tensor.name in self._slices:
             return [tensor.name]
         folder, name = tensor.name.rsplit(".", 1)
@@ -47,19 +47,19 @@ class WeightSource:
         names = self.parts(tensor, experts)
         shape = tensor.shape
         if experts:
-            apart = len(names) // experts
-            shape = (experts, *shape) if names == [tensor.name] else (shape[0] // apart, *shape[1:])
+            parts = len(names) // experts
+            shape = (experts, *shape) if names == [tensor.name] else (shape[0] // parts, *shape[1:])
         for name in names:
-            found = tuple(self._shape(name))
-            if found != shape:
-                raise ValueError(f"weight {name!r} has shape {found}, the model's configuration says {shape}")
+            actual = tuple(self._shape(name))
+            if actual != shape:
+                raise ValueError(f"weight {name!r} has shape {actual}, the model's configuration says {shape}")
 
     def _shape(self, name: str) -> Any:
         stored = self._slices[name]
         return stored.shape if isinstance(stored, Tensor) else stored.get_shape()
 
     def read(self, tensor: HfTensor, expert: int | None, dim: int | None, start: int, stop: int) -> Tensor:
-        """`start` to `stop` along `dim` (None: all) of a tensor, or of one expert's part of it."""
+        """Return `start` to `stop` along `dim` (None: all) of a tensor, or of one expert's part of it."""
         name, leading = tensor.name, ((expert,) if expert is not None and tensor.name in self._slices else ())
         if expert is not None and not leading:
             folder, stacked = name.rsplit(".", 1)

@@ -73,18 +73,18 @@ class _Shard:
         self.start, self.real, self.temperature, self.rows = start, real, temperature, rows
 
     def reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """In place, over the ranks that share the vocabulary."""
+        """Reduce in place, over the ranks that share the vocabulary."""
         if self.group is not None:
             dist.all_reduce(tensor, op=op, group=self.group)
         return tensor
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """[R, real tokens of this rank], scaled, in float32 or wider."""
+        """Return [R, real tokens of this rank], scaled, in float32 or wider."""
         product = hidden @ weight[: self.real].T
         return product.to(torch.promote_types(product.dtype, torch.float32)).div_(self.temperature)
 
     def top(self, logits: Tensor, k: int) -> Tensor:
-        """int64 [R, k], the likeliest tokens of all ranks, in the order of `top_tokens`."""
+        """Return int64 [R, k], the likeliest tokens of all ranks, in the order of `top_tokens`."""
         own = min(k, self.real)
         ids = top_tokens(logits, own) if own else logits.new_zeros(len(logits), 0, dtype=torch.int64)
         if self.group is None:
@@ -97,13 +97,13 @@ class _Shard:
         return ids.gather(1, top_tokens(values.gather(1, order), k))
 
     def mine(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(column of each target, whether it is one of this rank's tokens: where not, the column is made up)."""
+        """Return (column of each target, whether it is one of this rank's tokens: where not, the column is made up)."""
         column = targets - self.start
         inside = (column >= 0) & (column < self.real)
         return column.clamp(0, max(0, self.real - 1)), inside
 
     def slices(self, total: int) -> list[slice]:
-        """Chunks of positions; as many on every rank."""
+        """Return chunks of positions; as many on every rank."""
         return [slice(i, min(i + self.rows, total)) for i in range(0, total, self.rows)]
 
 

@@ -42,19 +42,21 @@ def deepspeed_weights(states: Path, config: Any, base: str) -> dict[str, Tensor]
         UnsafeCheckpoint: its pickles would call something.
     """
     saved = _saved_weights(states)
-    whole = {name.replace(".base_layer.", "."): tensor for name, tensor in saved.items() if ".lora_" not in name}
+    base_weights = {name.replace(".base_layer.", "."): tensor for name, tensor in saved.items() if ".lora_" not in name}
     adapters = {name: tensor for name, tensor in saved.items() if ".lora_" in name}
     empty = empty_model(config, "policy", torch.float32)
     names = [name for name, _ in named_tensors(empty)]
-    prefix = _prefix([*whole, *(f"{_layer(name)}.weight" for name in adapters)], names)
-    missing = [name for name in names if prefix is None or prefix + name not in whole]
-    unknown = [name for name in whole if missing and name.startswith(prefix or "") and _is_foreign(name, prefix, names)]
+    prefix = _prefix([*base_weights, *(f"{_layer(name)}.weight" for name in adapters)], names)
+    missing = [name for name in names if prefix is None or prefix + name not in base_weights]
+    unknown = [
+        name for name in base_weights if missing and name.startswith(prefix or "") and _is_foreign(name, prefix, names)
+    ]
     if prefix is None or unknown:
         raise ValueError(
             f"{states} holds another model than {config.model_type} of --base: "
             + (f"that has no {unknown[0]}" if unknown else f"it has no ...{names[0]}, or not all")
         )
-    weights = {name: whole[prefix + name] for name in names if prefix + name in whole}
+    weights = {name: base_weights[prefix + name] for name in names if prefix + name in base_weights}
     if missing:
         weights |= _frozen(states, base, missing)
     if adapters:
@@ -74,7 +76,7 @@ def _prefix(saved: list[str], names: list[str]) -> str | None:
 
 
 def _is_foreign(name: str, prefix: str | None, names: list[str]) -> bool:
-    """Whether a weight is none of the model's; tied heads and computed tables are no part of the names."""
+    """Return whether a weight is none of the model's; tied heads and computed tables are no part of the names."""
     own = name.removeprefix(prefix or "")
     return own not in names and own != "lm_head.weight" and not own.endswith("rotary_emb.inv_freq")
 
@@ -105,28 +107,30 @@ def _merged(
     states: Path, adapters: Mapping[str, Tensor], prefix: str, weights: Mapping[str, Tensor], empty: Any
 ) -> dict[str, Tensor]:
     """Return W + scaling * B A of every layer with adapters; peft's configuration has rank and alpha of each."""
-    folder = next((place for place in (states, states.parent) if (place / CONFIG_FILE).is_file()), None)
+    folder = next(
+        (folder_tried for folder_tried in (states, states.parent) if (folder_tried / CONFIG_FILE).is_file()), None
+    )
     if folder is None:
         raise ValueError(
             f"{states} holds adapters of peft, and DeepSpeed's files don't say their scaling: put the {CONFIG_FILE} of "
             f"the run into {states.parent}"
         )
     described = adapter_config(empty, ModelArgs(adapter_name_or_path=str(folder)))
-    found = {_layer(name).removeprefix(prefix) for name in adapters}
-    if odd := sorted(found ^ described.sizes.keys()):
+    layers = {_layer(name).removeprefix(prefix) for name in adapters}
+    if odd := sorted(layers ^ described.sizes.keys()):
         raise ValueError(
             f"{folder / CONFIG_FILE} describes other adapters than {states} holds: {odd[0]} is in one alone"
         )
     merged = {}
     for layer, (rank, alpha) in described.sizes.items():
         a, b = (_factor(states, adapters, prefix + layer, matrix) for matrix in "AB")
-        whole = weights[f"{layer}.weight"].float()
-        if whole.shape != (b.shape[0], a.shape[1]):
+        full = weights[f"{layer}.weight"].float()
+        if full.shape != (b.shape[0], a.shape[1]):
             raise ValueError(
-                f"{states} holds adapters of another model: {layer} has shape {tuple(whole.shape)} in --base"
+                f"{states} holds adapters of another model: {layer} has shape {tuple(full.shape)} in --base"
             )
         scaling = alpha / (math.sqrt(rank) if described.rank_stabilized else rank)
-        merged[f"{layer}.weight"] = whole + scaling * (b.float() @ a.float())
+        merged[f"{layer}.weight"] = full + scaling * (b.float() @ a.float())
     return merged
 
 
@@ -162,8 +166,8 @@ def _saved_weights(states: Path) -> dict[str, Tensor]:
                 return trained
             # Below stage 3 every file has the whole module; at stage 1 the reader leaves its frozen weights out.
             module: dict[str, Tensor] = torch.load(file, map_location="cpu")["module"]
-            whole = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in module.items()}
-            return {**whole, **trained}
+            stored = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in module.items()}
+            return {**stored, **trained}
         except Exception as error:
             if "Weights only load failed" in str(error):
                 raise UnsafeCheckpoint(

@@ -38,8 +38,8 @@ def merge_foreign(folder: Path, target: Path, merge: Merge) -> None:
     """
     from transformers import AutoConfig
 
-    found = find_foreign(folder)
-    if found is None:
+    match = find_foreign(folder)
+    if match is None:
         raise ValueError(f"{folder} is neither a checkpoint of DeepSpeed nor one of Megatron-core (torch_dist)")
     if merge.base is None:
         raise ValueError(
@@ -48,7 +48,7 @@ def merge_foreign(folder: Path, target: Path, merge: Merge) -> None:
     if merge.adapters_only:
         raise ValueError("--adapters: only checkpoints of this program say which adapters they hold")
     config = AutoConfig.from_pretrained(merge.base)
-    kind, states = found
+    kind, states = match
     if kind == "megatron":
         from roll.strategies.merging.megatron_states import megatron_weights
 

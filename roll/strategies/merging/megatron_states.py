@@ -35,14 +35,14 @@ def megatron_weights(state: Path, config: Any, kind: str) -> dict[str, Tensor]:
     prefix = next((name.removesuffix(_EMBEDDING) for name in names if name.endswith(_EMBEDDING)), None)
     if prefix is None:
         raise ValueError(f"{state} holds no model of Megatron: it has no {_EMBEDDING}")
-    found = read_torch(state, lambda name: name.startswith(prefix) and not name.startswith("optimizer"))
-    stored = _Stored({name.removeprefix(prefix): tensor for name, tensor in found.items()}, state)
+    tensors = read_torch(state, lambda name: name.startswith(prefix) and not name.startswith("optimizer"))
+    stored = _Stored({name.removeprefix(prefix): tensor for name, tensor in tensors.items()}, state)
     weights: dict[str, Tensor] = {}
     owner = {"policy": "lm.", "value": "backbone.", "reward": "classifier."}[kind]
     for layer, entry in entries_of(table, kind):
         matrix = stored.find(entry, layer)
-        for tensor, whole in zip(entry.tensors, assembled(entry, [matrix]), strict=True):
-            weights[owner + module_name(tensor, kind)] = whole
+        for tensor, full in zip(entry.tensors, assembled(entry, [matrix]), strict=True):
+            weights[owner + module_name(tensor, kind)] = full
     if kind in _HEADS:
         head = stored.whole(_HEADS[kind])
         weights["value_head.weight" if kind == "value" else "classifier.score.weight"] = head

@@ -21,15 +21,15 @@ def read_deepspeed(folder: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     index: dict[str, Any] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    found = {}
+    tensors = {}
     by_file: dict[str, list[str]] = {}
     for name, file in index["files"].items():
         if ":" not in name:  # a moment of AdamW
             by_file.setdefault(Path(file).name, []).append(name)
     for file, names in by_file.items():
         with safe_open(folder / file, framework="pt") as opened:
-            found.update({name: opened.get_tensor(name) for name in names})
-    return found
+            tensors.update({name: opened.get_tensor(name) for name in names})
+    return tensors
 
 
 def module_weights(folder: Path, config: Any, kind: str) -> Mapping[str, Tensor]:
@@ -61,5 +61,5 @@ def module_weights(folder: Path, config: Any, kind: str) -> Mapping[str, Tensor]
 def _megatron_adapters(state: Path, kind: str) -> dict[str, Tensor]:
     """Return what a checkpoint of Megatron with adapters holds: those, and a scalar head."""
     heads = {"value": {HEAD: HEAD}, "reward": {HEAD: "classifier.score.weight"}, "policy": {}}[kind]
-    found = read_torch(state, lambda name: name in heads or (".lora_" in name and not name.startswith("optimizer.")))
-    return {heads.get(name, name): tensor for name, tensor in found.items()}
+    tensors = read_torch(state, lambda name: name in heads or (".lora_" in name and not name.startswith("optimizer.")))
+    return {heads.get(name, name): tensor for name, tensor in tensors.items()}

@@ -18,8 +18,8 @@ def torch_names(folder: Path) -> dict[str, torch.Size]:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     with plain_values_only(folder):
-        found = FileSystemReader(folder).read_metadata().state_dict_metadata
-    return {name: entry.size for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)}
+        metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def read_torch(folder: Path, keep: Callable[[str], bool]) -> dict[str, Tensor]:

@@ -103,15 +103,15 @@ def write_tensors(tensors: Mapping[str, Tensor], config: Any, kind: str, merge: 
     missing = sorted(name for name in wanted if name not in tensors)
     if missing:
         raise ValueError(f"the checkpoint lacks {len(missing)} tensors of {type(model).__name__}, such as {missing[0]}")
-    kept = {}
+    state_dict = {}
     for name, empty in wanted.items():
         if tensors[name].shape != empty.shape:
-            found = tuple(tensors[name].shape)
-            raise ValueError(f"{name} has shape {found} in the checkpoint, and the model has {tuple(empty.shape)}")
-        kept[name] = tensors[name].to(dtype).contiguous() if empty.is_floating_point() else tensors[name]
+            shape = tuple(tensors[name].shape)
+            raise ValueError(f"{name} has shape {shape} in the checkpoint, and the model has {tuple(empty.shape)}")
+        state_dict[name] = tensors[name].to(dtype).contiguous() if empty.is_floating_point() else tensors[name]
     sizes = {"max_shard_size": merge.max_shard_size} if merge.max_shard_size else {}
     with quiet_transformers():
-        model.save_pretrained(target, state_dict=kept, **sizes)
+        model.save_pretrained(target, state_dict=state_dict, **sizes)
 
 
 def _main_type(tensors: Mapping[str, Tensor]) -> torch.dtype:

@@ -69,8 +69,8 @@ class OnHost:
 
     _on_device: Tensor | None = None  # of the class, too: `__del__` also comes where there is no room on the host
 
-    def __init__(self, tensor: Tensor, place: int, streams: CopyStream) -> None:
-        self.place = place
+    def __init__(self, tensor: Tensor, index: int, streams: CopyStream) -> None:
+        self.place = index
         """Number of tensors that were saved before it."""
         self._streams = streams
         self._size, self._stride, self._device = tensor.size(), tensor.stride(), tensor.device
@@ -86,12 +86,12 @@ class OnHost:
 
     @property
     def on_device(self) -> bool:
-        """Whether it takes memory of the device."""
+        """Return whether it takes memory of the device."""
         return self._on_device is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied."""
+        """Return bytes that are copied."""
         return self.copy.nbytes
 
     def leave(self) -> None:

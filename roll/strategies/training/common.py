@@ -97,7 +97,7 @@ class CommonStrategy(TrainStrategy):
 
     @property
     def _backend(self) -> str:
-        """Collectives: NCCL between accelerators, gloo between CPUs."""
+        """Return the backend of collectives: NCCL between accelerators, gloo between CPUs."""
         return "nccl" if self._device.type == "cuda" else "gloo"
 
     # --- micro-batches ---------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class CommonStrategy(TrainStrategy):
         return int(most)
 
     def _sums(self, *mine: float) -> list[float]:
-        """Numbers added up over the data-parallel ranks."""
+        """Return numbers added up over the data-parallel ranks."""
         if self.layout.dp_size == 1:
             return list(mine)
         sums = torch.tensor(mine, dtype=torch.float64, device=self._device)
@@ -176,7 +176,7 @@ class CommonStrategy(TrainStrategy):
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
-        """A step whose gradient isn't finite is skipped and counted.
+        """Take a step; one whose gradient isn't finite is skipped and counted.
 
         Rows for which the model gives an output of -inf or NaN at a loss token are counted, and the step is taken again
         without them, with the denominators of the others: the loss is the same in every layout. Raises
@@ -204,19 +204,19 @@ class CommonStrategy(TrainStrategy):
 
     def _count_nonfinite(self, batch: TokenBatch) -> int:
         """Return the rows of all ranks that the step must leave out; raise `FloatingPointError` if too many."""
-        found, rows = self._sums(float(len(self._nonfinite)), denominators(batch).sequences)
-        if found == 0:
+        bad, rows = self._sums(float(len(self._nonfinite)), denominators(batch).sequences)
+        if bad == 0:
             return 0
-        said = f"{self._spec.role}: {found:g} of the {rows:g} rows of a mini-batch have a loss token"
-        said += " for which the model gives -inf or NaN"
-        if found == rows or found > max(1.0, MAX_NONFINITE_SHARE * rows):
+        text = f"{self._spec.role}: {bad:g} of the {rows:g} rows of a mini-batch have a loss token"
+        text += " for which the model gives -inf or NaN"
+        if bad == rows or bad > max(1.0, MAX_NONFINITE_SHARE * rows):
             raise FloatingPointError(
-                f"{said}, more than a share of {MAX_NONFINITE_SHARE:g}. The weights have diverged, or the model can't "
+                f"{text}, more than a share of {MAX_NONFINITE_SHARE:g}. The weights have diverged, or the model can't "
                 "produce what was sampled: look at grad_norm and mismatch/kl of the steps before, lower learning_rate, "
                 "and go on from an earlier checkpoint"
             )
-        logger.warning("%s; they leave this optimizer step", said)
-        return int(found)
+        logger.warning("%s; they leave this optimizer step", text)
+        return int(bad)
 
     @property
     def _metrics_of(self) -> str:
@@ -236,7 +236,7 @@ class CommonStrategy(TrainStrategy):
         layout: MicroLayout,
         scored: HeadOutputs,
         outputs: Sequence[Output],
-        place: Tensor | None = None,
+        positions: Tensor | None = None,
         group: ProcessGroup | None = None,
     ) -> TokenOutputs:
         """Return `outputs` as columns of a micro-batch, 0 where no token is scored.
@@ -248,8 +248,8 @@ class CommonStrategy(TrainStrategy):
             for name in TOP_K_COLUMNS if isinstance(output, TopK) else (output,):
                 value = getattr(scored, name)
                 assert value is not None, f"a {self._spec.kind} model gives no {name}"
-                if place is not None:
-                    value = join_shards(value, place, len(layout.targets), group)
+                if positions is not None:
+                    value = join_shards(value, positions, len(layout.targets), group)
                 if layout.copies is not None:
                     value = value[layout.copies]
                 blank = value.new_zeros(micro.num_tokens, *value.shape[1:])
@@ -257,7 +257,7 @@ class CommonStrategy(TrainStrategy):
         return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)
 
     def _loss_of(
-        self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, whole: Denominators, *, is_padding: bool
+        self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, totals: Denominators, *, is_padding: bool
     ) -> tuple[Tensor, Metrics]:
         """Return (this rank's share of the loss, its metrics) of one micro-batch.
 
@@ -269,15 +269,15 @@ class CommonStrategy(TrainStrategy):
         if is_padding or nonfinite:
             factor = math.nan if nonfinite else 0.0
             return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * factor, Metrics()
-        terms = loss_fn.compute(outputs, micro.to(self._device), whole)
+        terms = loss_fn.compute(outputs, micro.to(self._device), totals)
         return terms.loss, terms.metrics
 
     def _learning_rate(self) -> float:
-        """Of the coming optimizer step."""
+        """Return that of the coming optimizer step."""
         return self._trained.training_args.learning_rate * self._lr_factor(self._steps)
 
     def _weight_decay(self) -> float:
-        """Of the coming optimizer step."""
+        """Return that of the coming optimizer step."""
         return self._weight_decay_at(self._steps)
 
     def _record_step(self, metrics: Metrics, norm: float, lr: float, *, finite: bool) -> None:
@@ -317,7 +317,7 @@ class CommonStrategy(TrainStrategy):
         return 0
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """Without an accelerator only gradients can go."""
+        """Sleep; without an accelerator only gradients can go."""
         freed = self._drop_gradients() if "gradients" in parts else 0
         if self._device.type == "cuda":
             for part in ("parameters", "optimizer"):
@@ -331,7 +331,7 @@ class CommonStrategy(TrainStrategy):
             self._shelves[part].restore()
 
     def _asleep(self, *parts: StatePart) -> list[StatePart]:
-        """Those of `parts` that nobody may read now."""
+        """Return those of `parts` that nobody may read now."""
         return [part for part in parts if self._shelves[part]]
 
     def _require_awake(self, *parts: StatePart) -> None:

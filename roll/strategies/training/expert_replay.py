@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 
-def replayed(scores: Tensor, own: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+def replayed(scores: Tensor, own: Tensor, recorded: Tensor) -> tuple[Tensor, Tensor]:
     """Return (scores [N, K] of the experts that count, int64 [N, K] these) for scores [N, E].
 
     `own` int64 [N, K] are the router's choice, `told` [N, K] the engine's, -1 where it isn't known.
     """
-    chosen = torch.where(told >= 0, told, own)
+    chosen = torch.where(recorded >= 0, recorded, own)
     return scores.gather(-1, chosen), chosen

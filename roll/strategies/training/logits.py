@@ -58,18 +58,18 @@ class HeadOutputs:
     values: Tensor | None = None
 
     @classmethod
-    def of_scores(cls, scores: Tensor, ids: Tensor, given: int, **others: Tensor | None) -> HeadOutputs:
+    def of_scores(cls, scores: Tensor, ids: Tensor, width: int, **others: Tensor | None) -> HeadOutputs:
         """Name the columns of `scores` [S, given + top_k] at `ids`: the scored token, tokens beside it, the top ones.
 
         They are copied: FSDP warns about outputs that are views.
         """
-        top = scores.shape[1] > given
+        top = scores.shape[1] > width
         return cls(
             logprobs=scores[:, 0].clone(),
-            student_logprobs=scores[:, 1:given].clone() if given > 1 else None,
+            student_logprobs=scores[:, 1:width].clone() if width > 1 else None,
             **others,
-            top_logprobs=scores[:, given:].detach().clone() if top else None,
-            top_ids=ids[:, given:].clone() if top else None,
+            top_logprobs=scores[:, width:].detach().clone() if top else None,
+            top_ids=ids[:, width:].clone() if top else None,
         )
 
 
@@ -227,11 +227,11 @@ def head_outputs(
         if request.top_k:
             require_tokens(request.top_k, logits.shape[-1])
             wanted = torch.cat([wanted, top_tokens(logits.detach(), request.top_k)], dim=1)
-        found = logprobs_and_entropy(logits, wanted, temperature=temperature, with_entropy=request.entropy)
+        scored = logprobs_and_entropy(logits, wanted, temperature=temperature, with_entropy=request.entropy)
         gradients = None
         if request.logit_gradients:
-            gradients = logit_gradients(logits.detach(), found[0][:, 0].detach(), temperature)
-        return *found, correct, gradients, wanted
+            gradients = logit_gradients(logits.detach(), scored[0][:, 0].detach(), temperature)
+        return *scored, correct, gradients, wanted
 
     vocabulary = getattr(head, "out_features", None) or 1 << 17
     rows = max(1, chunk_elements(hidden.device) // vocabulary)
@@ -262,7 +262,7 @@ _Scored: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor
 
 def _joined(parts: Sequence[_Scored]) -> _Scored:
     scores, entropy, hits, squares, ids = zip(*parts, strict=True)
-    optional = (None if found[0] is None else torch.cat(found) for found in (hits, squares))
+    optional = (None if tensors[0] is None else torch.cat(tensors) for tensors in (hits, squares))
     return torch.cat(scores), torch.cat(entropy), *optional, torch.cat(ids)  # type: ignore[return-value]
 
 
@@ -301,9 +301,9 @@ class _ChunkedHead(torch.autograd.Function):
         ctx.score, ctx.rows, ctx.weights = score, rows, weights
         kind = hidden.device.type
         ctx.autocast = {"enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
-        found = _joined([score(hidden[part], targets[part]) for part in _slices(len(hidden), rows)])
-        ctx.mark_non_differentiable(*(one for one in found[2:] if one is not None))
-        return found
+        joined = _joined([score(hidden[part], targets[part]) for part in _slices(len(hidden), rows)])
+        ctx.mark_non_differentiable(*(one for one in joined[2:] if one is not None))
+        return joined
 
     @staticmethod
     @once_differentiable
@@ -319,12 +319,12 @@ class _ChunkedHead(torch.autograd.Function):
                 scores, entropy = ctx.score(piece, targets[part])[:2]
                 wanted = [piece, *weights] if grad_hidden is not None else list(weights)
                 outputs = [one for one in (scores, entropy) if one.requires_grad]
-                given = [one for one, out in ((grad_scores[part], scores), (grad_entropy[part], entropy))
+                incoming = [one for one, out in ((grad_scores[part], scores), (grad_entropy[part], entropy))
                          if out.requires_grad]  # fmt: skip
-                found = list(torch.autograd.grad(outputs, wanted, given))
+                gradients = list(torch.autograd.grad(outputs, wanted, incoming))
                 if grad_hidden is not None:
-                    grad_hidden[part] = found.pop(0)
-                for total, one in zip(wide, found, strict=True):
+                    grad_hidden[part] = gradients.pop(0)
+                for total, one in zip(wide, gradients, strict=True):
                     total += one
         narrow = [total.to(one.dtype) for total, one in zip(wide, weights, strict=True)]
         return grad_hidden, None, None, None, *narrow

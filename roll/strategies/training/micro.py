@@ -101,7 +101,7 @@ class MicroLayout:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Lengths of all that a packed line is made of: padding is a row by itself, which no other sees."""
+        """Return lengths of all that a packed line is made of: padding is a row by itself, which no other sees."""
         return (*self.lengths, self.padding) if self.padding else self.lengths
 
 
@@ -128,28 +128,28 @@ def lay_out(
     positions = torch.arange(batch.num_tokens) - starts
     padding = -(batch.num_tokens if packed else int(batch.lengths.max())) % multiple
     if packed:
-        ids, place, mask = batch.token_ids[None], torch.arange(batch.num_tokens), None
+        ids, position_of, mask = batch.token_ids[None], torch.arange(batch.num_tokens), None
         grid = torch.cat([positions, torch.arange(padding).clamp(max=int(positions.max()))])[None]
         spans = (*batch.lengths.tolist(), *((padding,) if padding else ()))
     else:
         ids, mask = batch.pad("token_ids"), F.pad(batch.valid().long(), (0, padding))
         longest = ids.shape[1]
         rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
-        place = rows * (longest + padding) + positions
+        position_of = rows * (longest + padding) + positions
         # A model may have no place for positions past its longest row.
         grid = torch.arange(longest + padding).clamp(max=longest - 1).expand(len(batch), -1)
         spans = (longest + padding,) * len(batch)
     ids = F.pad(ids, (0, padding))
     experts = batch.routed_experts
     if experts is not None:
-        told = experts.new_full((ids.numel(), *experts.shape[1:]), -1).index_copy(0, place, experts)
-        experts = told.unflatten(0, ids.shape).to(device)
+        padded = experts.new_full((ids.numel(), *experts.shape[1:]), -1).index_copy(0, position_of, experts)
+        experts = padded.unflatten(0, ids.shape).to(device)
     return MicroLayout(
         ids=ids.to(device),
         mask=None if mask is None else mask.to(device),
         positions=grid.to(device),
         lengths=tuple(batch.lengths.tolist()),
-        index=(place[flat] - int(ahead)).to(device),
+        index=(position_of[flat] - int(ahead)).to(device),
         targets=targets.to(device),
         flat=flat.to(device),
         packed=packed,
@@ -167,9 +167,9 @@ def lay_out_tree(
     So does what is scored about it. Arguments as of `lay_out`.
     """
     plain = lay_out(batch, torch.device("cpu"), packed=True, teacher_ids=teacher_ids, ahead=ahead)
-    tree, place, source = tree_of(batch)
+    tree, position_of, source = tree_of(batch)
     padding = -tree.num_tokens % multiple
-    index, targets = place[plain.index], plain.targets
+    index, targets = position_of[plain.index], plain.targets
     pairs = torch.cat([index[:, None], targets if targets.dim() > 1 else targets[:, None]], dim=1)
     unique, copies = torch.unique(pairs, dim=0, return_inverse=True)
     positions = torch.cat([plain.positions[0, source], torch.zeros(padding, dtype=torch.int64)])
@@ -228,18 +228,18 @@ def take_shard(
     tokens = layout.ids.shape[1]
     width = tokens // ranks
     row, column = layout.index // tokens, layout.index % tokens
-    place = (column // width == rank).nonzero()[:, 0]
+    mine = (column // width == rank).nonzero()[:, 0]
     part = slice(rank * width, (rank + 1) * width)
     shard = replace(
         layout,
         ids=layout.ids[:, part],
         positions=layout.positions[:, part],
         experts=None if layout.experts is None else layout.experts[:, part],
-        index=(row * width + column - rank * width)[place],
-        targets=layout.targets[place],
+        index=(row * width + column - rank * width)[mine],
+        targets=layout.targets[mine],
         group=group,
     )
-    return shard, place
+    return shard, mine
 
 
 def zigzag(layout: MicroLayout, ranks: int) -> MicroLayout:
@@ -270,9 +270,9 @@ def rows_to_compute(batch: TokenBatch, loss_fn: LossFn) -> list[int]:
     """Return the rows that a training step must run: units with a gradient, and at least one to report on."""
     if loss_fn.has_gradient is None:
         return list(range(len(batch)))
-    found, units = loss_fn.has_gradient(batch).tolist(), batch.units()
-    kept = [unit for unit in units if any(found[row] for row in unit)] or units[:1]
-    return sorted(row for unit in kept for row in unit)
+    has_gradient, units = loss_fn.has_gradient(batch).tolist(), batch.units()
+    units_left = [unit for unit in units if any(has_gradient[row] for row in unit)] or units[:1]
+    return sorted(row for unit in units_left for row in unit)
 
 
 def nonfinite_rows(outputs: TokenOutputs, batch: TokenBatch) -> set[str]:

@@ -97,12 +97,12 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """A tensor that every rank has whole, in the shards of a parameter."""
+def _like(full: Tensor, parameter: Tensor) -> Tensor:
+    """Return a tensor that every rank has whole, in the shards of a parameter."""
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(parameter, DTensor):
-        return whole
+        return full
     mesh = parameter.device_mesh
-    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    everywhere = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(placements=parameter.placements)

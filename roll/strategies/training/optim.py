@@ -59,7 +59,7 @@ def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float
 
 
 def _remaining(args: TrainingArgs, progress: float) -> float:
-    """What is left of the way from the peak down to the lowest learning rate."""
+    """Return what is left of the way from the peak down to the lowest learning rate."""
     schedule = args.lr_scheduler_type
     if schedule == "cosine":
         return _half_cosine(2 * (0.5 if args.num_cycles is None else args.num_cycles) * progress)
@@ -69,7 +69,7 @@ def _remaining(args: TrainingArgs, progress: float) -> float:
 
 
 def _fall(args: TrainingArgs, progress: float) -> float:
-    """What is left of the way down in the last steps of `wsd` and `warmup_stable_decay`."""
+    """Return what is left of the way down in the last steps of `wsd` and `warmup_stable_decay`."""
     style = args.decay_style
     if progress >= 1:
         return 0.0
@@ -81,7 +81,7 @@ def _fall(args: TrainingArgs, progress: float) -> float:
 
 
 def _half_cosine(x: float) -> float:
-    """1 at 0, falling to 0 at 1."""
+    """Return half a cosine: 1 at 0, falling to 0 at 1."""
     return 0.5 * (1 + math.cos(math.pi * x))
 
 
@@ -102,7 +102,7 @@ def weight_decay_from(args: TrainingArgs, total_steps: int) -> Callable[[int], f
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: matrices decay; vectors (norms, biases) don't."""
+    """Return trainable parameters in two groups: matrices decay; vectors (norms, biases) don't."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

@@ -24,7 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def source_of(args: ModelArgs, path: str | None = None) -> dict[str, Any]:
-    """Where `from_pretrained` finds the model, or `path`: a folder or hub id, or one GGUF file inside a folder.
+    """Return where `from_pretrained` finds the model, or `path`: a folder or hub id, or one GGUF file inside a folder.
 
     Imports `external_lib` before: nothing of a model is read without this.
     """
@@ -40,7 +40,7 @@ def source_of(args: ModelArgs, path: str | None = None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars: a worker's log isn't a terminal."""
+    """Silence progress bars: a worker's log isn't a terminal."""
     from transformers.utils import logging
 
     default_deepspeed_to_cpu()
@@ -90,7 +90,7 @@ _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def _names_generic_tokenizer(name: str) -> bool:
-    """Whether a folder, or a repository of the hub, says that its tokenizer.json is all there is to its tokenizer."""
+    """Return whether a folder, or a hub repository, says that its tokenizer.json is the whole tokenizer."""
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     if Path(name).is_dir() and not Path(name, "tokenizer.json").is_file():
@@ -208,7 +208,7 @@ def load_config(args: ModelArgs) -> Any:
 
 
 def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a response: the tokenizer's, those of the model's generation settings, and what the
+    """Return every token that ends a response: the tokenizer's, those of the model's generation settings, and what the
     tokenizer's chat template ends the assistant's words with."""
     generation = getattr(model, "generation_config", None)
     return response_ends(tokenizer, None if generation is None else generation.eos_token_id)
@@ -221,7 +221,7 @@ def text_config(model: nn.Module) -> Any:
 
 
 def context_length(model: nn.Module) -> int:
-    """Positions the model was built for. Raises `ValueError` for one that doesn't say."""
+    """Return positions the model was built for. Raises `ValueError` for one that doesn't say."""
     length = getattr(text_config(model), "max_position_embeddings", None)
     if length is None:
         raise ValueError(
@@ -232,12 +232,12 @@ def context_length(model: nn.Module) -> int:
 
 
 def head_size(config: Any) -> int:
-    """Numbers in a key of one attention head; some configurations leave it to be worked out."""
+    """Return numbers in a key of one attention head; some configurations leave it to be worked out."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters (tied ones once) and saved buffers under their Hugging Face names."""
+    """Yield parameters (tied ones once) and saved buffers under their Hugging Face names."""
     yield from model.named_parameters()
     saved = model.state_dict(keep_vars=True).keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)

@@ -15,16 +15,16 @@ def local(tensor: Tensor) -> Tensor:
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
     """Return the memory behind tensors, each piece once, as far as it is on `device`."""
-    found = {}
+    by_data = {}
     for tensor in map(local, tensors):
         storage = tensor.untyped_storage()
         if tensor.device.type == device.type and storage.nbytes():
-            found[storage._cdata] = storage
-    return list(found.values())
+            by_data[storage._cdata] = storage
+    return list(by_data.values())
 
 
 def num_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Bytes behind tensors on `device`; shared memory counts once."""
+    """Return bytes behind tensors on `device`; shared memory counts once."""
     return sum(storage.nbytes() for storage in storages(tensors, device))
 
 
@@ -52,10 +52,10 @@ def host_bytes(size: int, *, pinned: bool) -> Tensor:
 
 
 def _laid_end_to_end(sizes: Iterable[int], *, pinned: bool) -> list[list[Tensor]]:
-    """Return host memory for each of the sizes: uint8 parts of pieces, several where one goes over a piece's end."""
+    """Return the host memory for each of the sizes: uint8 parts of pieces, several where one crosses an end."""
     sizes = list(sizes)
     pieces = piece_sizes(sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
-    current, room, places = host_bytes(0, pinned=False), 0, []
+    current, room, buffers = host_bytes(0, pinned=False), 0, []
     for size in sizes:
         parts, left = [], size
         while left:
@@ -66,8 +66,8 @@ def _laid_end_to_end(sizes: Iterable[int], *, pinned: bool) -> list[list[Tensor]
             parts.append(current[len(current) - room :][:taken])
             left -= taken
             room -= min(room, -(-taken // _ALIGNED) * _ALIGNED)
-        places.append(parts)
-    return places
+        buffers.append(parts)
+    return buffers
 
 
 class Shelf:
@@ -88,16 +88,16 @@ class Shelf:
 
         Without a copy, zeros come back.
         """
-        found, pinned = storages(tensors, device), device.type == "cuda"
-        sizes = [storage.nbytes() for storage in found]
-        places: list[list[Tensor]] | list[None] = [None] * len(found)
+        stored, pinned = storages(tensors, device), device.type == "cuda"
+        sizes = [storage.nbytes() for storage in stored]
+        buffers: list[list[Tensor]] | list[None] = [None] * len(stored)
         if copy:
-            places = _laid_end_to_end(sizes, pinned=pinned)
-            for storage, parts in zip(found, places, strict=True):
+            buffers = _laid_end_to_end(sizes, pinned=pinned)
+            for storage, parts in zip(stored, buffers, strict=True):
                 _copy(storage, parts, back=False)
             if pinned:
                 torch.cuda.synchronize(device)
-        for storage, size, host in zip(found, sizes, places, strict=True):
+        for storage, size, host in zip(stored, sizes, buffers, strict=True):
             storage.resize_(0)
             self._kept.append((storage, size, host))
         return sum(sizes)

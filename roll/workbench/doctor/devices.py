@@ -33,7 +33,7 @@ print(json.dumps(found))
 
 
 def devices(machine: Machine, *, timeout_s: float = 120.0) -> Iterator[Finding]:
-    """What the driver names, what torch can compute on, and memory that others hold."""
+    """Check what the driver names, what torch can compute on, and memory that others hold."""
     driver = len(machine.accelerators)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -41,30 +41,32 @@ def devices(machine: Machine, *, timeout_s: float = 120.0) -> Iterator[Finding]:
     except ProbeFailed as error:
         yield Finding("problem", "accelerators", f"torch didn't look for them: {error}", "see torch above")
         return
-    found = answer["devices"]
-    if not found:
+    listed = answer["devices"]
+    if not listed:
         yield _none(driver, machine.amd, visible, answer)
         return
-    for index, device in enumerate(found):
+    for index, device in enumerate(listed):
         used = 1 - device["free"] / device["total"]
-        said = f"{device['name']}, {device['free'] / (1 << 30):.0f} of {device['total'] / (1 << 30):.0f} GiB free"
+        message = f"{device['name']}, {device['free'] / (1 << 30):.0f} of {device['total'] / (1 << 30):.0f} GiB free"
         name = f"cuda:{index}"
         if not device["right"]:
-            yield Finding("problem", name, f"{said}: it computes wrong numbers", "take it out of use")
+            yield Finding("problem", name, f"{message}: it computes wrong numbers", "take it out of use")
         elif used > _BUSY:
-            yield Finding("warning", name, f"{said}: others use it", "nvidia-smi names them; or CUDA_VISIBLE_DEVICES")
+            yield Finding(
+                "warning", name, f"{message}: others use it", "nvidia-smi names them; or CUDA_VISIBLE_DEVICES"
+            )
         else:
-            yield Finding("ok", name, said)
+            yield Finding("ok", name, message)
         if not device["bf16"]:
             yield Finding("warning", name, "has no bf16 arithmetic", "model_args.dtype: fp32 for every role")
-    if len(found) > 1 and not all(device["peers"] for device in found):
-        said = "not all can read each other's memory: tensor parallelism goes through the host"
+    if len(listed) > 1 and not all(device["peers"] for device in listed):
+        message = "not all can read each other's memory: tensor parallelism goes through the host"
         yield Finding(
-            "warning", "accelerators", said, "tensor_model_parallel_size 1, or NCCL_P2P_DISABLE=1 if it hangs"
+            "warning", "accelerators", message, "tensor_model_parallel_size 1, or NCCL_P2P_DISABLE=1 if it hangs"
         )
-    if driver > len(found):
-        said = f"the driver has {driver}, torch sees {len(found)} (CUDA_VISIBLE_DEVICES={visible})"
-        yield Finding("note", "accelerators", said, "unset CUDA_VISIBLE_DEVICES to use all")
+    if driver > len(listed):
+        message = f"the driver has {driver}, torch sees {len(listed)} (CUDA_VISIBLE_DEVICES={visible})"
+        yield Finding("note", "accelerators", message, "unset CUDA_VISIBLE_DEVICES to use all")
 
 
 def _none(driver: int, amd: bool, visible: str | None, answer: dict[str, object]) -> Finding:
@@ -72,12 +74,14 @@ def _none(driver: int, amd: bool, visible: str | None, answer: dict[str, object]
         return Finding("note", "accelerators", "none: a slot of device_mapping is a process on the CPU")
     built = answer["cuda"] or answer["hip"]
     if not built:
-        said = f"there are {driver or 'some'}, but torch {answer['version']} is built for the CPU"
-        return Finding("problem", "accelerators", said, "install torch's build for your driver, see pytorch.org")
+        message = f"there are {driver or 'some'}, but torch {answer['version']} is built for the CPU"
+        return Finding("problem", "accelerators", message, "install torch's build for your driver, see pytorch.org")
     if visible is not None and not visible.strip(" "):
-        said = f"there are {driver or 'some'}, but CUDA_VISIBLE_DEVICES is empty"
-        return Finding("problem", "accelerators", said, "unset CUDA_VISIBLE_DEVICES")
-    said = f"the driver has {driver or 'some'}, torch (for {built}) sees none: {answer['error'] or 'no reason given'}"
+        message = f"there are {driver or 'some'}, but CUDA_VISIBLE_DEVICES is empty"
+        return Finding("problem", "accelerators", message, "unset CUDA_VISIBLE_DEVICES")
+    message = (
+        f"the driver has {driver or 'some'}, torch (for {built}) sees none: {answer['error'] or 'no reason given'}"
+    )
     return Finding(
-        "problem", "accelerators", said, "compare nvidia-smi's CUDA version with torch's; restart the driver"
+        "problem", "accelerators", message, "compare nvidia-smi's CUDA version with torch's; restart the driver"
     )

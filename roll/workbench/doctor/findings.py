@@ -38,13 +38,13 @@ class ProbeFailed(RuntimeError):
 def examine(probes: dict[str, Probe]) -> Iterator[tuple[str, list[Finding]]]:
     """Call probes in order, by their headings. One that raises is a problem of its own, never the end of the others."""
     for heading, probe in probes.items():
-        found: list[Finding] = []
+        findings: list[Finding] = []
         try:
-            found += probe()
+            findings += probe()
         except Exception as error:  # noqa: BLE001 - whatever a broken machine does, the other probes are wanted
-            said = f"couldn't be looked at: {type(error).__name__}: {error}"
-            found.append(Finding("problem", heading, said, "please report this as a fault of roll doctor"))
-        yield heading, found
+            message = f"couldn't be looked at: {type(error).__name__}: {error}"
+            findings.append(Finding("problem", heading, message, "please report this as a fault of roll doctor"))
+        yield heading, findings
 
 
 def ask_python(source: str, *, timeout_s: float, env: dict[str, str] | None = None) -> dict[str, Any]:

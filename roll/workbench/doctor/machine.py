@@ -24,24 +24,26 @@ _SLOWEST_CLOCK_S = 5.0
 
 
 def memory() -> Iterator[Finding]:
-    """Cores, memory, and what a container allows of it."""
+    """Check cores, memory, and what a container allows of it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota()
     if quota is not None and quota < cores:
-        said = f"{cores} are seen, but this container may use {quota:.1f}: threads for the others only get in the way"
-        yield Finding("warning", "cores", said, f"export OMP_NUM_THREADS={max(1, int(quota))}")
+        message = (
+            f"{cores} are seen, but this container may use {quota:.1f}: threads for the others only get in the way"
+        )
+        yield Finding("warning", "cores", message, f"export OMP_NUM_THREADS={max(1, int(quota))}")
     else:
         yield Finding("ok", "cores", str(cores))
     total = psutil.virtual_memory()
     limit = _memory_limit()
     most = min(total.total, limit or total.total)
     free = min(total.available, most)
-    said = f"{free / GIB:.1f} of {most / GIB:.1f} GiB free" + (", the limit of this container" if limit else "")
+    message = f"{free / GIB:.1f} of {most / GIB:.1f} GiB free" + (", the limit of this container" if limit else "")
     if free < _LEAST_MEMORY:
         fix = "end other programs, or raise the container's limit; the quickstart alone needs 5 GB"
-        yield Finding("warning", "memory", said, fix)
+        yield Finding("warning", "memory", message, fix)
     else:
-        yield Finding("ok", "memory", said)
+        yield Finding("ok", "memory", message)
 
 
 def _control_group(name: str, old: str) -> str:
@@ -65,14 +67,14 @@ def _cpu_quota() -> float | None:
 
 
 def disks(output: Path) -> Iterator[Finding]:
-    """Room, and the right to write, where runs write: output, temporary folder, models, shared memory."""
+    """Check space, and the right to write, where runs write: output, temporary folder, models, shared memory."""
     yield from _folder("output", output, _LEAST_DISK, "write elsewhere: output_dir")
     yield from _folder("temporary folder", Path(tempfile.gettempdir()), GIB, "export TMPDIR=a folder with room")
     cache = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub"
     yield from _folder("models", Path(cache).expanduser(), _LEAST_DISK, "export HF_HOME=a folder with room")
     if not SHARED_MEMORY.is_dir():
-        said = "there is no /dev/shm: weights go to engines through files, and Ray through its temporary folder"
-        yield Finding("warning", "shared memory", said, "mount it: mount -t tmpfs tmpfs /dev/shm")
+        message = "there is no /dev/shm: weights go to engines through files, and Ray through its temporary folder"
+        yield Finding("warning", "shared memory", message, "mount it: mount -t tmpfs tmpfs /dev/shm")
     else:
         fix = "docker run --shm-size=16g, or mount -o remount,size=16G /dev/shm"
         yield from _folder("shared memory", SHARED_MEMORY, _LEAST_SHARED, fix)
@@ -80,35 +82,35 @@ def disks(output: Path) -> Iterator[Finding]:
 
 
 def _folder(subject: str, folder: Path, least: int, fix: str) -> Iterator[Finding]:
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    if not place.is_dir():
-        yield Finding("problem", subject, f"{place} is a file where a folder is needed", f"remove it, or {fix}")
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        yield Finding("problem", subject, f"{existing} is a file where a folder is needed", f"remove it, or {fix}")
         return
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"x" * 65536)
             file.flush()
     except OSError as error:
-        yield Finding("problem", subject, f"{place} can't be written: {error.strerror or error}", fix)
+        yield Finding("problem", subject, f"{existing} can't be written: {error.strerror or error}", fix)
         return
-    status = os.statvfs(place)
+    status = os.statvfs(existing)
     free = status.f_bavail * status.f_frsize
-    said = f"{free / GIB:.1f} GiB free in {place}"
+    message = f"{free / GIB:.1f} GiB free in {existing}"
     if status.f_files and status.f_favail < 1000:
-        yield Finding("problem", subject, f"{status.f_favail} files can still be made in {place}", fix)
+        yield Finding("problem", subject, f"{status.f_favail} files can still be made in {existing}", fix)
     elif free < least:
-        yield Finding("problem" if free < least / 10 else "warning", subject, said, fix)
+        yield Finding("problem" if free < least / 10 else "warning", subject, message, fix)
     else:
-        yield Finding("ok", subject, said)
+        yield Finding("ok", subject, message)
 
 
 def _left_behind() -> Iterator[Finding]:
-    """Segments that nobody has open: what killed programs left."""
+    """Check for segments that nobody has open: what killed programs left."""
     old = [each for each in SHARED_MEMORY.glob("*") if _is_mine(each) and time.time() - each.stat().st_mtime > 3600]
     size = sum(each.stat().st_size for each in old)
     if size > GIB:
-        said = f"{len(old)} files of yours, untouched for an hour, hold {size / GIB:.1f} GiB"
-        yield Finding("warning", "shared memory", said, "if no run of yours is active: rm them in /dev/shm")
+        message = f"{len(old)} files of yours, untouched for an hour, hold {size / GIB:.1f} GiB"
+        yield Finding("warning", "shared memory", message, "if no run of yours is active: rm them in /dev/shm")
 
 
 def _is_mine(path: Path) -> bool:
@@ -123,46 +125,46 @@ def limits() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
         most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-        said = f"{soft} may be open at once; Ray and data files need {_LEAST_FILES}"
+        message = f"{soft} may be open at once; Ray and data files need {_LEAST_FILES}"
         more = (
             f"ulimit -n {most}"
             if hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES
             else (f"raise the hard limit ({hard}) in /etc/security/limits.conf, or docker run --ulimit nofile=65536")
         )
-        yield Finding("problem" if soft < 1024 else "warning", "open files", said, more)
+        yield Finding("problem" if soft < 1024 else "warning", "open files", message, more)
     else:
         yield Finding("ok", "open files", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}")
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_PROCESSES:
-        said = f"{soft} processes and threads may run; Ray alone starts hundreds of threads"
-        yield Finding("warning", "processes", said, "ulimit -u 65536")
+        message = f"{soft} processes and threads may run; Ray alone starts hundreds of threads"
+        yield Finding("warning", "processes", message, "ulimit -u 65536")
     if shutil.which(os.environ.get("CXX", "g++")) is None:
-        said = f"there is no {os.environ.get('CXX', 'g++')}: torch_compile and DeepSpeed's kernels can't be built"
-        yield Finding("warning", "compiler", said, "apt-get install g++ python3-dev; unset CXX if it names another")
+        message = f"there is no {os.environ.get('CXX', 'g++')}: torch_compile and DeepSpeed's kernels can't be built"
+        yield Finding("warning", "compiler", message, "apt-get install g++ python3-dev; unset CXX if it names another")
     encoding = locale.getpreferredencoding(False)
     if "utf" not in encoding.lower() or "utf" not in (sys.getfilesystemencoding() or "").lower():
-        said = f"text is read and written as {encoding}; data and responses are UTF-8"
-        yield Finding("warning", "encoding", said, "export LANG=C.UTF-8, or PYTHONUTF8=1")
+        message = f"text is read and written as {encoding}; data and responses are UTF-8"
+        yield Finding("warning", "encoding", message, "export LANG=C.UTF-8, or PYTHONUTF8=1")
 
 
 def clock(output: Path) -> Iterator[Finding]:
-    """This machine's clock against files that can't be of the future, and against the disk's."""
+    """Check this machine's clock against files that can't be of the future, and against the disk's."""
     import roll
 
     now = time.time()
     installed = max(Path(roll.__file__ or sys.executable).stat().st_mtime, Path(sys.prefix).stat().st_mtime)
     if installed > now + 60:
-        said = f"{time.strftime('%Y-%m-%d %H:%M')} is before the installation of Python's packages"
-        yield Finding("problem", "clock", f"{said}: it is wrong", "timedatectl set-ntp true")
+        message = f"{time.strftime('%Y-%m-%d %H:%M')} is before the installation of Python's packages"
+        yield Finding("problem", "clock", f"{message}: it is wrong", "timedatectl set-ntp true")
         return
-    place = next(each for each in (output.absolute(), *output.absolute().parents) if each.is_dir())
+    existing = next(each for each in (output.absolute(), *output.absolute().parents) if each.is_dir())
     try:
-        with tempfile.NamedTemporaryFile(dir=place) as file:
+        with tempfile.NamedTemporaryFile(dir=existing) as file:
             difference = os.stat(file.name).st_mtime - time.time()
     except OSError:
         return  # `disks` has said so
     if abs(difference) > _SLOWEST_CLOCK_S:
-        said = f"the disk of {place} has another time, by {difference:+.0f} s: which file is newer can't be told"
-        yield Finding("warning", "clock", said, "synchronise both machines: timedatectl set-ntp true")
+        message = f"the disk of {existing} has another time, by {difference:+.0f} s: which file is newer can't be told"
+        yield Finding("warning", "clock", message, "synchronise both machines: timedatectl set-ntp true")
     else:
         yield Finding("ok", "clock", time.strftime("%Y-%m-%d %H:%M:%S %Z"))

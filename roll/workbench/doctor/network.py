@@ -45,7 +45,7 @@ disconnect()
 
 
 def loopback() -> Iterator[Finding]:
-    """Whether processes of this machine reach each other under the names that libraries use."""
+    """Check whether processes of this machine reach each other under the names that libraries use."""
     for name in ("localhost", socket.gethostname()):
         try:
             address = socket.gethostbyname(name)
@@ -60,37 +60,37 @@ def loopback() -> Iterator[Finding]:
 
 
 def _free_ports() -> Iterator[Finding]:
-    """A range for temporary ports that is large enough: every rank, engine and Ray process takes some."""
+    """Check for a range of temporary ports that is large enough: every rank, engine and Ray process takes some."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             low, high = map(int, file.read().split())
     except (OSError, ValueError):
         return
     if high - low < 1000:
-        said = f"{high - low + 1} for programs to choose from; Ray and the ranks of a run take hundreds"
-        yield Finding("warning", "ports", said, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
+        message = f"{high - low + 1} for programs to choose from; Ray and the ranks of a run take hundreds"
+        yield Finding("warning", "ports", message, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
     else:
         yield Finding("ok", "ports", f"{low} to {high} for programs to choose from")
 
 
 def _proxies() -> Iterator[Finding]:
-    given = [name for name in _PROXIES if os.environ.get(name)]
+    names = [name for name in _PROXIES if os.environ.get(name)]
     without = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
-    if given and not {"localhost", "127.0.0.1", "*"} & {each.strip() for each in without.split(",")}:
-        said = (
-            f"{', '.join(given)} is set without an exception for this machine: engines and judges here aren't reached"
+    if names and not {"localhost", "127.0.0.1", "*"} & {each.strip() for each in without.split(",")}:
+        message = (
+            f"{', '.join(names)} is set without an exception for this machine: engines and judges here aren't reached"
         )
-        yield Finding("warning", "proxy", said, "export no_proxy=localhost,127.0.0.1,.local")
+        yield Finding("warning", "proxy", message, "export no_proxy=localhost,127.0.0.1,.local")
 
 
 def ray() -> Iterator[Finding]:
-    """A cluster of our own as runs start it, and the one that RAY_ADDRESS names."""
+    """Check a cluster of our own as runs start it, and the one that RAY_ADDRESS names."""
     began = time.monotonic()
     try:
         ask_python(_LOCAL_RAY, timeout_s=_RAY_S)
     except ProbeFailed as error:
-        said = f"a cluster on this machine doesn't start: {error}"
-        yield Finding("problem", "Ray", said, "executor: inline works without Ray, with one process for each role")
+        message = f"a cluster on this machine doesn't start: {error}"
+        yield Finding("problem", "Ray", message, "executor: inline works without Ray, with one process for each role")
     else:
         yield Finding("ok", "Ray", f"a cluster on this machine starts and answers in {time.monotonic() - began:.0f} s")
     address = os.environ.get("RAY_ADDRESS", "")
@@ -122,15 +122,15 @@ def _cluster(address: str, shown: str = "") -> Iterator[Finding]:
         yield Finding("problem", "Ray", f"the cluster at {shown} can't be joined: {error}", fix)
         return
     dead = [node["address"] for node in nodes if not node["alive"]]
-    said = f"{len(nodes) - len(dead)} machines alive in the cluster at {shown.removeprefix('RAY_ADDRESS=')}"
+    message = f"{len(nodes) - len(dead)} machines alive in the cluster at {shown.removeprefix('RAY_ADDRESS=')}"
     if dead:
-        yield Finding("warning", "Ray", f"{said}, gone: {', '.join(dead)}", "ray start there again")
+        yield Finding("warning", "Ray", f"{message}, gone: {', '.join(dead)}", "ray start there again")
     else:
-        yield Finding("ok", "Ray", said)
+        yield Finding("ok", "Ray", message)
 
 
 def hub() -> Iterator[Finding]:
-    """Whether models can be fetched, and the time that its server has."""
+    """Check whether models can be fetched, and the time that its server has."""
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "ON", "YES"):
         yield Finding("note", "hub", "HF_HUB_OFFLINE is set: only models of folders and of the cache can be used")
@@ -146,11 +146,13 @@ def hub() -> Iterator[Finding]:
     except HTTPError as error:
         date = error.headers.get("Date")  # it answers, and that is what was asked
     except (URLError, OSError, ValueError) as error:
-        said = f"{endpoint} can't be reached ({getattr(error, 'reason', error)})"
-        yield Finding("warning", "hub", said, "use models in folders, set HF_ENDPOINT to a mirror, or HF_HUB_OFFLINE=1")
+        message = f"{endpoint} can't be reached ({getattr(error, 'reason', error)})"
+        yield Finding(
+            "warning", "hub", message, "use models in folders, set HF_ENDPOINT to a mirror, or HF_HUB_OFFLINE=1"
+        )
         return
     skew = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(skew) > _SKEWED_S:
-        said = f"this machine's clock differs from the hub's by {skew:+.0f} s: certificates and tokens are refused"
-        yield Finding("problem", "clock", said, "timedatectl set-ntp true")
+        message = f"this machine's clock differs from the hub's by {skew:+.0f} s: certificates and tokens are refused"
+        yield Finding("problem", "clock", message, "timedatectl set-ntp true")
     yield Finding("ok", "hub", f"{endpoint} answers")

@@ -25,7 +25,7 @@ _SHADOWED = ("roll", "torch", "ray", "transformers", "datasets", "numpy", "vllm"
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter, and files that are imported in place of packages."""
+    """Check the interpreter, and look for files that are imported in place of packages."""
     version = ".".join(map(str, sys.version_info[:3]))
     wanted = _metadata("Requires-Python")
     if wanted and not Requirement(f"python{wanted}").specifier.contains(version):
@@ -40,15 +40,15 @@ def python() -> Iterator[Finding]:
 
 
 def _shadows() -> Iterator[Finding]:
-    """Files and folders of the working directory and PYTHONPATH with a package's name."""
-    places = {Path.cwd(), *(Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)}
-    for place in sorted(places):
+    """Check for files and folders of the working directory and PYTHONPATH with a package's name."""
+    folders = {Path.cwd(), *(Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)}
+    for folder in sorted(folders):
         for name in _SHADOWED:
-            for found in (place / f"{name}.py", place / name / "__init__.py"):
-                if found.is_file() and not _is_ours(found):
-                    what = found if found.name != "__init__.py" else found.parent
-                    said = f"{what} is imported in place of the package {name}"
-                    yield Finding("problem", name, said, f"rename {what}, or start from another folder")
+            for module in (folder / f"{name}.py", folder / name / "__init__.py"):
+                if module.is_file() and not _is_ours(module):
+                    what = module if module.name != "__init__.py" else module.parent
+                    message = f"{what} is imported in place of the package {name}"
+                    yield Finding("problem", name, message, f"rename {what}, or start from another folder")
 
 
 def _is_ours(file: Path) -> bool:
@@ -58,12 +58,12 @@ def _is_ours(file: Path) -> bool:
 
 
 def _other_roll() -> Iterator[Finding]:
-    """Another distribution whose modules are called `roll`."""
+    """Check for another distribution whose modules are called `roll`."""
     owners = importlib.metadata.packages_distributions().get("roll", [])
     others = sorted({name for name in owners if _normal(name) != DISTRIBUTION})
     if others:
-        said = f"{', '.join(others)} installs a package roll, too: which one is imported depends on the folder"
-        yield Finding("problem", "roll", said, f"pip uninstall {' '.join(others)}, or use another environment")
+        message = f"{', '.join(others)} installs a package roll, too: which one is imported depends on the folder"
+        yield Finding("problem", "roll", message, f"pip uninstall {' '.join(others)}, or use another environment")
 
 
 def _normal(name: str) -> str:
@@ -72,19 +72,19 @@ def _normal(name: str) -> str:
 
 def _metadata(key: str) -> str:
     try:
-        found = importlib.metadata.metadata(DISTRIBUTION)
+        metadata = importlib.metadata.metadata(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    return str(found[key]) if key in found else ""
+    return str(metadata[key]) if key in metadata else ""
 
 
 def versions() -> Iterator[Finding]:
-    """Every requirement of roll and of its installed extras, against what is installed."""
+    """Check every requirement of roll and of its installed extras against what is installed."""
     try:
         lines = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        said = "isn't installed as a package, so versions can't be compared"
-        yield Finding("warning", DISTRIBUTION, said, "pip install -e . in the checkout")
+        message = "isn't installed as a package, so versions can't be compared"
+        yield Finding("warning", DISTRIBUTION, message, "pip install -e . in the checkout")
         return
     wrong = 0
     shown: list[str] = []
@@ -105,10 +105,10 @@ def versions() -> Iterator[Finding]:
             shown.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
             wrong += 1
-            said = f"{version}; tried with {requirement.specifier}"
+            message = f"{version}; tried with {requirement.specifier}"
             fix = f"pip install '{requirement.name}{requirement.specifier}'"
             # An engine pins its own torch; an extra that is out of range may not be used at all.
-            yield Finding("warning" if extra else "problem", requirement.name, said, fix)
+            yield Finding("warning" if extra else "problem", requirement.name, message, fix)
     if not wrong:
         yield Finding("ok", "versions", f"all within the tried ranges: {', '.join(shown)}")
 
@@ -121,8 +121,8 @@ def _extra_of(requirement: Requirement) -> str:
             return ""
     except UndefinedEnvironmentName:
         return ""
-    found = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker))
-    return found.group(1) if found else ""
+    match = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker))
+    return match.group(1) if match else ""
 
 
 def imports() -> Iterator[Finding]:
@@ -132,11 +132,11 @@ def imports() -> Iterator[Finding]:
         futures = {name: pool.submit(_import_error, module) for name, module in present.items()}
         for name, future in futures.items():
             error = future.result()
-            said = f"is installed but can't be imported: {error}"
+            message = f"is installed but can't be imported: {error}"
             if error and name in _CORE:
-                yield Finding("problem", name, said, f"pip install --force-reinstall {name}")
+                yield Finding("problem", name, message, f"pip install --force-reinstall {name}")
             elif error:
-                yield Finding("warning", name, said, _rebuild(name))
+                yield Finding("warning", name, message, _rebuild(name))
             else:
                 yield Finding("ok", name, "can be imported")
     for name in sorted(set(_ENGINES) - set(present)):

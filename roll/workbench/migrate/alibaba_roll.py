@@ -23,7 +23,7 @@ _CORRECTION = "train_infer_correction"
 
 @last
 def tracker_option(step: Step) -> None:
-    """An option of the tracker that has it."""
+    """Translate an option of the tracker that has it."""
     names = step.draft.get("track_with", ())
     names = [names] if isinstance(names, str) else list(names or ())
     takers = [name for name in names if name in TRACKERS and step.last in TRACKERS[name].options]
@@ -35,7 +35,7 @@ def tracker_option(step: Step) -> None:
 
 @first
 def roll_strategy(step: Step) -> None:
-    """A backend; roles that score have one that scores."""
+    """Translate a backend; roles that score get one that scores."""
     if step.role in ("reference", "teacher") and step.value in SCORING:
         step.put(SCORING[step.value])
         same = "hf_infer as a role that scores is fsdp2_infer: the same model behind the same forward pass"
@@ -47,22 +47,22 @@ def roll_strategy(step: Step) -> None:
 
 @conversion
 def attention(step: Step) -> None:
-    """An attention kernel, for backends that have a choice."""
+    """Translate an attention kernel, for backends that have a choice."""
     own = f"{(name := step.draft.strategies.get(step.role, ''))} has attention of its own"
     put_unless(step, (is_engine(name), "dead", own), (name.startswith("megatron"), "decide", own))
 
 
 @conversion
 def checkpointing(step: Step) -> None:
-    """Gradient checkpointing, for roles that train."""
+    """Translate gradient checkpointing, for roles that train."""
     name, why = step.draft.strategies.get(step.role, ""), f"{step.role} has no backward pass"
     put_unless(step, (is_engine(name), "decide", why), (step.role not in ("actor_train", "critic"), "dead", why))
 
 
 @conversion
 def lora(step: Step) -> None:
-    """Adapters of the role that trains: where there are targets, of rank 8 and with twice the rank as alpha."""
-    section, place = step.use.key.rpartition(".")[0], f"{step.role}.model_args"
+    """Translate adapters of the role that trains: with targets, rank 8 and twice the rank as alpha."""
+    section, model_args = step.use.key.rpartition(".")[0], f"{step.role}.model_args"
     targets, rank = (step.draft.their(f"{section}.lora_{key}", other) for key, other in (("target", ""), ("rank", 8)))
     rank = int(rank) if str(rank).isdecimal() else rank
     alpha = step.draft.their(f"{section}.lora_alpha") or (2 * rank if isinstance(rank, int) else None)
@@ -80,13 +80,13 @@ def lora(step: Step) -> None:
             step.decide("all is all-linear; neither a router nor fused experts get adapters")
         else:
             list_(step) if isinstance(targets, str) and "," in targets else step.put(targets)
-        step.put(rank, f"{place}.lora_rank")
-        step.put(alpha, f"{place}.lora_alpha")
+        step.put(rank, f"{model_args}.lora_rank")
+        step.put(alpha, f"{model_args}.lora_alpha")
 
 
 @conversion
 def backend_option(step: Step) -> None:
-    """A key of one backend, which another hasn't."""
+    """Translate a key of one backend, which another hasn't."""
     name, word = step.draft.strategies.get(step.role, "the backend"), step.use.key.partition(".strategy_config.")[2]
     step.places = (f"{step.place}.{word}" if step.row.key.endswith("**") else step.place,)
     unknown = not step.draft.knows(step.place)
@@ -96,7 +96,7 @@ def backend_option(step: Step) -> None:
 
 @conversion
 def additional(step: Step) -> None:
-    """Another field of Megatron's TransformerConfig."""
+    """Translate another field of Megatron's TransformerConfig."""
     name, step.places = step.draft.strategies.get(step.role, ""), (f"{step.place}.{step.last}",)
     wrong = refused_fields({step.last: step.value}).get(step.last, "")
     # What the model or another key says anyway isn't missed.
@@ -108,7 +108,7 @@ def additional(step: Step) -> None:
 
 @conversion
 def roll_estimator(step: Step) -> None:
-    """An estimator; agentic's grpo compares rewards by reward_normalization."""
+    """Translate an estimator; agentic's grpo compares rewards by reward_normalization."""
     value, gamma = step.value, step.draft.their("gamma", 1)
     if step.draft.pipeline == "distill" and not step.draft.their("use_opd"):
         value = "reinforce"  # ROLL sets it, as no reward counts
@@ -123,7 +123,7 @@ def roll_estimator(step: Step) -> None:
 
 @last
 def roll_dual_clip(step: Step) -> None:
-    """A bound of the losses of tokens with negative advantage, which follows from the clip range."""
+    """Translate a bound of the losses of tokens with negative advantage, which follows from the clip range."""
     clip, of_ppo = step.draft.get("pg_clip", 0.2), step.draft.get("policy_loss") != "gspo"
     put_unless(step, (step.value and not of_ppo, "absent", "the bound is of policy_loss ppo"))
     if step.value and of_ppo and isinstance(clip, float | int) and not step.draft.has("dual_clip_c"):
@@ -132,7 +132,7 @@ def roll_dual_clip(step: Step) -> None:
 
 @last
 def clip_range(step: Step) -> None:
-    """Whether the two bounds count; each is 0.2 where it isn't given."""
+    """Translate whether the two bounds count; each is 0.2 where it isn't given."""
     for key in step.places if step.value else ():
         step.put(step.draft.get(key, 0.2), key)
     if not step.value:
@@ -141,14 +141,14 @@ def clip_range(step: Step) -> None:
 
 @last
 def topr_weight(step: Step) -> None:
-    """A loss of positive or negative samples: TOPR where it stands alone."""
+    """Translate a loss of positive or negative samples: TOPR where it stands alone."""
     if step.draft.pipeline == "agentic" or not step.value:
         step.dead("ROLL reads it in RLVR only" if step.value else "0 asks for nothing")
     elif step.draft.their("rl_loss_coef", 1) != 0:
         step.absent("there is no such term beside the policy loss; see policy_loss: topr")
     else:
-        for place, value in (("policy_loss", "topr"), ("topr_level", "token"), (step.places[-1], step.value)):
-            step.put(value, place)
+        for key_path, value in (("policy_loss", "topr"), ("topr_level", "token"), (step.places[-1], step.value)):
+            step.put(value, key_path)
         for other in ("topr_positive_weight", "topr_negative_weight"):
             step.draft.put(other, step.draft.get(other, 0.0))
         step.decide("policy_loss topr, as rl_loss_coef is 0; samples are positive by advantage, in ROLL by score")
@@ -156,19 +156,19 @@ def topr_weight(step: Step) -> None:
 
 @conversion
 def pg_variant(step: Step) -> None:
-    """A loss of ROLL's other worker, with the numbers that it has there."""
+    """Translate a loss of ROLL's other worker, with the numbers that it has there."""
     if "pg_worker" not in str(step.draft.their(f"{step.use.key.rpartition('.')[0]}.worker_cls", "")):
         step.dead("ROLL's ActorWorker doesn't read it: worker_cls isn't ActorPGWorker")
         return
-    for place, value in {step.place: mapped(step), **_OF_VARIANT.get(str(step.value), {})}.items():
-        step.put(value, place)
+    for key_path, value in {step.place: mapped(step), **_OF_VARIANT.get(str(step.value), {})}.items():
+        step.put(value, key_path)
     if step.value == "topr":
         step.decide("a sample is positive by its advantage, in ROLL by its score")
 
 
 @last
 def norm_type(step: Step) -> None:
-    """The level that rewards are normalised at, for the mean and the deviation."""
+    """Translate the level that rewards are normalised at, for the mean and the deviation."""
     mean, deviation = levels(step)
     if step.draft.their("adv_estimator") == "grpo" or not (mean or deviation) or step.draft.pipeline == "agentic":
         step.dead("grpo compares within groups" if mean or deviation else "null asks for nothing")
@@ -182,7 +182,7 @@ def norm_type(step: Step) -> None:
 
 @conversion
 def is_weight(step: Step) -> None:
-    """Importance weights between sampler and trainer."""
+    """Translate importance weights between sampler and trainer."""
     off = not step.draft.their(f"{_CORRECTION}.is_weight.enabled", False)
     if step.last != "enabled" or off:
         put_unless(step, (off, "dead", "is_weight isn't enabled"))
@@ -194,7 +194,7 @@ def is_weight(step: Step) -> None:
 
 @conversion
 def is_filters(step: Step) -> None:
-    """Filters that reject tokens: all at one level, which is that of the weight too."""
+    """Translate filters that reject tokens: all at one level, which is that of the weight too."""
     weight: Any = step.draft.their(f"{_CORRECTION}.is_weight") or {}
     entries = step.value if isinstance(step.value, list) else []
     rules: list[Any] = [rule for rule in entries if isinstance(rule, dict) and rule.get("enabled")]
@@ -226,20 +226,22 @@ def finish_roll(draft: Draft) -> None:
 
 
 def _policy(draft: Draft) -> None:
-    """What ROLL doesn't read, and what of its loss no key of the file says."""
-    told, factor, coef = draft.report.decisions, draft.get("rl_loss_coef", 1), draft.get("kl_loss_coef")
+    """Note what ROLL doesn't read, and what of its loss no key of the file says."""
+    decisions, factor, coef = draft.report.decisions, draft.get("rl_loss_coef", 1), draft.get("kl_loss_coef")
     for key in ("pg_clip_low", "pg_clip_high"):
         drop(draft, key, not draft.their("use_pg_clip_range"), "use_pg_clip_range is false: pg_clip counts")
     for key in _RLVR_ONLY:
         drop(draft, key, draft.pipeline == "agentic", "ROLL reads it in RLVR only")
     if draft.get("loss_agg_mode") == "seq-mean-token-sum-norm":
-        told.append("loss_agg_mode: a mean over rows, divided by response_length; in ROLL a sum, by sequence_length")
+        decisions.append(
+            "loss_agg_mode: a mean over rows, divided by response_length; in ROLL a sum, by sequence_length"
+        )
     if draft.get("use_kl_loss"):
         settled(draft, "kl_loss_ratio", False, "as ROLL multiplies the KL by no ratio; true is unbiased")
         if draft.has("rl_loss_coef") and factor != 1 and isinstance(coef, float | int):
             settled(draft, "kl_loss_coef", coef * factor, "as ROLL's rl_loss_coef multiplies the KL too")
     elif draft.has("reference") and not draft.get("add_token_level_kl") and draft.knows("use_kl_loss"):
-        told.append("reference: kept, but no KL term uses it, so it isn't started")
+        decisions.append("reference: kept, but no KL term uses it, so it isn't started")
     if draft.get("policy_loss") == "topr" and not factor:
         draft.put("rl_loss_coef", 1.0)
     if "student" in draft.theirs and not draft.has("max_grad_norm"):
@@ -250,18 +252,22 @@ def _policy(draft: Draft) -> None:
            if all(draft.their(f"{role}.generating_args.{key}") is None for role in ("actor_infer", "student_infer"))
            and not draft.has(f"actor_infer.generating_args.{key}")]  # fmt: skip
     if cut:
-        told.append(f"{', '.join(cut)}: what ROLL samples with is off, as log-probs are those of the full distribution")
+        decisions.append(
+            f"{', '.join(cut)}: what ROLL samples with is off, as log-probs are those of the full distribution"
+        )
     if (heat := draft.get("actor_infer.generating_args.temperature", 1)) not in (0, 1):
-        told.append(f"log-probs in updates: of logits / temperature ({heat}), as sampled; ROLL's are of the logits")
+        decisions.append(
+            f"log-probs in updates: of logits / temperature ({heat}), as sampled; ROLL's are of the logits"
+        )
 
 
 def _megatron(draft: Draft, role: str) -> None:
-    """Sizes of 1 that only mean something above it, and layers that are recomputed anyway."""
+    """Drop sizes of 1 that only mean something above it, and layers that are recomputed anyway."""
     config = f"{role}.strategy_args.strategy_config"
     for key, size in (("sequence_parallel", "tensor"), ("virtual_pipeline_model_parallel_size", "pipeline")):
         alone = draft.get(f"{config}.{size}_model_parallel_size", 1) == 1 and draft.get(f"{config}.{key}") != 1
         drop(draft, f"{config}.{key}", alone, f"{size}_model_parallel_size is 1")
     off = draft.get(f"{role}.model_args.disable_gradient_checkpointing")
     drop(draft, f"{config}.recompute_granularity", off, "disable_gradient_checkpointing is true")
-    whole = draft.get(f"{config}.recompute_granularity", "full") == "full" and not off
-    drop(draft, f"{config}.moe_layer_recompute", whole, "whole layers are recomputed anyway")
+    full_layers = draft.get(f"{config}.recompute_granularity", "full") == "full" and not off
+    drop(draft, f"{config}.moe_layer_recompute", full_layers, "whole layers are recomputed anyway")

@@ -54,7 +54,7 @@ def _domain(step: Step) -> str:
 
 @first
 def reward_class(step: Step) -> None:
-    """A reward worker by the reward that does its work."""
+    """Translate a reward worker by the reward that does its work."""
     cls = str(step.value).rpartition(".")[2]
     name = REWARD_CLASSES.get(cls)
     step.put(name or "none")
@@ -69,7 +69,7 @@ def reward_class(step: Step) -> None:
 
 @conversion
 def reward_option(step: Step) -> None:
-    """What some of ROLL's reward workers read."""
+    """Translate what some of ROLL's reward workers read."""
     if step.value and step.last == "format_pattern":
         step.put(step.value, f"{_domain(step)}.reward_kwargs.pattern")
     elif step.value and "CrossThinkQA" in str(step.draft.their(f"{_domain(step)}.worker_cls")):
@@ -80,7 +80,7 @@ def reward_option(step: Step) -> None:
 
 @conversion
 def of_judge(step: Step) -> None:
-    """A key of the model that grades; rewards that are functions have none."""
+    """Translate a key of the model that grades; rewards that are functions have none."""
     key, value, domain = step.use.key, step.value, _domain(step)
     remote = step.draft.their(f"{domain}.judge_model_type") == "api"
     if not str(step.draft.their(f"{domain}.worker_cls", "")).endswith("LLMJudgeRewardWorker"):
@@ -103,7 +103,7 @@ def of_judge(step: Step) -> None:
 
 @first
 def env_type(step: Step) -> None:
-    """A kind of environment."""
+    """Translate a kind of environment."""
     name = str(step.value)
     step.put(ENV_TYPES.get(name, name))
     if name not in ENV_TYPES and name not in ENVS and not OWN_PATH.match(name):
@@ -121,7 +121,7 @@ def _env(step: Step) -> tuple[str, Any]:
 
 @conversion
 def env_option(step: Step) -> None:
-    """An argument of a bundled environment, which a row may name; one of the user's own has any."""
+    """Translate an argument of a bundled environment, which a row may name; one of the user's own has any."""
     (name, cls), theirs = _env(step), step.use.key.split(".")[3]
     word = step.place.split(".")[3] if step.place.count(".") > 2 else theirs
     unknown = cls is not None and word not in signature(cls).parameters
@@ -133,7 +133,7 @@ def env_option(step: Step) -> None:
 
 @last
 def env_manager(step: Step) -> None:
-    """What a training row is, by the class that plays."""
+    """Translate what a training row is, by the class that plays."""
     cls = str(step.value).rpartition(".")[2]
     unit = "concat" if "Concat" in cls else "step" if "Step" in cls else "trajectory" if "Traj" in cls else ""
     if not unit or "Native" in cls:
@@ -144,7 +144,7 @@ def env_manager(step: Step) -> None:
 
 @conversion
 def env_template(step: Step) -> None:
-    """A text with slots, which have other names here."""
+    """Translate a text with slots, which have other names here."""
     text = step.value if isinstance(step.value, str) else ""
     known = SYSTEM_NAMES if step.place.endswith("system_template") else TURN_NAMES
     gone = []
@@ -162,7 +162,7 @@ def env_template(step: Step) -> None:
 
 @conversion
 def action_pattern(step: Step) -> None:
-    """Where the action is in a response; thoughts in front of it are thinking_tags."""
+    """Translate where the action is in a response; thoughts in front of it are thinking_tags."""
     if str(step.value).startswith("<think>") and "<answer>" in str(step.value):
         step.put("<answer>(.*?)</answer>")
         step.put(["<think>", "</think>"], f"{step.place.rpartition('.')[0]}.thinking_tags")
@@ -173,7 +173,7 @@ def action_pattern(step: Step) -> None:
 
 @last
 def format_penalty(step: Step) -> None:
-    """A penalty of the environment is one of the manager."""
+    """Translate a penalty of the environment into one of the manager."""
     tag, tags = step.use.key.split(".")[1], step.draft.get("train_env_manager.tags")
     if tags and tag not in ([tags] if isinstance(tags, str) else tags):
         step.dead("it isn't played in training")
@@ -183,22 +183,22 @@ def format_penalty(step: Step) -> None:
 
 @conversion
 def manager_sampling(step: Step) -> None:
-    """Sampling of environments, which ROLL takes where actor_infer has none."""
+    """Translate sampling of environments, which ROLL takes where actor_infer has none."""
     if "val_" not in step.use.key:
         step.places = (f"actor_infer.generating_args.{step.last}",)
-    given = step.draft.their("actor_infer.generating_args") is not None
-    put_unless(step, (given, "dead", "actor_infer.generating_args says it, in ROLL too"))
+    has_own = step.draft.their("actor_infer.generating_args") is not None
+    put_unless(step, (has_own, "dead", "actor_infer.generating_args says it, in ROLL too"))
 
 
 @conversion
 def stated(step: Step) -> None:
-    """Nothing is written; the row says what is done instead."""
+    """Write nothing; the row says what is done instead."""
     step.decide(step.row.note)
 
 
 @last
 def env_norm(step: Step) -> None:
-    """The level that rewards of episodes are compared at: of the grouping, or of the batch."""
+    """Translate the level that rewards of episodes are compared at: of the grouping, or of the batch."""
     mean, deviation = levels(step)
     if not mean and not deviation:
         step.dead("null asks for nothing")
@@ -212,7 +212,7 @@ def env_norm(step: Step) -> None:
 
 @last
 def max_new_tokens(step: Step) -> None:
-    """A bound of responses, which RLVR works out itself; the longest response bounds it."""
+    """Translate a bound of responses, which RLVR works out itself; the longest response bounds it."""
     limit = step.draft.get("response_length")
     if step.draft.pipeline != "agentic" and step.role in ("actor_infer", "validation"):
         step.dead("ROLL takes sequence_length less prompt_length")
@@ -225,7 +225,7 @@ def max_new_tokens(step: Step) -> None:
 
 @last
 def column(step: Step) -> None:
-    """A column of training and validation rows, named by a key of the pipeline's own."""
+    """Translate a column of training and validation rows, named by a key of the pipeline's own."""
     reader = _COLUMNS.get(step.last)
     other = reader and reader not in step.draft.theirs
     put_unless(step, (other, "dead", f"ROLL reads it where there is a {reader}"),
@@ -236,7 +236,7 @@ def column(step: Step) -> None:
 
 @conversion
 def distill_weight(step: Step) -> None:
-    """The teacher's weight, and the rows' own."""
+    """Translate the teacher's weight, and the rows' own."""
     share: Any = step.value
     if step.use in step.draft.report.filled and "student" not in step.draft.theirs:
         return  # a default of distillation from rows
@@ -249,7 +249,7 @@ def distill_weight(step: Step) -> None:
 
 @last
 def skew(step: Step) -> None:
-    """The share of the other distribution, of skewed divergences."""
+    """Translate the share of the other distribution, of skewed divergences."""
     step.places = ("distill.divergence_args.skew",)
     skewed = str(step.draft.get("distill.divergence")).startswith("skewed")
     put_unless(step, (not skewed, "dead", "no skewed divergence reads it"))
@@ -257,7 +257,7 @@ def skew(step: Step) -> None:
 
 @conversion
 def opd(step: Step) -> None:
-    """On-policy distillation by a switch."""
+    """Translate on-policy distillation by a switch."""
     if not step.value:
         step.dead("false asks for nothing")
     elif step.draft.pipeline != "distill":
@@ -269,16 +269,16 @@ def opd(step: Step) -> None:
         step.use.ours, step.use.fate = ("pipeline",), "translated"
 
 
-def drop(draft: Draft, place: str, when: Any, why: str) -> None:
+def drop(draft: Draft, key_path: str, when: Any, why: str) -> None:
     """Take out a key or section in a case in which ROLL doesn't read it either."""
-    if when and draft.has(place):
-        draft.abandon(place, why)
+    if when and draft.has(key_path):
+        draft.abandon(key_path, why)
 
 
-def settled(draft: Draft, place: str, value: Any, why: str) -> None:
+def settled(draft: Draft, key_path: str, value: Any, why: str) -> None:
     """Write what no key of the file says, and say why."""
-    draft.put(place, value)
-    draft.report.decisions.append(f"{place}: {shown(value)}, {why}")
+    draft.put(key_path, value)
+    draft.report.decisions.append(f"{key_path}: {shown(value)}, {why}")
 
 
 def finish_tasks(draft: Draft) -> None:
@@ -286,14 +286,14 @@ def finish_tasks(draft: Draft) -> None:
     finish = {"agentic": _games, "rlvr": _prompts, "distill": _prompts}.get(draft.pipeline, _rows)
     drop(draft, "num_train_epochs", finish is not _rows, "max_steps decides")
     finish(draft, *(draft.get(f"{key}_length") for key in ("sequence", "prompt", "response")))
-    place, sizes = "actor_infer.strategy_args.strategy_config.max_model_len", ("prompt_length", "response_length")
+    key_path, sizes = "actor_infer.strategy_args.strategy_config.max_model_len", ("prompt_length", "response_length")
     longest = sum(size for key in sizes if isinstance(size := draft.get(key), int))
-    if isinstance(limit := draft.get(place), int) and limit < longest:
-        settled(draft, place, longest, f"the run's longest sequence; {limit} was given")
+    if isinstance(limit := draft.get(key_path), int) and limit < longest:
+        settled(draft, key_path, longest, f"the run's longest sequence; {limit} was given")
 
 
 def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
-    """Prompts without their overlong ones; a response has what a prompt leaves of a sequence."""
+    """Leave out overlong prompts; a response has what a prompt leaves of a sequence."""
     data = "actor_train.data_args"
     rewards: Any = section if isinstance(section := draft.get("rewards"), dict) else {}
     prompt = 1024 if prompt is None else prompt
@@ -301,23 +301,23 @@ def _prompts(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
         settled(draft, "response_length", total - prompt, "sequence_length less prompt_length, as ROLL takes it")
     if draft.has("validation.data_args") and (column := draft.get(f"{data}.messages")):
         draft.put("validation.data_args.messages", draft.get("validation.data_args.messages", column))
-    for place in (data, "validation.data_args"):
-        drop(draft, f"{place}.prompt", draft.get(f"{place}.messages"), "messages says it")
-        if draft.has(place):
-            draft.put(f"{place}.filter_overlong_prompts", True)
+    for data_path in (data, "validation.data_args"):
+        drop(draft, f"{data_path}.prompt", draft.get(f"{data_path}.messages"), "messages says it")
+        if draft.has(data_path):
+            draft.put(f"{data_path}.filter_overlong_prompts", True)
     settled(draft, f"{data}.filter_overlong_prompts", True, "as ROLL leaves out rows longer than prompt_length")
     if draft.get(f"{data}.prompt"):
         settled(draft, "global_template", "plain", "as ROLL templates no column `prompt`, only `messages`")
-    if len(rewards) == 1 and not draft.get(place := f"rewards.{next(iter(rewards))}.tag_included"):
-        settled(draft, place, "*", "the only domain takes rows of any tag")
+    if len(rewards) == 1 and not draft.get(data_path := f"rewards.{next(iter(rewards))}.tag_included"):
+        settled(draft, data_path, "*", "the only domain takes rows of any tag")
     graded = any(path.endswith(".name") and value == "judge" for path, value in leaves_of(rewards))
     drop(draft, "judge", not graded, "no domain is graded by a judge")
 
 
 def _rows(draft: Draft, total: Any, *_: Any) -> None:
-    """Finished rows have one length; ROLL counts pairs, and shuffles where it doesn't fine-tune."""
+    """Give finished rows one length; ROLL counts pairs, and shuffles where it doesn't fine-tune."""
     data, steps = "actor_train.data_args", draft.their("max_steps")
-    place = "actor_train.training_args.per_device_train_batch_size"
+    key_path = "actor_train.training_args.per_device_train_batch_size"
     if draft.pipeline == "sft":
         counts = "student" not in draft.theirs and isinstance(steps, int) and steps > 0
         drop(draft, "num_train_epochs", counts, f"max_steps ({steps}) decides")
@@ -325,17 +325,17 @@ def _rows(draft: Draft, total: Any, *_: Any) -> None:
         draft.put("max_steps", steps if counts else None)
     if total is None and isinstance(size := draft.their("response_length"), int):
         settled(draft, "sequence_length", draft.their("prompt_length", 1024) + size, "prompt and response together")
-    if draft.pipeline == "dpo" and isinstance(pairs := draft.get(place), int):
-        settled(draft, place, 2 * pairs, "in sequences, as ROLL counts pairs")
+    if draft.pipeline == "dpo" and isinstance(pairs := draft.get(key_path), int):
+        settled(draft, key_path, 2 * pairs, "in sequences, as ROLL counts pairs")
     if "sft_train" in draft.theirs:
         settled(draft, f"{data}.shuffle", False, "as ROLL's fine-tuning reads rows in their order")
     if "student" in draft.theirs:
-        told = f"{data}.file_name: ROLL leaves out rows whose column split isn't train; cut them from the file"
-        draft.report.decisions.append(told)
+        decision = f"{data}.file_name: ROLL leaves out rows whose column split isn't train; cut them from the file"
+        draft.report.decisions.append(decision)
 
 
 def _games(draft: Draft, total: Any, prompt: Any, response: Any) -> None:
-    """An episode has one length there; here the longest response of a turn, and the rest before it."""
+    """Split ROLL's one length of an episode into the longest response of a turn, and the rest before it."""
     envs: Any = section if isinstance(section := draft.get("custom_envs"), dict) else {}
     bounds = [draft.get("actor_infer.generating_args.max_new_tokens"), response,
               *(env.get("max_tokens_per_step") for env in envs.values() if isinstance(env, dict))]  # fmt: skip

@@ -120,25 +120,25 @@ CONVERSIONS.update({name: _unless(neutral) for name, neutral in _NEUTRAL.items()
 
 @conversion
 def nothing(step: Step) -> None:
-    """Nothing is written; the row says why."""
+    """Write nothing; the row says why."""
     step.dead(step.row.note)
 
 
 @conversion
 def or_default(step: Step) -> None:
-    """Null leaves the default."""
+    """Write the value; null leaves the default."""
     step.note("null leaves the default") if step.value is None else step.put(step.value)
 
 
 @conversion
 def if_true(step: Step) -> None:
-    """Written where it is on."""
+    """Write the key where it is on."""
     step.put(True) if _truth(step.value) else step.note("off is the default here too")
 
 
 @conversion
 def list_(step: Step) -> None:
-    """A text with commas is a list."""
+    """Write a text with commas as a list."""
     value = step.value
     step.use.fate = "translated"
     if isinstance(value, str):
@@ -150,7 +150,7 @@ def list_(step: Step) -> None:
 
 @conversion
 def files(step: Step) -> None:
-    """One or many files."""
+    """Translate one or many files."""
     value = step.value
     if isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]"):
         value = [part.strip(" '\"") for part in value.strip()[1:-1].split(",") if part.strip()]
@@ -163,23 +163,23 @@ def files(step: Step) -> None:
 
 @conversion
 def dtype(step: Step) -> None:
-    """A type by its short name."""
+    """Translate a type by its short name."""
     value = mapped(step)
     step.put(DTYPES.get(str(value), value) if value is not None else None)
 
 
 @conversion
 def both(step: Step) -> None:
-    """At every place that there is."""
-    for place in filter(step.draft.knows, step.places):
-        step.put(mapped(step), place)
+    """Write the value at every place that there is."""
+    for key_path in filter(step.draft.knows, step.places):
+        step.put(mapped(step), key_path)
     if not step.use.ours and step.value is not None:
         step.dead(f"pipeline {step.draft.pipeline} has no {step.place}")
 
 
 @last
 def if_free(step: Step) -> None:
-    """Where no other key says it."""
+    """Write the value where no other key says it."""
     now, value = step.draft.get(step.place, NOTHING), mapped(step)
     if value is None:
         step.note("null leaves it to " + step.place)
@@ -194,7 +194,7 @@ def if_free(step: Step) -> None:
 
 @conversion
 def schedule(step: Step) -> None:
-    """A learning rate schedule; one that isn't here is asked for."""
+    """Write a learning rate schedule; one that isn't here is asked for."""
     value = str(mapped(step) or "constant")
     known = SCHEDULES.get(value) or SCHEDULES.get(value.lower())
     if known is not None:
@@ -208,10 +208,10 @@ def schedule(step: Step) -> None:
 
 @conversion
 def template(step: Step) -> None:
-    """A model family's name is the tokenizer's own template."""
+    """Translate a template; a model family's name is the tokenizer's own template."""
     value = step.value
     known = ("native", "plain", "question_answer", "step_by_step")
-    if not any(step.draft.knows(place) for place in step.places):
+    if not any(step.draft.knows(key_path) for key_path in step.places):
         step.dead(f"{step.role} has no rows of its own")
     elif value is None or value in known:
         step.use.fate, step.use.note = "translated", ""
@@ -219,8 +219,8 @@ def template(step: Step) -> None:
             step.put(value)
     elif "{%" in str(value) or "{{" in str(value) or str(value).count("{prompt}") == 1:
         step.use.fate, step.use.note = "translated", ""
-        for place in step.places:
-            step.put(value, place)
+        for key_path in step.places:
+            step.put(value, key_path)
     else:
         step.put("native")
         step.decide(f"{value} is a model family's template: native is what the tokenizer itself brings")
@@ -228,7 +228,7 @@ def template(step: Step) -> None:
 
 @last
 def truncation(step: Step) -> None:
-    """Sampling that the trainer's log-probs wouldn't know is off in training."""
+    """Turn off sampling options in training that the trainer's log-probs wouldn't know."""
     value, key = step.value, step.place.rpartition(".")[2]
     off = {"top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}[key]
     role, pipeline = step.role, step.draft.pipeline
@@ -249,14 +249,14 @@ def truncation(step: Step) -> None:
 
 @conversion
 def model_config(step: Step) -> None:
-    """An override of the model's config.json."""
+    """Translate an override of the model's config.json."""
     word = step.use.key.split(".override_config.")[-1].removeprefix("model_config.").removeprefix("model_init_kwargs.")
     step.put(step.value, f"{step.place}.{word}")
 
 
 @conversion
 def template_variables(step: Step) -> None:
-    """A variable of the chat template, or all of them as JSON text, as TRL's command line takes them."""
+    """Translate a variable of the chat template, or all of them as JSON text, as TRL's command line takes them."""
     _, _, word = step.use.key.partition("chat_template_kwargs.")
     if word:
         step.put(step.value, f"{step.place}.{word}")
@@ -268,7 +268,7 @@ def template_variables(step: Step) -> None:
 
 @conversion
 def if_scores(step: Step) -> None:
-    """For roles that compute log-probs."""
+    """Write the value for roles that compute log-probs."""
     if step.role in ("critic", "reward_model"):
         step.dead("it is about log-probs")
     else:
@@ -277,7 +277,7 @@ def if_scores(step: Step) -> None:
 
 @conversion
 def optimizer(step: Step) -> None:
-    """An optimizer by name."""
+    """Translate an optimizer by name."""
     name = str(step.value).lower()
     if step.value is None or name.startswith("adam"):
         step.dead("the optimizer is AdamW")
@@ -289,7 +289,7 @@ def optimizer(step: Step) -> None:
 
 @last
 def with_lora(step: Step) -> None:
-    """A key of adapters, where there are some."""
+    """Translate a key of adapters, where there are some."""
     if not step.draft.get(f"{step.role}.model_args.lora_rank"):
         step.dead("lora_rank is 0")
     elif step.place.endswith("lora_target") and isinstance(step.value, str) and "," in step.value:
@@ -302,7 +302,7 @@ def with_lora(step: Step) -> None:
 
 @conversion
 def half_type(step: Step) -> None:
-    """`bf16: true` is a type."""
+    """Turn `bf16: true` into a type."""
     name = step.use.key.rpartition(".")[2]
     if isinstance(step.value, dict):
         step.dead("model_args.dtype says it")

@@ -75,7 +75,7 @@ class Draft:
 
     @property
     def strategies(self) -> dict[str, str]:
-        """Backends by role: their `strategy_config` has that backend's keys."""
+        """Return backends by role: their `strategy_config` has that backend's keys."""
         return {role: name for role, section in self.ours.items()
                 if isinstance(name := at(section, "strategy_args.strategy_name"), str)}  # fmt: skip
 
@@ -93,12 +93,12 @@ class Draft:
         if use is not None:
             self.made_by[path] = use
 
-    def ask(self, use: Use, place: str) -> None:
+    def ask(self, use: Use, key_path: str) -> None:
         """Have the new file ask for a place, because a key that changes the training has no counterpart.
 
         Where this pipeline has no such place it asks for `exp_name`, which every one has.
         """
-        self.asked.append((use, place if place and self.knows(place) else "exp_name"))
+        self.asked.append((use, key_path if key_path and self.knows(key_path) else "exp_name"))
 
     def drop(self, path: str) -> None:
         """Take out a key, and sections that are empty without it."""
@@ -110,14 +110,16 @@ class Draft:
                 self.drop(above)
 
     def uses_below(self, path: str) -> list[Use]:
-        """Uses that wrote this place or one below it."""
-        found = [use for place, use in self.made_by.items() if place == path or place.startswith(f"{path}.")]
-        return list({id(use): use for use in found}.values())
+        """Return uses that wrote this place or one below it."""
+        uses = [use for key_path, use in self.made_by.items() if key_path == path or key_path.startswith(f"{path}.")]
+        return list({id(use): use for use in uses}.values())
 
     def abandon(self, path: str, why: str) -> None:
         """Take out a section or key again, and count what wrote it as dropped for this reason."""
         for use in self.uses_below(path):
-            use.ours = tuple(place for place in use.ours if place != path and not place.startswith(f"{path}."))
+            use.ours = tuple(
+                key_path for key_path in use.ours if key_path != path and not key_path.startswith(f"{path}.")
+            )
             if use in self.report.filled:
                 self.report.filled.remove(use)
             elif not use.ours:
@@ -138,42 +140,42 @@ class Step:
 
     @property
     def value(self) -> Any:
-        """What the file says."""
+        """Return what the file says."""
         return self.use.value
 
     @property
     def place(self) -> str:
-        """Where the value goes."""
+        """Return where the value goes."""
         return self.places[0]
 
     @property
     def last(self) -> str:
-        """Last word of their key."""
+        """Return the last word of their key."""
         return self.use.key.rpartition(".")[2]
 
     @property
     def role(self) -> str:
-        """First word of ours."""
+        """Return the first word of ours."""
         return self.place.split(".")[0]
 
-    def put(self, value: Any, place: str | None = None) -> None:
+    def put(self, value: Any, key_path: str | None = None) -> None:
         """Write a value at a place, the first if none is given; null where null is no value leaves the default."""
-        place = place or self.place
-        hint = self.draft.hint(place)
-        if reason := self._reserved(place):
+        key_path = key_path or self.place
+        hint = self.draft.hint(key_path)
+        if reason := self._reserved(key_path):
             self.dead(reason)
         elif hint is UNKNOWN:
-            self.dead(f"pipeline {self.draft.pipeline} has no {place}")
+            self.dead(f"pipeline {self.draft.pipeline} has no {key_path}")
         elif value is None and hint is not Any and type(None) not in get_args(hint):
             self.note("null leaves the default")
         else:
-            self.draft.put(place, value, self.use)
-            if place not in self.use.ours:
-                self.use.ours = (*self.use.ours, place)
+            self.draft.put(key_path, value, self.use)
+            if key_path not in self.use.ours:
+                self.use.ours = (*self.use.ours, key_path)
 
-    def _reserved(self, place: str) -> str:
-        """Why an engine isn't told this, or empty."""
-        role, dot, word = place.partition(".strategy_args.strategy_config.")
+    def _reserved(self, key_path: str) -> str:
+        """Return why an engine isn't told this, or empty."""
+        role, dot, word = key_path.partition(".strategy_args.strategy_config.")
         options: Any = STRATEGIES.get(self.draft.strategies.get(role, "")) if dot else None
         if options is None or not issubclass(options, EngineConfig):
             return ""
@@ -232,7 +234,7 @@ def _fields(cls: type) -> dict[str, Field[Any]]:
 
 
 def _walk(cls: type, path: str, draft: Draft) -> tuple[Any, Field[Any] | None]:
-    """The type of a key of the configuration `cls`, and its field where it is one of a section."""
+    """Return the type of a key of the configuration `cls`, and its field where it is one of a section."""
     hint: Any = cls
     spec: Field[Any] | None = None
     role: list[str] = []

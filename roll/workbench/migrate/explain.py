@@ -49,8 +49,8 @@ def explain(text: str, project: str | None = None) -> list[Answer]:
         if not all(words) or not key.strip("*."):
             break
         ours = [] if project else list(_ours(".".join(words)))
-        if found := ours + [answer for name in names for answer in _theirs(name, words)]:
-            return found
+        if results := ours + [answer for name in names for answer in _theirs(name, words)]:
+            return results
     known = {word for name in names for key in _keys(name) for word in (key, key.rpartition(".")[2])}
     known |= {word for cls in _CLASSES for word in homes_of(cls)}
     known = {word for word in known if word.strip("*.")}
@@ -69,7 +69,7 @@ def _keys(system: str) -> list[str]:
 
 
 def _theirs(system: str, words: Sequence[str]) -> Iterator[Answer]:
-    """The key at this very place, else all that end with these words, else those of the section that they name."""
+    """Return the key at this path, else all that end with these words, else those of the section that they name."""
     path, keys, rows = ".".join(words), _keys(system), patterns(system)
     row = rows.find(words)
     if row.key.strip("*.") if row else path in keys and not rows.is_section(words):
@@ -86,32 +86,32 @@ def _answer(system: str, key: str, row: Row | None) -> Answer:
     theirs |= {system: row.default} if not theirs and row.default is not NOT_GIVEN else {}
     how = "" if row.how in ("", "nothing") else getattr(CONVERSIONS.get(row.how), "__doc__", None) or ""
     values = [f"{shown(theirs)} is {shown(ours)}" for theirs, ours in row.values.items()]
-    places = counterparts(row, key.split("."), system)
+    key_paths = counterparts(row, key.split("."), system)
     return Answer(
-        key=key, fate=row.fate, project=_title(system), ours=places, note=row.note,
+        key=key, fate=row.fate, project=_title(system), ours=key_paths, note=row.note,
         earlier=f"now {row.now}" if row.now else "of earlier versions" * is_earlier(system, row),
         value=", ".join(values) or how.partition("\n")[0].rstrip("."), their_default=theirs,
-        our_default=_default(*places[:1]) if row.fate in _HERE else UNKNOWN,
+        our_default=_default(*key_paths[:1]) if row.fate in _HERE else UNKNOWN,
     )  # fmt: skip
 
 
-def _default(place: str = "") -> Any:
-    """What the first pipeline that has a key of ours takes where nobody writes it."""
-    place = place.replace("<role>", "actor_train").replace("<manager>", "train_env_manager")
-    values = (Draft(pipeline, {}, Report(source="", system="")).default(place) for pipeline in PIPELINES)
+def _default(key_path: str = "") -> Any:
+    """Return what the first pipeline that has a key of ours takes where nobody writes it."""
+    key_path = key_path.replace("<role>", "actor_train").replace("<manager>", "train_env_manager")
+    values = (Draft(pipeline, {}, Report(source="", system="")).default(key_path) for pipeline in PIPELINES)
     return next((value for value in values if value is None or isinstance(value, (str, int, float))), UNKNOWN)
 
 
 def _ours(path: str) -> Iterator[Answer]:
     last = path.rpartition(".")[2]
-    places = dict.fromkeys(place for cls in _CLASSES for place in homes_of(cls).get(last, ())
-                           if f".{place}".endswith(f".{path}"))  # fmt: skip
-    for place in [path] if path in places else places:
+    paths = dict.fromkeys(key_path for cls in _CLASSES for key_path in homes_of(cls).get(last, ())
+                           if f".{key_path}".endswith(f".{path}"))  # fmt: skip
+    for key_path in [path] if path in paths else paths:
         theirs = {_title(name): [row.key for row in system.rows if row.fate in _HERE
-                                 and canonical(place) in map(canonical, row.to)]
+                                 and canonical(key_path) in map(canonical, row.to)]
                   for name, system in systems().items()}  # fmt: skip
         theirs = {title: keys for title, keys in theirs.items() if keys}
-        yield Answer(key=place, our_default=_default(place), theirs=theirs)
+        yield Answer(key=key_path, our_default=_default(key_path), theirs=theirs)
 
 
 def as_text(answers: Sequence[Answer]) -> str:
@@ -131,12 +131,12 @@ def _lines(answer: Answer) -> Iterator[str]:
         yield f"{answer.key}: a key here{f', by default {ours}' if ours else ''}"
         yield from (f"  {project}: {', '.join(keys)}" for project, keys in answer.theirs.items())
         return
-    places = " and ".join(answer.ours)
-    arrow = f" -> {places}" if answer.fate in _HERE and places else ""
+    joined = " and ".join(answer.ours)
+    arrow = f" -> {joined}" if answer.fate in _HERE and joined else ""
     yield f"{answer.project}: {answer.key}{arrow}{f' ({answer.earlier})' if answer.earlier else ''}"
     fate = "" if answer.fate == "translated" else TITLES[answer.fate]
     if reason := ": ".join(filter(None, (fate, answer.note))):
-        yield f"  {reason}{f' (see {places})' if places and not arrow else ''}"
+        yield f"  {reason}{f' (see {joined})' if joined and not arrow else ''}"
     if answer.value and not (answer.note and " is " in answer.value):
         yield f"  value: {answer.value}"
     jobs: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from roll.workbench.migrate.report import masked
 from roll.workbench.migrate.trl import finish_trl
 from roll.workbench.migrate.verl_finish import finish_sft, finish_verl
 
-_MOST_SHARED = 100_000
+_MAX_RANK_RESPONSES = 100_000
 """Responses of a rank up to which batches are fitted."""
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "teacher", "judge")
 
@@ -35,7 +35,7 @@ def finish(draft: Draft, system: str) -> None:
 
 
 def _validation(draft: Draft) -> None:
-    """Without something held out there is nothing to validate."""
+    """Turn validation off if nothing is held out to validate on."""
     offline = draft.pipeline in ("sft", "dpo", "reward_model")
     section = "val_env_manager" if draft.pipeline == "agentic" else "validation"
     if section == "validation" and draft.has(section) and not draft.has("validation.data_args.file_name") \
@@ -54,7 +54,7 @@ def _validation(draft: Draft) -> None:
 
 
 def _engines(draft: Draft) -> None:
-    """An engine has the devices of its parallel sizes."""
+    """Give each engine the devices of its parallel sizes."""
     for role in ("actor_infer", "judge"):
         name = draft.strategies.get(role, "")
         if not is_engine(name):
@@ -64,31 +64,33 @@ def _engines(draft: Draft) -> None:
         options = draft.get(f"{role}.strategy_args.strategy_config", {})
         options = options if isinstance(options, dict) else {}
         stages = options.get("pp_size" if name == "sglang" else "pipeline_parallel_size", 1)
-        tensor, place = options.get("tensor_parallel_size", 1), f"{role}.num_gpus_per_worker"
+        tensor, key_path = options.get("tensor_parallel_size", 1), f"{role}.num_gpus_per_worker"
         if not isinstance(stages, int) or not isinstance(tensor, int):
             continue
-        needed, given = tensor * stages, draft.get(place, 1)
-        if given != needed:
-            if name == "sglang" and tensor == 1 and stages == 1 and isinstance(given, int):
-                draft.put(f"{role}.strategy_args.strategy_config.tensor_parallel_size", given)
-                said = f"{role}.strategy_args.strategy_config.tensor_parallel_size: {given}, the devices of one worker"
+        needed, explicit = tensor * stages, draft.get(key_path, 1)
+        if explicit != needed:
+            if name == "sglang" and tensor == 1 and stages == 1 and isinstance(explicit, int):
+                draft.put(f"{role}.strategy_args.strategy_config.tensor_parallel_size", explicit)
+                decision = (
+                    f"{role}.strategy_args.strategy_config.tensor_parallel_size: {explicit}, the devices of one worker"
+                )
             else:
-                draft.put(place, needed)
-                said = f"{place}: {needed}, the devices of one engine"
-            draft.report.decisions.append(said)
+                draft.put(key_path, needed)
+                decision = f"{key_path}: {needed}, the devices of one engine"
+            draft.report.decisions.append(decision)
         slots = slots_of(draft, role)
-        per_rank = draft.get(place, 1)
+        per_rank = draft.get(key_path, 1)
         if slots and isinstance(per_rank, int) and per_rank > 0 and len(slots) % per_rank:
-            kept = slots[: len(slots) // per_rank * per_rank]
-            if kept:
-                draft.put(f"{role}.device_mapping", list(kept))
+            usable = slots[: len(slots) // per_rank * per_rank]
+            if usable:
+                draft.put(f"{role}.device_mapping", list(usable))
                 draft.report.decisions.append(
-                    f"{role}.device_mapping: {len(kept)} of {len(slots)} slots, whole engines of {per_rank} devices"
+                    f"{role}.device_mapping: {len(usable)} of {len(slots)} slots, whole engines of {per_rank} devices"
                 )
 
 
 def _machines(draft: Draft) -> None:
-    """As many machines as the slots need."""
+    """Set as many machines as the slots need."""
     top = max((max(slots) for role in ROLES if (slots := slots_of(draft, role))), default=-1)
     per_node = draft.get("num_gpus_per_node", 1)
     nodes = draft.get("num_nodes", 1)
@@ -105,14 +107,14 @@ def _machines(draft: Draft) -> None:
 
 
 def _end(draft: Draft) -> None:
-    """A run ends."""
+    """Make sure that a run ends."""
     if draft.has("num_train_epochs") and not draft.has("max_steps"):
         draft.put("max_steps", None)
         draft.report.decisions.append("max_steps: null, so num_train_epochs decides")
 
 
 def _rows(draft: Draft) -> int:
-    """Responses of a step."""
+    """Return responses of a step."""
     size = draft.get("rollout_batch_size", 64)
     if draft.pipeline == "agentic":
         group = draft.get("train_env_manager.group_size", 8)
@@ -122,7 +124,7 @@ def _rows(draft: Draft) -> int:
 
 
 def _batches(draft: Draft) -> None:
-    """Mini-batches fill the responses of a step exactly."""
+    """Let mini-batches fill the responses of a step exactly."""
     if draft.pipeline in ("sft", "dpo", "reward_model") or draft.get("val_only"):
         return
     rows = _rows(draft)
@@ -136,7 +138,7 @@ def _batches(draft: Draft) -> None:
         if not isinstance(per_device, int) or not isinstance(passes, int) or min(per_device, passes) < 1:
             continue
         share = rows // ranks
-        if rows % (per_device * passes * ranks) == 0 or rows % ranks or share > _MOST_SHARED:
+        if rows % (per_device * passes * ranks) == 0 or rows % ranks or share > _MAX_RANK_RESPONSES:
             continue
         fitting = [(wide, next(deep for deep in range(min(passes, share // wide), 0, -1) if share // wide % deep == 0))
                    for wide in range(min(per_device, share), 0, -1) if share % wide == 0]  # fmt: skip
@@ -151,7 +153,7 @@ def _batches(draft: Draft) -> None:
 
 
 def _budgets(draft: Draft) -> None:
-    """A token budget holds the longest sequence."""
+    """Raise token budgets to the longest sequence."""
     prompt, response = (draft.get(f"{part}_length", 1024) for part in ("prompt", "response"))
     both = prompt + response if isinstance(prompt, int) and isinstance(response, int) else 0
     longest = draft.get("sequence_length") or both
@@ -162,8 +164,8 @@ def _budgets(draft: Draft) -> None:
             budget = budget if isinstance(budget, int) else 0
             if draft.get(switch) and isinstance(longest, int) and budget < longest:
                 draft.put(key, longest)
-                said = f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
-                draft.report.decisions.append(said)
+                decision = f"{key}: {longest}, the longest sequence; {budget or 'nothing'} was given"
+                draft.report.decisions.append(decision)
             elif draft.has(key) and not draft.get(switch):
                 draft.abandon(key, f"{switch.rpartition('.')[2]} is off")
 
@@ -189,8 +191,8 @@ def settle(draft: Draft, *, look: bool) -> None:
         idle = [violation for violation in reading.violations if violation.problem.startswith(_IDLE)]
         if not sum(_take_out(draft, violation) for violation in idle):
             break
-    missing += [_line(found) for found in reading.violations
-                if not any(line.startswith(found.path.partition("[")[0]) for line in missing)]  # fmt: skip
+    missing += [_line(wrong) for wrong in reading.violations
+                if not any(line.startswith(wrong.path.partition("[")[0]) for line in missing)]  # fmt: skip
     if look and reading.config is not None and reading.sound and not reading.violations:
         from roll.configs.checks.prerequisites import prerequisite_violations
 
@@ -215,5 +217,5 @@ def _take_out(draft: Draft, violation: Violation) -> bool:
 
 def _line(violation: Violation) -> str:
     value = "" if violation.value is NO_VALUE else f" (it is {str(masked(violation.path, violation.value))[:60]})"
-    said = violation.problem or f"{violation.expected}{value}"
-    return f"{violation.path}: {said}{f'; {violation.fix}' if violation.fix else ''}"
+    problem = violation.problem or f"{violation.expected}{value}"
+    return f"{violation.path}: {problem}{f'; {violation.fix}' if violation.fix else ''}"

@@ -29,7 +29,7 @@ def flag(draft: Draft, key: str) -> Any:
 
 
 def _holds(draft: Draft, condition: str) -> bool:
-    """Whether a flag is on (`a.b`), has one of some values (`a.b=c|d`) or another one (`a.b!=c`), or the next has."""
+    """Return whether a flag is on (`a.b`), is one of some values (`a.b=c|d`) or another (`a.b!=c`); or the next."""
     for part in condition.split(" or "):
         key, equals, values = part.partition("=")
         value = flag(draft, key.rstrip("!"))
@@ -40,15 +40,15 @@ def _holds(draft: Draft, condition: str) -> bool:
 
 @conversion
 def flag_if(step: Step) -> None:
-    """The value in our words, for every role that has the key, under the conditions of its row.
+    """Write the value in our words, for every role that has the key, under the conditions of its row.
 
     `if`: only where that holds; else nothing, or with `else: ask` it is asked for, with `else: next` it goes to the
     row's second place. `also`: further places, where it is on. `given`: not its default. `trained`: of actor and critic
     alone. What is `ask` in our words is asked for.
     """
     draft, rule, value = step.draft, step.row.rule, mapped(step)
-    is_given, on = step.use in draft.report.uses, step.value not in (None, False, [], "")
-    free = draft.hint(step.place) is Any and (value in (None, False) or (not is_given and value == step.value))
+    is_explicit, on = step.use in draft.report.uses, step.value not in (None, False, [], "")
+    free = draft.hint(step.place) is Any and (value in (None, False) or (not is_explicit and value == step.value))
     acts = "if" not in rule or _holds(draft, rule["if"])
     if rule.get("else") == "next":
         step.places, acts = (step.places[not acts],), True
@@ -58,34 +58,34 @@ def flag_if(step: Step) -> None:
         step.absent(step.row.note)
     elif not acts:
         step.dead(f"it acts with {rule['if']}")
-    elif free or (rule.get("given") and not is_given) or (value is None and isinstance(step.value, bool)):
+    elif free or (rule.get("given") and not is_explicit) or (value is None and isinstance(step.value, bool)):
         step.dead("the default here too" if on else "it is off")
     else:
-        whole = not isinstance(value, list) or len(value) != len(step.places) or len(value) == 1
-        for place, part in zip(step.places, [value] * len(step.places) if whole else value, strict=True):
-            for there in _every(draft, place, _TRAINED if rule.get("trained") else tuple(_ROLES)):
+        undivided = not isinstance(value, list) or len(value) != len(step.places) or len(value) == 1
+        for key_path, part in zip(step.places, [value] * len(step.places) if undivided else value, strict=True):
+            for there in _every(draft, key_path, _TRAINED if rule.get("trained") else tuple(_ROLES)):
                 step.put(part, there)
-        for place, more in rule.get("also", {}).items() if on else ():
-            step.put(more, place)
+        for key_path, more in rule.get("also", {}).items() if on else ():
+            step.put(more, key_path)
 
 
-def _every(draft: Draft, place: str, roles: tuple[str, ...]) -> list[str]:
-    """A place of the actor's at every role that there is; schedules and optimizers are of one role."""
-    if not place.startswith("actor_train.") or ".training_args." in place:
-        return [place]
-    named = [place.replace("actor_train", role, 1) for role in roles if role == "actor_train" or draft.has(role)]
+def _every(draft: Draft, key_path: str, roles: tuple[str, ...]) -> list[str]:
+    """Return the actor's key for every role that there is; schedules and optimizers are of one role."""
+    if not key_path.startswith("actor_train.") or ".training_args." in key_path:
+        return [key_path]
+    named = [key_path.replace("actor_train", role, 1) for role in roles if role == "actor_train" or draft.has(role)]
     return [there for there in named if draft.knows(there)]
 
 
 @conversion
 def flag_settled(step: Step) -> None:
-    """Settled together with other flags, when roles and ranks are known."""
+    """Leave a flag to be settled together with others, when roles and ranks are known."""
     step.draft.memo[step.use.key] = step.use
     step.use.ours = step.places if "batch" in step.last or step.use in step.draft.report.uses else ()
 
 
 def _in_reward(draft: Draft) -> bool:
-    """Whether a KL penalty is taken off the reward of each token."""
+    """Return whether a KL penalty is taken off the reward of each token."""
     return flag(draft, "algo.kl.init_coef") > 0 and not flag(draft, "algo.kl.use_loss")
 
 
@@ -95,7 +95,7 @@ def _has_critic(draft: Draft) -> bool:
 
 @first
 def flag_zero(step: Step) -> None:
-    """DeepSpeed's stage, for the roles that the run has."""
+    """Translate DeepSpeed's stage, for the roles that the run has."""
     draft, ppo = step.draft, step.draft.pipeline == "rlvr"
     scorer = None if flag(draft, "reward.remote_url") or flag(draft, "train.agent_func_path") else \
         flag(draft, "reward.model_name_or_path")  # fmt: skip
@@ -115,7 +115,7 @@ def flag_zero(step: Step) -> None:
 
 @conversion
 def flag_wandb(step: Step) -> None:
-    """What wandb is told, where it is a tracker."""
+    """Translate options of wandb, where it is a tracker."""
     if step.value and flag(step.draft, "logger.wandb.key"):
         step.put(step.value, f"{step.place}.wandb.{step.last.replace('org', 'entity')}")
     else:
@@ -124,7 +124,7 @@ def flag_wandb(step: Step) -> None:
 
 @conversion
 def flag_data(step: Step) -> None:
-    """Data sets, several with commas between them; those of the hub with their split."""
+    """Translate data sets, several with commas between them; those of the hub with their split."""
     draft, validates = step.draft, step.role == "validation"
     text = ",".join(map(str, step.value)) if isinstance(step.value, list) else str(step.value or "")
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -141,7 +141,7 @@ def flag_data(step: Step) -> None:
 
 @conversion
 def flag_template(step: Step) -> None:
-    """How a row becomes text: the tokenizer's template or one of its own, or else a text with {}."""
+    """Translate how a row becomes text: the tokenizer's template or one of its own, or else a text with {}."""
     text, own = (flag(step.draft, f"data.{key}") for key in ("input_template", "tokenizer_chat_template"))
     chat = bool(flag(step.draft, "data.apply_chat_template"))
     if (step.last == "input_template") is chat:
@@ -154,7 +154,7 @@ def flag_template(step: Step) -> None:
 
 @conversion
 def flag_max_len(step: Step) -> None:
-    """The longest sequence: of a prompt and what rollout.max_new_tokens leaves, or of a row."""
+    """Translate the longest sequence: of a prompt and what rollout.max_new_tokens leaves, or of a row."""
     draft, new = step.draft, flag(step.draft, "rollout.max_new_tokens")
     if draft.pipeline != "rlvr":
         step.put(step.value)
@@ -173,7 +173,7 @@ def flag_max_len(step: Step) -> None:
 
 @conversion
 def flag_uncorrected(step: Step) -> None:
-    """Sampling that the trainer's log-probs don't know, left as it is: the bound of the correction never acts."""
+    """Leave sampling that the trainer's log-probs don't know as it is: the correction's bound never acts."""
     draft, is_async = step.draft, step.last == "async_enable"
     if not is_async:
         step.put(step.value)
@@ -189,7 +189,7 @@ def flag_uncorrected(step: Step) -> None:
 
 @conversion
 def flag_estimator(step: Step) -> None:
-    """An advantage estimator; where a KL is in the reward, with its baseline taken off the score before it."""
+    """Translate an estimator; where a KL is in the reward, with its baseline taken off the score before it."""
     n, in_reward = flag(step.draft, "rollout.n_samples_per_prompt"), _in_reward(step.draft)
     group = {"adv_estimator": "reinforce", "reward_norm": "group"}
     centred, white = {**group, "reward_shift": True}, {"whiten_advantages": True}
@@ -207,8 +207,8 @@ def flag_estimator(step: Step) -> None:
     if step.value not in routes:
         step.absent(f"OpenRLHF has {', '.join(routes)}")
         return
-    for place, value in routes[step.value].items():
-        step.put(value, place)
+    for key_path, value in routes[step.value].items():
+        step.put(value, key_path)
     says = {"whiten_advantages": "divides by the unbiased deviation: n - 1 for n tokens, there n",
             "reward_norm": "takes the baseline off the score"}  # fmt: skip
     if notes := [f"{key} {text}" for key, text in says.items() if key in routes[step.value]]:
@@ -217,7 +217,7 @@ def flag_estimator(step: Step) -> None:
 
 @last
 def flag_clip(step: Step) -> None:
-    """Bounds of the reward, there after the baseline is taken off."""
+    """Translate bounds of the reward, there after the baseline is taken off."""
     if not isinstance(step.value, list) or len(step.value) != 2 or step.value[0] != -step.value[1]:
         step.absent("the bounds are + and - the same number")
     else:
@@ -227,7 +227,7 @@ def flag_clip(step: Step) -> None:
 
 @conversion
 def flag_policy(step: Step) -> None:
-    """The loss, and how it is averaged: KL, entropy and the critic's loss are always a mean over tokens there."""
+    """Translate the loss and its mean: KL, entropy and the critic's loss are always a mean over tokens there."""
     draft, gspo = step.draft, flag(step.draft, "actor.policy_loss_type") == "gspo"
     in_loss = flag(draft, "algo.kl.init_coef") > 0 and flag(draft, "algo.kl.use_loss")
     is_loss = step.last == "policy_loss_type"
@@ -242,7 +242,7 @@ def flag_policy(step: Step) -> None:
 
 @conversion
 def flag_kl(step: Step) -> None:
-    """A key of the KL term, which is in the reward or in the loss."""
+    """Translate a key of the KL term, which is in the reward or in the loss."""
     draft, in_loss, word = step.draft, bool(flag(step.draft, "algo.kl.use_loss")), step.last
     adapts, unbiased = word in ("target", "horizon"), flag(step.draft, "algo.kl.unbiased_gradient")
     if not flag(draft, "algo.kl.init_coef") > 0:
@@ -266,7 +266,7 @@ def flag_kl(step: Step) -> None:
 
 @conversion
 def flag_correction(step: Step) -> None:
-    """Importance weights and rejection between sampler and trainer, from four flags together."""
+    """Translate importance weights and rejection between sampler and trainer, from four flags together."""
     level, *way, bounds = (flag(step.draft, _CORRECTION + word) for word in ("level", "gating", "mode", "threshold"))
     low, high = [0.0, *bounds][-2:] if isinstance(bounds, list) else (0.0, bounds)
     if level == "off" or flag(step.draft, "actor.policy_loss_type") == "gspo":
@@ -289,7 +289,7 @@ def flag_correction(step: Step) -> None:
 
 
 def finish_openrlhf(draft: Draft) -> None:
-    """Devices, batches, what is validated and scored, flags that the parser refuses, what differs."""
+    """Finish devices, batches, validation and scoring; note flags that the parser refuses, and differences."""
     data = dict(draft.get("actor_train.data_args", {}))
     (_placed if draft.pipeline == "rlvr" else _offline)(draft)
     if draft.has("reward_model"):
@@ -311,7 +311,7 @@ def finish_openrlhf(draft: Draft) -> None:
 
 
 def _ask_for_needed(draft: Draft) -> None:
-    """What the script doesn't say, and a bound of which it has two."""
+    """Ask for what the script doesn't say, and for a bound of which it has two."""
     data, pairs = "actor_train.data_args", draft.pipeline in ("dpo", "reward_model")
     needed = {"pretrain": "the model", f"{data}.file_name": "the training rows"}
     if draft.pipeline == "rlvr":
@@ -319,20 +319,20 @@ def _ask_for_needed(draft: Draft) -> None:
         needed[f"rewards.{DOMAIN}.name"] = "what scores a response"
     if pairs and not flag(draft, "data.apply_chat_template"):
         needed[f"{data}.prompt"] = "the column with the prompt (there it is part of the texts)"
-    asked = [place for _, place in draft.asked]
-    needed = {place: f"{what}, which the script doesn't say" for place, what in needed.items()
-              if place not in asked and not draft.has(place)}  # fmt: skip
+    asked = [key_path for _, key_path in draft.asked]
+    needed = {key_path: f"{what}, which the script doesn't say" for key_path, what in needed.items()
+              if key_path not in asked and not draft.has(key_path)}  # fmt: skip
     if _has_critic(draft) and flag(draft, "actor.max_norm") != flag(draft, "critic.max_norm"):
         needed["max_grad_norm"] = "one bound for actor and critic, which have two: actor.max_norm, critic.max_norm"
     if min(flag(draft, "train.micro_batch_size"), flag(draft, "train.batch_size")) < 1:
         needed["actor_train.training_args.gradient_accumulation_steps"] = "batch sizes from 1 were expected"
-    for place, why in needed.items():
-        draft.put(place, "???")
-        draft.report.missing.append(f"{place}: {why}")
+    for key_path, why in needed.items():
+        draft.put(key_path, "???")
+        draft.report.missing.append(f"{key_path}: {why}")
 
 
 def _say(draft: Draft) -> None:
-    """In what the training differs, which no key changes."""
+    """Say in what the training differs, which no key changes."""
     online, decisions = draft.pipeline == "rlvr", draft.report.decisions
     plain, validates = not flag(draft, "data.apply_chat_template"), draft.has("validation")
     differs = {
@@ -350,7 +350,7 @@ def _say(draft: Draft) -> None:
 
 
 def _refused(draft: Draft) -> None:
-    """Texts where their parser wants numbers; several reward models."""
+    """Refuse texts where their parser wants numbers, and several reward models."""
     for use in draft.report.uses:
         kind = kinds_of(draft.job).get(use.key, ("",))[0]
         text = kind in ("int", "float") and not isinstance(use.value, (int, float, NoneType))
@@ -361,7 +361,7 @@ def _refused(draft: Draft) -> None:
 
 
 def _names(draft: Draft) -> None:
-    """A name without slashes, and a folder for the model that holds no checkpoints."""
+    """Write a name without slashes, and a folder for the model that holds no checkpoints."""
     if isinstance(name := draft.get("exp_name"), str):
         draft.put("exp_name", name.strip().replace("/", "_"), draft.made_by.get("exp_name"))
     model, states = (str(draft.get(key, "")).rstrip("/") for key in ("export_dir", "checkpoint_config.output_dir"))
@@ -371,7 +371,7 @@ def _names(draft: Draft) -> None:
 
 
 def _placed(draft: Draft) -> None:
-    """Slots of the roles, in groups of their own or shared."""
+    """Place the roles on slots, in groups of their own or shared."""
     per_node = {role: flag(draft, f"{name}.num_gpus_per_node") for role, name in _ROLES.items() if draft.has(role)}
     nodes = {role: flag(draft, f"{_ROLES[role]}.num_nodes") for role in per_node}
     together, asynchronous = flag(draft, "train.colocate_all"), flag(draft, "train.async_enable")
@@ -400,7 +400,7 @@ def _range(start: int, count: int) -> Any:
 
 
 def _offline(draft: Draft) -> None:
-    """Devices of one model, or of two that share them."""
+    """Set the devices of one model, or of two that share them."""
     sizes = [size for key in ("num_nodes", "num_gpus_per_node") if isinstance(size := draft.get(key, 1), int)]
     for role in filter(draft.has, ("actor_train", "reference")):
         draft.put(f"{role}.device_mapping", _range(0, math.prod(sizes)))
@@ -409,7 +409,7 @@ def _offline(draft: Draft) -> None:
 
 
 def _batch(draft: Draft, role: str) -> None:
-    """Rows of an optimizer step: per device x accumulation x ranks, of pairs both."""
+    """Set the rows of an optimizer step: per device x accumulation x ranks, of pairs both."""
     micro, size = (flag(draft, f"train.{key}") for key in ("micro_batch_size", "batch_size"))
     deep_key, ranks = f"{role}.training_args.gradient_accumulation_steps", data_parallel(draft, role)
     if min(micro, size) < 1:
@@ -424,13 +424,13 @@ def _batch(draft: Draft, role: str) -> None:
     uses = [draft.memo.get(f"train.{key}") for key in ("micro_batch_size", "batch_size")]
     draft.put(f"{role}.training_args.per_device_train_batch_size", wide * rows, uses[0])
     draft.put(deep_key, deep, uses[1])
-    said = f"{wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
-    said += ", each a pair of two sequences" if rows > 1 else ""
+    product = f"{wide} per device x {deep} accumulation x {ranks} data-parallel = {wide * deep * ranks}"
+    product += ", each a pair of two sequences" if rows > 1 else ""
     for use in filter(None, uses):
-        use.note = said
+        use.note = product
     step = size if draft.pipeline != "rlvr" else \
         flag(draft, "rollout.batch_size") * flag(draft, "rollout.n_samples_per_prompt")  # fmt: skip
     if (use := uses[1]) is not None and (wide * deep * ranks != size or step % size):
         short = wide * deep * ranks != size
-        use.fate, use.note = "absent", f"{said}, not {size}" if short else f"a step has {step} responses"
+        use.fate, use.note = "absent", f"{product}, not {size}" if short else f"a step has {step} responses"
         draft.ask(use, deep_key)

@@ -37,8 +37,8 @@ def read_commands(commands: Sequence[list[Word]]) -> tuple[str, dict[str, Any], 
     jobs, notes = list(_started(commands)), list[str]()
     if not jobs:
         return None
-    command, place, script = jobs[0]
-    flags = _launched(command[:place], notes) | _flags(command[place + 1 :], script, notes)
+    command, position, script = jobs[0]
+    flags = _launched(command[:position], notes) | _flags(command[position + 1 :], script, notes)
     notes += [f"line {other[0].line}: {name} is another job; move it into a file of its own"
               for other, _, name in jobs[1:]]  # fmt: skip
     # A comment between lines that go on ends the command there: the shell takes what follows for another one.
@@ -48,22 +48,22 @@ def read_commands(commands: Sequence[list[Word]]) -> tuple[str, dict[str, Any], 
 
 
 def _started(commands: Sequence[list[Word]], depth: int = 0) -> Iterator[tuple[list[Word], int, str]]:
-    """Commands that start one of the scripts, with its place and its name; `bash -c "..."` is looked into."""
+    """Yield commands that start one of the scripts, with position and name; `bash -c "..."` is looked into."""
     for command in commands:
-        for place, word in enumerate(command):
+        for position, word in enumerate(command):
             match = _SCRIPT.fullmatch(word.text)
-            if match and ("openrlhf" in word.text or (place and command[place - 1].text in ("-m", "--module"))):
+            if match and ("openrlhf" in word.text or (position and command[position - 1].text in ("-m", "--module"))):
                 if match[1] not in SCRIPTS:
                     theirs = f"OpenRLHF {peers.release('openrlhf')}"
                     raise ValueError(f"line {word.line}: {theirs} has no {match[1]}; it has {', '.join(SCRIPTS)}")
-                yield command, place, match[1]
+                yield command, position, match[1]
                 break
             if depth < 2 and "openrlhf.cli." in word.text and " " in word.text.strip():
                 yield from _started(read_script(word.text).commands, depth + 1)
 
 
 def _flags(words: list[Word], script: str, notes: list[str]) -> dict[str, Any]:
-    """What flags say, by their names of today; the last of several counts."""
+    """Return what flags say, by their names of today; the last of several counts."""
     flags: dict[str, Any] = {}
     words = [word for word in words if word.text or word.unexpanded]
     while words:
@@ -87,22 +87,22 @@ def _flags(words: list[Word], script: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _launched(words: list[Word], notes: list[str]) -> dict[str, Any]:
-    """Devices and machines that deepspeed or torchrun are told."""
-    found: dict[str, Any] = {}
+    """Return devices and machines that deepspeed or torchrun are told."""
+    flags: dict[str, Any] = {}
     for word, after in zip(words, [*words[1:], Word()], strict=True):
         name, equals, value = word.text.partition("=")
         value = value if equals else after.text
         if name in _LAUNCHERS and value.isdecimal():
-            found[_LAUNCHERS[name]] = int(value)
+            flags[_LAUNCHERS[name]] = int(value)
         elif name == "--include" and value.count(":") == 1 and "@" not in value:
-            found["num_gpus"] = value.count(",") + 1
+            flags["num_gpus"] = value.count(",") + 1
         elif name in (*_LAUNCHERS, "--include", "--hostfile"):
             notes.append(f"{name} {value}: how many devices? Write num_gpus_per_node and num_nodes")
-    return found
+    return flags
 
 
 def _today(name: str, script: str, notes: list[str]) -> list[str]:
-    """What a flag is called today; argparse takes the beginning of a name, too."""
+    """Return what a flag is called today; argparse takes the beginning of a name, too."""
     flags, word = kinds_of(script), "weight_decay" if name == "l2" else name
     if name in flags:
         return [name]
@@ -153,8 +153,8 @@ def _nested(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
 def read_tree(tree: dict[str, Any], notes: list[str]) -> tuple[str, dict[str, Any]]:
     """Return the script whose flags the keys of a YAML file are, and those flags by their names of today."""
-    given = dict(leaves_of(tree))
-    known = {script: sum(_today(key, script, [])[0] in kinds_of(script) for key in given) for script in SCRIPTS}
+    keys = dict(leaves_of(tree))
+    known = {script: sum(_today(key, script, [])[0] in kinds_of(script) for key in keys) for script in SCRIPTS}
     script = max(known, key=lambda name: known[name])
-    notes.append(f"taken for flags of {script}, which has {known[script]} of these {len(given)}")
-    return script, _nested({name: value for key, value in given.items() for name in _today(key, script, notes)}, notes)
+    notes.append(f"taken for flags of {script}, which has {known[script]} of these {len(keys)}")
+    return script, _nested({name: value for key, value in keys.items() for name in _today(key, script, notes)}, notes)

@@ -61,7 +61,7 @@ def at(tree: Any, path: str, default: Any = None) -> Any:
 
 
 def leaves_of(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key that has no keys below it, with its dotted path; an empty section counts as one."""
+    """Yield every key that has no keys below it, with its dotted path; an empty section counts as one."""
     for key, value in tree.items():
         below = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:
@@ -84,37 +84,37 @@ def unexpanded_in(value: Any) -> Unexpanded | None:
     if isinstance(value, Unexpanded):
         return value
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return next((found for entry in inside if (found := unexpanded_in(entry))), None)
+    return next((result for entry in inside if (result := unexpanded_in(entry))), None)
 
 
 def read_overrides(words: Sequence[Word]) -> Overrides:
     """Return what `key=value`, `+key=value` and `~key` among the words say; the last of a key counts."""
-    found = Overrides()
+    overrides = Overrides()
     pairs = [(word, match.groups() if (match := _OVERRIDE.fullmatch(word.text)) else ("", "", None)) for word in words]
     sections = {key.partition(".")[0] for _, (_, key, _) in pairs if "." in key}
     for word, (sign, key, value) in pairs:
         if sign == "~":
-            found.deleted.append(key)
+            overrides.deleted.append(key)
         elif key in sections and value is not None and re.fullmatch(r"\w+", value):
-            found.choices.append((key, value))
+            overrides.choices.append((key, value))
             if key == "engine":
-                _set(found, "engine.strategy", value)
+                _set(overrides, "engine.strategy", value)
         elif value is not None:
-            _set(found, key, Unexpanded(value, word.unexpanded) if word.unexpanded else parsed(value))
+            _set(overrides, key, Unexpanded(value, word.unexpanded) if word.unexpanded else parsed(value))
         else:
-            found.unread.append(word)
-    return found
+            overrides.unread.append(word)
+    return overrides
 
 
 def read_flags(words: Sequence[Word]) -> Overrides:
     """Return what `--key value`, `--key=value`, `--key` and `--key one two` say; the last of a key counts."""
-    found = Overrides()
+    overrides = Overrides()
     at_word = 0
     while at_word < len(words):
         match = _FLAG.fullmatch(words[at_word].text)
         at_word += 1
         if match is None:
-            found.unread.append(words[at_word - 1])
+            overrides.unread.append(words[at_word - 1])
             continue
         values: list[Word] = []
         if match[2] is not None:
@@ -129,26 +129,26 @@ def read_flags(words: Sequence[Word]) -> Overrides:
         value: Any = [scalar(word.text) for word in values] if values else True
         value = value[0] if len(values) == 1 else value
         text = " ".join(word.text for word in values)
-        _set(found, match[1].replace("-", "_"), Unexpanded(text, stopped) if stopped else value)
-    return found
+        _set(overrides, match[1].replace("-", "_"), Unexpanded(text, stopped) if stopped else value)
+    return overrides
 
 
-def _set(found: Overrides, key: str, value: Any) -> None:
-    node = found.tree
+def _set(overrides: Overrides, key: str, value: Any) -> None:
+    node = overrides.tree
     *sections, last = key.split(".")
     if len(sections) >= _DEEPEST:
         raise ValueError(f"the key {key[:60]}... has more than {_DEEPEST} words")
     for name in sections:
         below = node.setdefault(name, {})
         if not isinstance(below, dict):
-            found.conflicts.append((key, value))
+            overrides.conflicts.append((key, value))
             return
         node = below
     if isinstance(node.get(last), dict) and isinstance(value, dict):
         node[last].update(value)
     else:
         if isinstance(below := node.get(last), dict):
-            found.conflicts += [(f"{key}.{lost}", gone) for lost, gone in leaves_of(below)]
+            overrides.conflicts += [(f"{key}.{lost}", gone) for lost, gone in leaves_of(below)]
         node[last] = value
 
 
@@ -199,7 +199,7 @@ _INNER = re.compile(r"\$\{([^${}]*)\}")
 _PATH = re.compile(r"\.*[A-Za-z_][\w.\-/]*|\.+")
 _ENVIRONMENT = ("oc.env:", "now:")
 """Resolvers that ours has too."""
-_MOST = 50_000
+_MAX_VALUES = 50_000
 _LONGEST = 2**20
 
 
@@ -218,8 +218,8 @@ class Filler:
     def fill(self, node: Any, path: str = "") -> Any:
         """Return the node with its references filled in; `Unexpanded` where one can't be."""
         self._values += 1
-        if self._values > _MOST:
-            raise ValueError(f"it has more than {_MOST} values once its references are filled in")
+        if self._values > _MAX_VALUES:
+            raise ValueError(f"it has more than {_MAX_VALUES} values once its references are filled in")
         if isinstance(node, Mapping):
             return {str(key): self.fill(value, f"{path}.{key}" if path else str(key)) for key, value in node.items()}
         if isinstance(node, list):
@@ -259,21 +259,21 @@ class Filler:
         selects = inside.startswith("oc.select:")
         if not selects and not _PATH.fullmatch(inside.strip()):
             return Unexpanded(raw, (raw,))
-        value, place = self._find((target if selects else inside).strip(), path)
+        value, key_path = self._find((target if selects else inside).strip(), path)
         if value is NOTHING:
             return parsed(default.strip(" \"'")) if selects else Unexpanded(raw, (f"{raw}: there is no such key",))
-        self.used.add(place)
-        if place in self._active or len(self._active) > 64:
+        self.used.add(key_path)
+        if key_path in self._active or len(self._active) > 64:
             return Unexpanded(raw, (f"{raw}: it refers to itself",))
-        self._active.append(place)
+        self._active.append(key_path)
         try:
-            return self.fill(value, place)
+            return self.fill(value, key_path)
         finally:
             self._active.pop()
 
     def _find(self, target: str, path: str) -> tuple[Any, str]:
-        """The value that a reference names, with its own path; dots in front lead outwards from the key."""
+        """Return the value that a reference names, with its own path; dots in front lead outwards from the key."""
         if dots := len(target) - len(target.lstrip(".")):
             target = ".".join([*path.split(".")[:-dots], *([rest] if (rest := target.lstrip(".")) else [])])
-        value = next((found for tree in self._trees if (found := at(tree, target, NOTHING)) is not NOTHING), NOTHING)
+        value = next((result for tree in self._trees if (result := at(tree, target, NOTHING)) is not NOTHING), NOTHING)
         return value, target

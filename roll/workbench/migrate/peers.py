@@ -61,11 +61,11 @@ def jobs(system: str) -> dict[str, dict[str, tuple[str, Any]]]:
         names = [name for name in table(system) if name == system or name == f"{system}_megatron"]
         return {name: {key: (type(value).__name__, value) for key, value in leaves_of(table(system)[name])}
                 for name in names}  # fmt: skip
-    found = {name: {key: _typed(entry) for key, entry in job.items()}
+    jobs_read = {name: {key: _typed(entry) for key, entry in job.items()}
              for name, job in table(system).items() if isinstance(job, Mapping)}  # fmt: skip
-    inherited = found.pop("TrainingArguments", {})
+    inherited = jobs_read.pop("TrainingArguments", {})
     return {name: keys if name in TRL_CLASSES or name.endswith("ScriptArguments") else {**inherited, **keys}
-            for name, keys in found.items()}  # fmt: skip
+            for name, keys in jobs_read.items()}  # fmt: skip
 
 
 def _typed(entry: Any) -> tuple[str, Any]:
@@ -80,9 +80,9 @@ def defaults(system: str, tree: Mapping[str, Any], job: str) -> dict[str, Any]:
     """
     if _FILES.get(system) != "verl":
         names = (*TRL_CLASSES, job.replace("Config", "ScriptArguments"), job) if system == "trl" else (job,)
-        found = {key: _typed(entry)[1] for name in names for key, entry in table(system).get(name, {}).items()}
+        result = {key: _typed(entry)[1] for name in names for key, entry in table(system).get(name, {}).items()}
     else:
-        whole = table(system)["verl_megatron" if "megatron" in job and system == "verl" else system]
-        filled = Filler(merged(whole, tree), {}).fill(whole)
-        found = {key: value for key, value in leaves_of(filled) if not unexpanded_in(value)}
-    return found
+        full_tree = table(system)["verl_megatron" if "megatron" in job and system == "verl" else system]
+        filled = Filler(merged(full_tree, tree), {}).fill(full_tree)
+        result = {key: value for key, value in leaves_of(filled) if not unexpanded_in(value)}
+    return result

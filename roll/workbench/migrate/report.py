@@ -52,7 +52,7 @@ class Use:
     """Of a reference to a whole section: what became of the keys in it."""
 
     def line(self) -> str:
-        """What became of it, in a line."""
+        """Return what became of it, in a line."""
         value = f" = {shown(masked(self.key, self.value))}"
         arrow = f" -> {', '.join(self.ours)}" if self.ours else ""
         return f"{self.key}{value}{arrow}{f': {self.note}' if self.note else ''}"
@@ -96,15 +96,15 @@ class Report:
         self.decisions = list(dict.fromkeys(self.decisions))
 
     def of(self, fate: str) -> list[Use]:
-        """Keys with one fate."""
+        """Return keys with one fate."""
         return [use for use in self.uses if use.fate == fate]
 
     def counts(self) -> dict[str, int]:
-        """How many keys have each fate."""
+        """Return how many keys have each fate."""
         return {fate: len(self.of(fate)) for fate in TITLES}
 
     def summary(self) -> str:
-        """All of it in a line."""
+        """Return all of it in a line."""
         counts = self.counts()
         words = {"translated": "translated", "decided": "decided", "absent": "asked for", "unexpanded": "not expanded",
                  "quiet": "without a counterpart", "dead": "not needed"}  # fmt: skip
@@ -113,7 +113,7 @@ class Report:
         return f"{self.system}{f', pipeline {self.pipeline}' if self.pipeline else ''}: {keys}: {listed or 'none'}"
 
     def text(self) -> str:
-        """Every list."""
+        """Return every list."""
         parts = [_on_a_line(f"{self.source}: {self.summary()}")]
         for fate, title in TITLES.items():
             parts += _listed(title, [use.line() for use in self.of(fate)])
@@ -128,7 +128,7 @@ class Report:
         return printable("\n".join(parts) + "\n")
 
     def plain(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the same for programs."""
         lists = {fate: [_plain(use) for use in self.of(fate)] for fate in TITLES}
         return {
             "source": self.source, "system": self.system, "pipeline": self.pipeline, **lists,
@@ -137,7 +137,7 @@ class Report:
         }  # fmt: skip
 
     def json(self) -> str:
-        """The same as text."""
+        """Return the same as text."""
         return json.dumps(self.plain(), indent=2, default=str) + "\n"
 
 
@@ -166,7 +166,7 @@ def _on_a_line(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as YAML writes it, on one line and not longer than one."""
+    """Return a value as YAML writes it, on one line and not longer than one."""
     words = {None: "null", True: "true", False: "false"}
     text = words[value] if value is None or isinstance(value, bool) else str(value)
     text = " ".join(text.split())
@@ -178,7 +178,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Several lines as a block."""
+        """Represent several lines as a block."""
         return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
@@ -207,8 +207,10 @@ def ordered(hint: Any, tree: Any) -> Any:
         inner = next((get_args(member)[1] for member in members if get_origin(member) is dict), None)
         return {key: ordered(inner, value) for key, value in tree.items()}
     hints = get_type_hints(section)
-    place = {spec.name: i for i, spec in enumerate(fields(section))}
-    keys = sorted(tree, key=lambda key: (key != "pipeline", isinstance(tree[key], Mapping), place.get(key, len(place))))
+    position = {spec.name: i for i, spec in enumerate(fields(section))}
+    keys = sorted(
+        tree, key=lambda key: (key != "pipeline", isinstance(tree[key], Mapping), position.get(key, len(position)))
+    )
     return {key: ordered(hints.get(key), tree[key]) for key in keys}
 
 

@@ -15,7 +15,7 @@ _OF_THE_USER = ("HOME", "USER", "PWD")
 """Variables of the environment that a path may begin with: ours reads them when the run starts."""
 _LONGEST = 2**20
 """Characters of a word, with everything filled in: a script that doubles a text forty times ends here."""
-_MOST = 64 * 2**20
+_MAX_CHARACTERS = 64 * 2**20
 """Characters that all expansions of a script together may give, `_PER_WORD` more for each word."""
 _PER_WORD = 256
 _PER_CALL = 2**16
@@ -65,13 +65,13 @@ class Script:
     functions: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Bodies of functions, with their line."""
     called: set[str] = field(default_factory=set)
-    room: int = _MOST
+    room: int = _MAX_CHARACTERS
 
     def spend(self, characters: int) -> None:
         """Count what an expansion gives; raise `TooMuch` where a script's become too many."""
         self.room -= characters
         if self.room < 0:
-            raise TooMuch(f"its variables grow beyond {_MOST:,} characters once they are filled in")
+            raise TooMuch(f"its variables grow beyond {_MAX_CHARACTERS:,} characters once they are filled in")
 
 
 class TooMuch(ValueError):
@@ -82,7 +82,7 @@ def read_script(text: str, script: Script | None = None) -> Script:
     """Return the commands of a script, from its first line to its last, whichever would be run.
 
     `script`: what was read before it, whose variables it has. Raises `ValueError` for a quote or bracket that isn't
-    closed, for texts that grow beyond a megabyte, or all together beyond `_MOST`, and for expansions in each other that
+    closed, for texts beyond a megabyte, or all together beyond `_MAX_CHARACTERS`, and for nested expansions that
     are too deep.
     """
     script = _Reader(text.replace("\r\n", "\n"), script or Script(), 0).script()
@@ -226,7 +226,7 @@ class _Reader:
         self._ends, self._target = [], ""
 
     def _assign(self, match: re.Match[str]) -> None:
-        name, place, sign = match.groups()
+        name, subscript, sign = match.groups()
         line, self._at = self._line(), match.end()
         before = self._script.variables.get(name, [])
         added = before if sign == "+=" else []
@@ -239,14 +239,14 @@ class _Reader:
             if added:
                 value = Word(added[0].text + value.text, (*added[0].unexpanded, *value.unexpanded), value.line)
             values = [value]
-        if place:
-            raw = f"{name}{place}"
+        if subscript:
+            raw = f"{name}{subscript}"
             values = [Word(f"${name}", (f"${name}, of which the script sets {raw} by itself",))]
         if (self._branches > 0 or self._if) and [word.text for word in before] != [word.text for word in values]:
-            said = " ".join(word.text for word in values) or "an empty text"
+            shown = " ".join(word.text for word in values) or "an empty text"
             self._script.conditions[name] = (
                 f"line {line}: {name} depends on a condition; the last in the script was taken, "
-                f"{said if len(said) < 60 else said[:60] + '...'}"
+                f"{shown if len(shown) < 60 else shown[:60] + '...'}"
             )
         self._script.variables[name] = values
 
@@ -268,8 +268,8 @@ class _Reader:
                 yield from self._word()
         raise ValueError("an array ( isn't closed")
 
-    def _word(self, *, split: bool = True, whole: bool = False) -> list[Word]:
-        """One word, or those that a variable without quotes around it holds; `whole`: all the text is one."""
+    def _word(self, *, split: bool = True, one_word: bool = False) -> list[Word]:
+        """Return one word, or those that a variable without quotes around it holds; `one_word`: all the text is one."""
         line = self._line()
         words, quoted, inside = [Word(line=line)], False, False
         while self._at < len(self._text):
@@ -289,7 +289,7 @@ class _Reader:
                 self._at += 2
             elif inside:
                 self._run(words[-1], _PLAIN_IN_QUOTES)
-            elif whole or not (sign.isspace() or sign in _BREAKS or sign in "<>"):
+            elif one_word or not (sign.isspace() or sign in _BREAKS or sign in "<>"):
                 self._run(words[-1], _PLAIN)
             elif sign in "<>" and "=" in words[-1].text and split:
                 self._run(words[-1], _PLAIN)  # of a placeholder such as key=<path>
@@ -302,7 +302,7 @@ class _Reader:
         return [word for word in words if word.text or word.unexpanded or quoted]
 
     def _document(self) -> Word:
-        """A here-document, in which quotes mean nothing."""
+        """Return a here-document, in which quotes mean nothing."""
         words = [Word()]
         while self._at < len(self._text):
             if self._text[self._at] in "$`":
@@ -315,7 +315,7 @@ class _Reader:
         return Word(" ".join(word.text for word in words), tuple(part for word in words for part in word.unexpanded))
 
     def _single(self, word: Word) -> None:
-        """Text in '...', or in $'...' with its escapes."""
+        """Read text in '...', or in $'...' with its escapes."""
         if match := _ESCAPED.match(self._text, self._at):
             self._add(word, re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1]))
             self._at = match.end()
@@ -356,7 +356,7 @@ class _Reader:
             raise TooMuch(f"line {word.line}: a word grows beyond {_LONGEST:,} characters")
 
     def _expansion(self) -> tuple[list[Word], bool]:
-        """What a `$` or a backquote stands for, and whether that are elements of an array."""
+        """Return what a `$` or a backquote stands for, and whether that are elements of an array."""
         text, start = self._text, self._at
         if text[start] == "`":
             return _stopped(f"`{self._until('`')}`"), False
@@ -387,7 +387,7 @@ class _Reader:
         raise ValueError(f"line {self._line()}: {self._text[start : start + 2]} isn't closed")
 
     def _variable(self, name: str) -> list[Word]:
-        """The value of a variable, of an array its first element."""
+        """Return the value of a variable, of an array its first element."""
         self._script.used.add(name)
         if name in self._script.variables:
             return self._script.variables[name][:1] or [Word()]
@@ -396,7 +396,7 @@ class _Reader:
         return [Word(f"${name}", (f"${name}, which the script doesn't set",))]
 
     def _braces(self, inside: str) -> tuple[list[Word], bool]:
-        """What `${...}` stands for."""
+        """Return what `${...}` stands for."""
         match = re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*])(?:\[([@*]|\d+)\])?(?:(:?[-=+?])(.*))?", inside, re.DOTALL)
         if match is None or (match[1] in "@*" and match[3] is None):
             return _stopped(f"${{{inside}}}"), False
@@ -426,11 +426,11 @@ class _Reader:
         return [value], False
 
     def _whole(self, text: str) -> Word:
-        """A text with its own variables and quotes."""
-        return (_Reader(text, self._script, self._depth + 1)._word(split=False, whole=True) or [Word()])[0]
+        """Return a text with its own variables and quotes expanded."""
+        return (_Reader(text, self._script, self._depth + 1)._word(split=False, one_word=True) or [Word()])[0]
 
     def _number(self, expression: str) -> int | None:
-        """The value of `$((expression))`, with the script's variables; None where it isn't one of whole numbers."""
+        """Return the value of `$((expression))`, with the script's variables; None where it isn't of integers."""
         filled = self._whole(expression)
         if filled.unexpanded:
             return None
@@ -461,13 +461,13 @@ def whole_number(text: str) -> int | None:
 
 def _value(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        found = node.value
+        result = node.value
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        found = _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+        result = _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
     elif isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
-        found = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
+        result = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
     else:
         raise ValueError("no whole number")
-    if abs(found) >= 2**63:
+    if abs(result) >= 2**63:
         raise ValueError("too large")
-    return found
+    return result

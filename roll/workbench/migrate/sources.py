@@ -131,34 +131,35 @@ def _from_shell(text: str, file: Path) -> Source:
     # A script of nobody's is TRL's way to start a trainer of one's own, or prepares the data.
     jobs = [job for job in jobs if job.system] or [job for job in jobs if _flags_known(job)]
     if jobs:
-        found = _of_job(jobs[0], file, script)
-        found.notes += [f"line {job.line}: {job.name} is another job; move it into a file of its own"
+        source = _of_job(jobs[0], file, script)
+        source.notes += [f"line {job.line}: {job.name} is another job; move it into a file of its own"
                         for job in jobs[1:]]  # fmt: skip
         script.notes += [f"line {words[0].line}: {words[0].text[:60]} isn't of the command above it, which ends before "
                          "that, at a comment, an empty line or a blank behind its \\" for words in script.commands
                          if words[0].line > jobs[0].line and _LEFT_OVER.match(words[0].text)]  # fmt: skip
     else:
         words = [word for command in script.commands for word in command if _IN_A_LIST.match(word.text)]
-        found = _source(read_overrides(words), {})
-    found.notes += script.notes
-    if not found.tree and not found.deleted:
+        source = _source(read_overrides(words), {})
+    source.notes += script.notes
+    if not source.tree and not source.deleted:
         raise ValueError(
             f"{file} has no key=value that could be translated; it should start verl (python3 -m verl.trainer.main_ppo "
             "key=value ...), TRL (trl grpo --key value ...) or OpenRLHF (python3 -m openrlhf.cli.train_ppo_ray --key "
-            f"value ...), be a list of such overrides, or a YAML file{''.join(f'; {note}' for note in found.notes[:3])}"
+            f"value ...), be a list of such overrides, or a YAML file"
+            f"{''.join(f'; {note}' for note in source.notes[:3])}"
         )
-    return found
+    return source
 
 
 def _texts_inside(script: Script) -> Iterable[str]:
-    """Commands that stand in quotes: `bash -c "..."`, `srun`, `ssh`."""
+    """Yield commands that stand in quotes: `bash -c "..."`, `srun`, `ssh`."""
     for command in list(script.commands):
         if _job(command) is None:
             yield from (word.text for word in command if " " in word.text)
 
 
 def _job(command: Sequence[Word]) -> _Job | None:
-    """The trainer that a command starts; of a script of nobody's that one, with an empty `system`."""
+    """Return the trainer that a command starts; of a script of nobody's that one, with an empty `system`."""
     texts = [word.text for word in command]
     unknown = None
     last_flag = max((at for at, text in enumerate(texts) if text.startswith("--")), default=-1)
@@ -189,9 +190,9 @@ def _flags_known(job: _Job) -> bool:
 
 
 def _of_job(job: _Job, file: Path, script: Script) -> Source:
-    """What a command says, over the file of configuration that it names."""
+    """Return what a command says, over the file of configuration that it names."""
     hydra = job.system == "verl"
-    options, said = _hydra(job.words) if hydra else (read_flags(job.words),) * 2
+    options, overrides = _hydra(job.words) if hydra else (read_flags(job.words),) * 2
     name, folder = "", None
     if hydra:
         name, folder = options.tree.pop("config_name", None), options.tree.pop("config_path", None)
@@ -203,18 +204,18 @@ def _of_job(job: _Job, file: Path, script: Script) -> Source:
         for key in [key for key in options.tree if key not in fields and key[:3] == "no_" and key[3:] in fields]:
             options.tree[key[3:]] = options.tree.pop(key) is not True  # argparse's way to switch one off
     base = _named_file(str(name), file, script) if name and (folder or not hydra) else Source(tree={})
-    found = _source(said, table("verl")["verl_sft" if "sft" in job.name else "verl"] if hydra else {}, base)
-    found.system, found.job = job.system, job.name + (" megatron" if "megatron" in str(name) else "")
-    _launched(job.before, found)
-    for word in said.unread:
+    source = _source(overrides, table("verl")["verl_sft" if "sft" in job.name else "verl"] if hydra else {}, base)
+    source.system, source.job = job.system, job.name + (" megatron" if "megatron" in str(name) else "")
+    _launched(job.before, source)
+    for word in overrides.unread:
         what = "isn't set in the script" if word.unexpanded else "is neither key=value nor an option"
-        found.notes.append(f"line {word.line}: {word.text[:60]} {what}: what it says isn't in here")
-    found.notes += [f"--{option}: an option of Hydra's, not of the training" for option in options.tree] * hydra
-    return found
+        source.notes.append(f"line {word.line}: {word.text[:60]} {what}: what it says isn't in here")
+    source.notes += [f"--{option}: an option of Hydra's, not of the training" for option in options.tree] * hydra
+    return source
 
 
 def _hydra(words: list[Word]) -> tuple[Overrides, Overrides]:
-    """Options of Hydra's own, and overrides."""
+    """Return options of Hydra's own, and overrides."""
     options: list[Word] = []
     others: list[Word] = []
     for i, word in enumerate(words):
@@ -228,14 +229,14 @@ def _trl_fields() -> set[str]:
 
 
 def _named_file(name: str, file: Path, script: Script) -> Source:
-    """What the file of configuration says that a command names: one that the script itself writes, or that is here."""
+    """Return the contents of the configuration file that a command names: one that the script writes, or one here."""
     for target, _, text in script.documents:
         if target and Path(target).name in (Path(name).name, f"{Path(name).name}.yaml"):
             with tempfile.TemporaryDirectory() as folder:
                 (inside := Path(folder) / f"{Path(name).name}").write_text(text.text, "utf-8")
-                found = _from_yaml(inside)
-            found.tree = _stopped(found.tree, text.unexpanded)
-            return found
+                source = _from_yaml(inside)
+            source.tree = _stopped(source.tree, text.unexpanded)
+            return source
     for path in [folder / (name + suffix) for folder in (file.parent, Path()) for suffix in ("", ".yaml", ".yml")]:
         there = False
         with contextlib.suppress(OSError, ValueError):  # a name that can be no file
@@ -246,7 +247,7 @@ def _named_file(name: str, file: Path, script: Script) -> Source:
 
 
 def _stopped(node: Any, parts: Sequence[str]) -> Any:
-    """With `Unexpanded` for texts that have parts in them which the shell would have filled in."""
+    """Return overrides with `Unexpanded` for texts with parts that the shell would have filled in."""
     if isinstance(node, Mapping):
         return {key: _stopped(value, parts) for key, value in node.items()}
     if isinstance(node, list):
@@ -255,60 +256,60 @@ def _stopped(node: Any, parts: Sequence[str]) -> Any:
     return Unexpanded(node, inside) if inside else node
 
 
-def _launched(words: list[Word], found: Source) -> None:
+def _launched(words: list[Word], source: Source) -> None:
     """Enter the processes that torchrun, accelerate or deepspeed start."""
     options = read_flags(words).tree
     for flag, name in _LAUNCHERS.items():
         value = options.get(flag)
         value = value[0] if isinstance(value, list) and value else value
         if isinstance(value, int) and not isinstance(value, bool):
-            found.processes[name] = value
+            source.processes[name] = value
         elif value is not None:
-            found.notes.append(
+            source.notes.append(
                 f"--{flag}={value}: the number of processes isn't known here; set num_gpus_per_node or num_nodes, "
                 "actor_train.device_mapping and gradient_accumulation_steps for yours; with torchrun each is a device"
             )
-    each = found.processes.get("each", found.processes.get("all", 0) // found.processes.get("machines", 1))
-    if found.system == "verl" and "sft_trainer" in found.job and found.processes:
-        trainer = found.tree.setdefault("trainer", {})
+    each = source.processes.get("each", source.processes.get("all", 0) // source.processes.get("machines", 1))
+    if source.system == "verl" and "sft_trainer" in source.job and source.processes:
+        trainer = source.tree.setdefault("trainer", {})
         if isinstance(trainer, dict):
             trainer |= {"n_gpus_per_node": each} if each else {}
-            trainer |= {"nnodes": found.processes["machines"]} if "machines" in found.processes else {}
+            trainer |= {"nnodes": source.processes["machines"]} if "machines" in source.processes else {}
 
 
 def _source(overrides: Overrides, defaults: Mapping[str, Any], base: Source | None = None) -> Source:
-    found = base or Source(tree={})
-    filler = Filler(merged(found.tree, overrides.tree), defaults)
-    found.tree = filler.fill(merged(found.tree, overrides.tree))
-    found.sections |= filler.sections
-    found.deleted, found.conflicts, found.choices = overrides.deleted, overrides.conflicts, overrides.choices
-    return found
+    source = base or Source(tree={})
+    filler = Filler(merged(source.tree, overrides.tree), defaults)
+    source.tree = filler.fill(merged(source.tree, overrides.tree))
+    source.sections |= filler.sections
+    source.deleted, source.conflicts, source.choices = overrides.deleted, overrides.conflicts, overrides.choices
+    return source
 
 
 def _from_yaml(file: Path) -> Source:
     own = _plain(read_yaml(file))
     if own.keys() == {"hydra"}:
         raise ValueError(f"{file} has Hydra's own settings: give roll migrate the config.yaml beside it")
-    found = Source(tree={})
+    source = Source(tree={})
     defaults = own.get("defaults")
     presets: dict[str, Any] = {}
     if isinstance(defaults, list):
         budget = [_INCLUDES]
         for entry in defaults:
-            _include(entry, file, found, presets, (file.resolve(),), budget)
-    tree = merged(found.included, own)
+            _include(entry, file, source, presets, (file.resolve(),), budget)
+    tree = merged(source.included, own)
     for name in PRESETS:
         if name not in presets and name not in tree and f"${{{name}}}" in str(own):
             _preset(name, presets)
     known = table("verl")["verl"] if "actor_rollout_ref" in tree else {}
     filler = Filler(tree, merged(known, presets))
-    found.tree = filler.fill(tree)
-    found.variables, found.sections = filler.used, filler.sections
-    return found
+    source.tree = filler.fill(tree)
+    source.variables, source.sections = filler.used, filler.sections
+    return source
 
 
 def _include(
-    entry: Any, file: Path, found: Source, presets: dict[str, Any], above: tuple[Path, ...], budget: list[int]
+    entry: Any, file: Path, source: Source, presets: dict[str, Any], above: tuple[Path, ...], budget: list[int]
 ) -> None:
     """Add what one entry of a defaults list stands for."""
     names = list(entry.items()) if isinstance(entry, Mapping) else [("", entry)]
@@ -316,7 +317,7 @@ def _include(
         if not isinstance(name, str) or name == "_self_":
             continue
         path = name.partition("@")[0].removesuffix(".yaml")
-        given = f"{group}: {name}" if group else name
+        entry_name = f"{group}: {name}" if group else name
         group = str(group).partition("@")[0].removeprefix("override ").strip()
         stem = Path(path).name
         budget[0] -= 1
@@ -326,20 +327,22 @@ def _include(
             target = (file.parent / group / f"{path}.yaml").resolve()
             there = target.is_file()
         except (OSError, ValueError) as error:  # a NUL, a name that is too long
-            raise ValueError(f"{file}: its defaults name {given[:60]!r}, which can be no file: {error!s:.60}") from None
+            raise ValueError(
+                f"{file}: its defaults name {entry_name[:60]!r}, which can be no file: {error!s:.60}"
+            ) from None
         if target in above:
-            raise ValueError(f"{file}: its defaults go round in a circle: {given} leads back to {target.name}")
+            raise ValueError(f"{file}: its defaults go round in a circle: {entry_name} leads back to {target.name}")
         if there:
             inside = _plain(read_yaml(target))
             listed = inside.pop("defaults", None)
             for below in listed if isinstance(listed, list) else ():
-                _include(below, target, found, presets, (*above, target), budget)
-            found.included = merged(found.included, inside)
+                _include(below, target, source, presets, (*above, target), budget)
+            source.included = merged(source.included, inside)
         elif stem in PRESETS:
             _preset(stem, presets)
-            found.presets.append(given)
+            source.presets.append(entry_name)
         elif stem not in _VERLS_OWN:
-            found.absent.append(given)
+            source.absent.append(entry_name)
 
 
 def _preset(name: str, presets: dict[str, Any]) -> None:
@@ -351,7 +354,7 @@ def _preset(name: str, presets: dict[str, Any]) -> None:
 
 
 def _plain(node: Any) -> Any:
-    """With keys as text: `on:` is true in YAML, `0:` a number."""
+    """Return the value with keys as text: `on:` is true in YAML, `0:` a number."""
     if isinstance(node, Mapping):
         return {str(key): _plain(value) for key, value in node.items()}
     return [_plain(value) for value in node] if isinstance(node, list) else node

@@ -17,15 +17,17 @@ _JOBS = {"main_generation": "verl_generation", "main_eval": "verl_evaluation", "
          "sft_trainer": "verl_sft"}  # fmt: skip
 
 
-def system_of(source: Source, given: str | None) -> str:
+def system_of(source: Source, requested: str | None) -> str:
     """Return the name of a table of `systems()`; raise `ValueError` where nobody can tell."""
-    found = given or source.system or _likely(source.tree)
-    if given and source.job and source.system not in ("", given):
-        raise ValueError(f"it starts {source.job}, a job of {systems()[source.system].name}: leave out --from {given}")
-    if found is None:
+    system = requested or source.system or _likely(source.tree)
+    if requested and source.job and source.system not in ("", requested):
+        raise ValueError(
+            f"it starts {source.job}, a job of {systems()[source.system].name}: leave out --from {requested}"
+        )
+    if system is None:
         words = ", ".join(list(source.tree)[:5]) or "no keys"
         raise ValueError(f"whose file is it? It has {words}: say --from {', --from '.join(CHOICES)}")
-    return _job(source.tree, source.job) if found == "verl" else found
+    return _job(source.tree, source.job) if system == "verl" else system
 
 
 def _job(tree: Mapping[str, Any], job: str) -> str:
@@ -44,7 +46,7 @@ def _job(tree: Mapping[str, Any], job: str) -> str:
 
 
 def _likely(tree: Mapping[str, Any]) -> str | None:
-    """The system whose table knows most of the keys."""
+    """Return the system whose table knows most of the keys."""
     leaves = [path.split(".") for path, _ in leaves_of(tree)][:500]
     scores = dict.fromkeys(("roll", "verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf"), 0)
     for name in scores:

@@ -67,12 +67,12 @@ class Row:
 
     @cached_property
     def values(self) -> Mapping[Any, Any]:
-        """Their values by ours; others stay."""
+        """Return their values by ours; others stay."""
         return {key: value for key, value in self._inside.items() if key not in CONDITIONS}
 
     @cached_property
     def rule(self) -> Mapping[str, Any]:
-        """When the value counts, in words of `CONDITIONS`."""
+        """Return when the value counts, in words of `CONDITIONS`."""
         return {key: value for key, value in self._inside.items() if key in CONDITIONS}
 
     @cached_property
@@ -81,7 +81,7 @@ class Row:
 
     @cached_property
     def default(self) -> Any:
-        """Theirs, if the row says it."""
+        """Return theirs, if the row says it."""
         return yaml.safe_load(self.default_text) if self.default_text else NOT_GIVEN
 
 
@@ -101,12 +101,12 @@ class System:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """All of them; of rows with the same key the first counts."""
-        found: dict[str, Row] = {}
+        """Return all of them; of rows with the same key the first counts."""
+        by_key: dict[str, Row] = {}
         for rows in self.groups.values():
             for row in rows:
-                found.setdefault(row.key, row)
-        return list(found.values())
+                by_key.setdefault(row.key, row)
+        return list(by_key.values())
 
 
 FILES = ("roll", "verl", "trl", "openrlhf", "earlier")
@@ -114,17 +114,17 @@ DOMAIN = "all"
 """The one domain of a file whose project has none: `<name>` in a place of ours that no `<name>` of theirs fills."""
 
 
-def read_keys(text: str, found: dict[str, System]) -> None:
+def read_keys(text: str, systems_read: dict[str, System]) -> None:
     """Add the systems of a `.keys` file; raise `ValueError` with the line that can't be read."""
-    reader = _Reader(found)
+    reader = _Reader(systems_read)
     for line in _logical(text):
         reader.take(line)
-    for system in found.values():
+    for system in systems_read.values():
         system.groups = {title: rows for title, rows in system.groups.items() if rows}
 
 
 def _logical(text: str) -> Iterator[str]:
-    """Lines with those that go on them; those inside `@each` once for each."""
+    """Yield lines with those that go on them; those inside `@each` once for each."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(" ") and lines:
@@ -146,8 +146,8 @@ def _logical(text: str) -> Iterator[str]:
 
 
 class _Reader:
-    def __init__(self, found: dict[str, System]) -> None:
-        self._found = found
+    def __init__(self, systems_read: dict[str, System]) -> None:
+        self._found = systems_read
         self._short: dict[str, str] = {}
         self._under = ""
         self._group = "Keys"
@@ -160,8 +160,8 @@ class _Reader:
             self._system.name = title or self._system.name
             self._under, self._group = "", "Keys" if title else self._group
         elif word == "@let":
-            name, _, place = rest.partition(" ")
-            self._short[name] = place
+            name, _, path = rest.partition(" ")
+            self._short[name] = path
         elif word == "@role":
             theirs, ours = rest.split()
             self._system.roles[theirs] = ours
@@ -185,28 +185,28 @@ class _Reader:
         match = _REASON.fullmatch(line) or _ROW.fullmatch(line)
         if match is None:
             raise ValueError(f"not a row: {line}")
-        found = match.groupdict()
-        places = re.sub(r"\$(\w+)", lambda short: self._short[short[1]], found["to"] or "").split()
-        for text in found["keys"].split():
+        line_parts = match.groupdict()
+        paths = re.sub(r"\$(\w+)", lambda short: self._short[short[1]], line_parts["to"] or "").split()
+        for text in line_parts["keys"].split():
             word, _, default = text.partition("=")
             key = self._under + word
             last = key.rpartition(".")[2]
-            to = tuple(place[:-1] + last if place.endswith("*") and not place.endswith("**") else place
-                       for place in places)  # fmt: skip
+            to = tuple(path[:-1] + last if path.endswith("*") and not path.endswith("**") else path
+                       for path in paths)  # fmt: skip
             yield Row(
-                key=key, fate=_SIGNS[found["sign"]], to=to if places or match.re is _REASON else (key,),
-                how=found.get("how") or "", values_text=found.get("values") or "",
-                default_text=found.get("default") or default, note=found["note"] or "",
+                key=key, fate=_SIGNS[line_parts["sign"]], to=to if paths or match.re is _REASON else (key,),
+                how=line_parts.get("how") or "", values_text=line_parts.get("values") or "",
+                default_text=line_parts.get("default") or default, note=line_parts["note"] or "",
             )  # fmt: skip
 
 
 @cache
 def systems() -> dict[str, System]:
-    """All of them, by the name that `roll migrate --from` takes or the job that is recognised."""
-    found: dict[str, System] = {}
+    """Return all of them, by the name that `roll migrate --from` takes or the job that is recognised."""
+    result: dict[str, System] = {}
     for name in FILES:
-        read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"), found)
-    return found
+        read_keys((Path(__file__).parent / f"{name}.keys").read_text("utf-8"), result)
+    return result
 
 
 def is_earlier(system: str, row: Row) -> bool:
@@ -219,7 +219,7 @@ def counterparts(row: Row, words: Sequence[str], system: str) -> tuple[str, ...]
     roles = systems()[system].roles
     names = {"<name>": DOMAIN} | {their: roles.get(word, word) if their == ROLE else word
              for their, word in zip(row.key.split("."), words, strict=False) if their[0] == "<"}  # fmt: skip
-    return tuple(".".join(names.get(part, part) for part in place.split(".")) for place in row.to)
+    return tuple(".".join(names.get(part, part) for part in path.split(".")) for path in row.to)
 
 
 _OUR_ROLES = re.compile(
@@ -229,29 +229,29 @@ _OUR_ROLES = re.compile(
 _MANAGERS = ("train_env_manager", "val_env_manager")
 
 
-def canonical(place: str) -> str:
+def canonical(path: str) -> str:
     """Return a place of ours with every role as `<role>` and both managers of environments as `<manager>`."""
-    place = _OUR_ROLES.sub("<role>", place.replace("[]", ""))
-    first, dot, rest = place.partition(".")
-    return f"<manager>{dot}{rest}" if first in _MANAGERS else place
+    path = _OUR_ROLES.sub("<role>", path.replace("[]", ""))
+    first, dot, rest = path.partition(".")
+    return f"<manager>{dot}{rest}" if first in _MANAGERS else path
 
 
 @cache
 def targets() -> frozenset[str]:
-    """Places of ours, canonical, that are the counterpart of some key of another system."""
-    return frozenset(canonical(place) for system in systems().values() for row in system.rows for place in row.to)
+    """Return places of ours, canonical, that are the counterpart of some key of another system."""
+    return frozenset(canonical(path) for system in systems().values() for row in system.rows for path in row.to)
 
 
 @cache
-def by_word(place: int) -> Mapping[str, tuple[tuple[str, Row], ...]]:
-    """Systems and rows by a word of the key: -1 is the last one, -2 that of the section right above it."""
-    found: dict[str, list[tuple[str, Row]]] = {}
+def by_word(position: int) -> Mapping[str, tuple[tuple[str, Row], ...]]:
+    """Return systems and rows by a word of the key: -1 is the last one, -2 that of the section right above it."""
+    result: dict[str, list[tuple[str, Row]]] = {}
     for name, system in systems().items():
         for row in system.rows:
             words = [word for word in row.key.split(".") if word[0] not in "<*"]
-            if len(words) > 2 or (words and place == -1):
-                found.setdefault(words[place], []).append((name, row))
-    return {word: tuple(rows) for word, rows in found.items()}
+            if len(words) > 2 or (words and position == -1):
+                result.setdefault(words[position], []).append((name, row))
+    return {word: tuple(rows) for word, rows in result.items()}
 
 
 class Patterns:

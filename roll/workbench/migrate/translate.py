@@ -64,9 +64,9 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
         backends(draft)
     _run([step for step in steps if not _comes_first(step.row)])
     _fill_in(draft, name, theirs)
-    for place, use in draft.unexpanded:
-        if not draft.has(place):
-            draft.put(place, "???", use)
+    for key_path, use in draft.unexpanded:
+        if not draft.has(key_path):
+            draft.put(key_path, "???", use)
     try:
         finish(draft, name)
     except _UNREADABLE as error:
@@ -86,7 +86,9 @@ def _steps(draft: Draft, source: Source, system: str, theirs: Mapping[str, Any])
     sections: dict[str, Use] = {}
     for path, value in _uses(source.tree, table):
         use = Use(key=path, value=value, fate="absent")
-        above = next((place for place in source.sections if path == place or path.startswith(f"{place}.")), None)
+        above = next(
+            (section for section in source.sections if path == section or path.startswith(f"{section}.")), None
+        )
         if above is None:
             draft.report.uses.append(use)
         else:
@@ -99,7 +101,7 @@ def _steps(draft: Draft, source: Source, system: str, theirs: Mapping[str, Any])
 
 
 def _uses(tree: Mapping[str, Any], table: Patterns, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Keys with their values: a section is one key where the table takes it whole."""
+    """Yield keys with their values: a section is one key where the table takes it whole."""
     for key, value in tree.items():
         below = (*path, key)
         if isinstance(value, Mapping) and value and not table.takes_whole(below):
@@ -111,17 +113,17 @@ def _uses(tree: Mapping[str, Any], table: Patterns, path: tuple[str, ...] = ()) 
 def _step(
     draft: Draft, use: Use, table: Patterns, system: str, source: Source, theirs: Mapping[str, Any]
 ) -> Step | None:
-    """The step of a key that goes on; None where its fate is clear."""
+    """Return the step of a key that goes on; None where its fate is clear."""
     words = use.key.split(".")
     row = table.find(words)
-    places = () if row is None else counterparts(row, words, system)
+    key_paths = () if row is None else counterparts(row, words, system)
     if (stopped := unexpanded_in(use.value)) and (row is None or row.fate not in ("dead", "quiet")):
         use.fate, use.value = "unexpanded", str(stopped)
-        use.note = f"{', '.join(stopped.parts)}{f'; write {places[0]}' if places else ''}"
-        if row is not None and row.fate in ("translated", "decided") and draft.knows(places[0]):
-            draft.unexpanded.append((places[0], use))
+        use.note = f"{', '.join(stopped.parts)}{f'; write {key_paths[0]}' if key_paths else ''}"
+        if row is not None and row.fate in ("translated", "decided") and draft.knows(key_paths[0]):
+            draft.unexpanded.append((key_paths[0], use))
         else:
-            draft.ask(use, places[0] if places else "")
+            draft.ask(use, key_paths[0] if key_paths else "")
     elif _is_own_name(use.key, row, source) and not draft.knows(use.key):
         use.fate, use.note = "translated", "a name of the file's own: its value stands where it is referred to"
     elif words[-1] == "_target_":
@@ -133,16 +135,16 @@ def _step(
     else:
         use.fate, use.note = row.fate, row.note
         if row.fate in ("translated", "decided"):
-            return Step(draft, row, use, places)
+            return Step(draft, row, use, key_paths)
         if row.fate == "absent" and (why := _asks_nothing(use, row, source.tree, theirs)):
             use.fate, use.note = "dead", why
         elif row.fate == "absent":
-            draft.ask(use, places[0] if places else "")
+            draft.ask(use, key_paths[0] if key_paths else "")
     return None
 
 
 def _is_own_name(key: str, row: Row | None, source: Source) -> bool:
-    """Whether other keys refer to a key that is nobody's, or to a section that it stands in."""
+    """Return whether other keys refer to a key that is nobody's, or to a section that it stands in."""
     words = key.split(".")
     if row is not None:
         return (row.fate in ("dead", "quiet") or row.how == "nothing") and key in source.variables
@@ -150,7 +152,7 @@ def _is_own_name(key: str, row: Row | None, source: Source) -> bool:
 
 
 def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Why a key without a counterpart asks for nothing, or empty: it has their default, or its section is off."""
+    """Return why a key without a counterpart needs nothing, or empty: it has their default, or its section is off."""
     words = use.key.split(".")
     for end in range(1, len(words)):
         section = ".".join(words[:end])
@@ -168,7 +170,7 @@ def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[s
 
 
 def _unlisted(draft: Draft, use: Use, source: Source, table: Patterns) -> Step | None:
-    """A key that no table has: one of ours, a name of an included file's, or unknown."""
+    """Return a key that no table has: one of ours, a name of an included file's, or unknown."""
     words = use.key.split(".")
     if (hint := draft.hint(use.key)) is not UNKNOWN and not is_section(hint):
         use.fate = "translated"
@@ -209,7 +211,7 @@ def _comes_first(row: Row) -> bool:
 
 
 def _remarks(draft: Draft, source: Source) -> None:
-    """What isn't a key with a value."""
+    """Note what isn't a key with a value."""
     report = draft.report
     for key in source.deleted:
         report.uses.append(Use(key=f"~{key}", value=None, fate="dead", note="a key that is taken out"))
@@ -244,24 +246,24 @@ def _fill_in(draft: Draft, system: str, theirs: Mapping[str, Any], *, first: boo
 
 
 def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Row]]:
-    """Keys with their defaults: those of the project's table, or that a row says."""
+    """Yield keys with their defaults: those of the project's table, or that a row says."""
     table = patterns(system)
-    given = {".".join(words[: end + 1]) for use in draft.report.uses for words in [use.key.lstrip("~").split(".")]
-             for end in range(len(words))}  # fmt: skip
+    explicit = {".".join(words[: end + 1]) for use in draft.report.uses for words in [use.key.lstrip("~").split(".")]
+                for end in range(len(words))}  # fmt: skip
     for key, value in theirs.items():
-        row = table.find(key.split(".")) if key not in given and draft.their(key) is None else None
+        row = table.find(key.split(".")) if key not in explicit and draft.their(key) is None else None
         if row is not None and row.fate in ("translated", "decided"):
             yield key, value, row
     for row in systems()[system].rows:
         if row.default is NOT_GIVEN or row.fate not in ("translated", "decided"):
             continue
         for key in _instances(row.key, draft, systems()[system].roles):
-            if key not in theirs and key not in given and draft.their(key) is None:
+            if key not in theirs and key not in explicit and draft.their(key) is None:
                 yield key, row.default, row
 
 
 def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
-    """The key for every role or manager that the file has."""
+    """Return the key for every role or manager that the file has."""
     for placeholder, names in (("<role>", roles), ("<manager>", ("train_env_manager", "val_env_manager"))):
         if placeholder in key.split("."):
             return [key.replace(placeholder, name) for name in names if isinstance(draft.theirs.get(name), Mapping)]
@@ -269,7 +271,7 @@ def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
 
 
 def _wanted(draft: Draft, step: Step) -> bool:
-    """Whether a default is of something that the file has, and nothing else has said it."""
+    """Return whether a default is of something that the file has, and nothing else has said it."""
     if not draft.knows(step.place) or draft.has(step.place):
         return False
     if step.role in ("critic", "reference", "teacher", "judge", "reward_model", "validation", "val_env_manager"):
@@ -282,10 +284,10 @@ def _wanted(draft: Draft, step: Step) -> bool:
 def _without_ours(draft: Draft) -> None:
     """Leave out of the new file what it leaves to their defaults and is the default here too."""
     for use in draft.report.filled:
-        for place in use.ours:
-            if draft.made_by.get(place) is use and draft.get(place) == draft.default(place):
-                draft.drop(place)
-                use.ours = tuple(other for other in use.ours if other != place)
+        for key_path in use.ours:
+            if draft.made_by.get(key_path) is use and draft.get(key_path) == draft.default(key_path):
+                draft.drop(key_path)
+                use.ours = tuple(other for other in use.ours if other != key_path)
     draft.report.filled = [use for use in draft.report.filled if use.ours]
 
 
@@ -293,13 +295,15 @@ def _ask(draft: Draft) -> None:
     """Have the new file ask where a key that changes the training has no counterpart."""
     report = draft.report
     of_file = {id(use) for use in [*report.uses, *(part for use in report.uses for part in use.parts)]}
-    for use, place in draft.asked:
+    for use, key_path in draft.asked:
         # A default of theirs that is off asks for nothing.
         if use.fate in ("absent", "unexpanded") and (id(use) in of_file or use.value not in (None, False, [], {}, "")):
             if id(use) not in of_file and not any(use is other for other in report.filled):
                 report.filled.append(use)
             # What other keys have written into a section stays.
-            place = "exp_name" if isinstance(draft.get(place), dict) and is_section(draft.hint(place)) else place
-            draft.put(place, "???", use)
-            use.ours = (*use.ours, place) if place not in use.ours else use.ours
-            draft.report.missing.append(f"{place}: {use.line().partition(' -> ')[0]}: {use.note}")
+            key_path = (
+                "exp_name" if isinstance(draft.get(key_path), dict) and is_section(draft.hint(key_path)) else key_path
+            )
+            draft.put(key_path, "???", use)
+            use.ours = (*use.ours, key_path) if key_path not in use.ours else use.ours
+            draft.report.missing.append(f"{key_path}: {use.line().partition(' -> ')[0]}: {use.note}")

@@ -49,8 +49,8 @@ def trainers_of(tree: Mapping[str, Any], job: str = "") -> list[str]:
 
 def taken(draft: Draft, key: str) -> Any:
     """Return what the trainer takes for a key: what the file says, texts of numbers as numbers, else its default."""
-    given = coerced(bool | float | None, at(draft.theirs, key))
-    return draft.peer_defaults.get(key) if given is None else given
+    explicit = coerced(bool | float | None, at(draft.theirs, key))
+    return draft.peer_defaults.get(key) if explicit is None else explicit
 
 
 def is_for(draft: Draft, name: str) -> bool:
@@ -58,9 +58,9 @@ def is_for(draft: Draft, name: str) -> bool:
     return trainers_of(draft.theirs, draft.job)[0] == f"{name}Config"
 
 
-def ask(draft: Draft, place: str, key: str, value: str, note: str) -> None:
+def ask(draft: Draft, key_path: str, key: str, value: str, note: str) -> None:
     """Have the new file ask for a place for a key that the file leaves out."""
-    draft.ask(Use(key=key, value=value, fate="absent", note=note), place)
+    draft.ask(Use(key=key, value=value, fate="absent", note=note), key_path)
 
 
 def _written(step: Step) -> None:
@@ -70,7 +70,7 @@ def _written(step: Step) -> None:
 
 @conversion
 def only(step: Step) -> None:
-    """Values that ask for nothing here, with why; others have no counterpart, or are decided if the row is."""
+    """Accept values that ask for nothing here, with why; others have no counterpart, or are decided if the row is."""
     value, otherwise = taken(step.draft, step.use.key), step.decide if step.row.fate == "decided" else step.absent
     why = None if isinstance(value, (list, dict)) else step.row.values.get(value)
     otherwise(step.row.note) if why is None else step.dead(why)
@@ -78,19 +78,19 @@ def only(step: Step) -> None:
 
 @first
 def report_to(step: Step) -> None:
-    """Trackers."""
-    given = step.value if isinstance(step.value, list) else [step.value]
-    if given in ([None], ["none"]):
+    """Translate trackers."""
+    trackers = step.value if isinstance(step.value, list) else [step.value]
+    if trackers in ([None], ["none"]):
         step.dead("trackers that are built in stay")
         return
-    step.put(["stdout", *(one for one in given if one in TRACKERS)])
-    if gone := [str(one) for one in given if one not in (*TRACKERS, "none", None)]:
+    step.put(["stdout", *(one for one in trackers if one in TRACKERS)])
+    if gone := [str(one) for one in trackers if one not in (*TRACKERS, "none", None)]:
         step.decide(f"there is no tracker {', '.join(gone)} here")
 
 
 @conversion
 def lengths(step: Step) -> None:
-    """Whole passes, which `max_steps` overrides in TRL; a warm-up in steps or below 1 as a share; the longest row."""
+    """Translate passes, which `max_steps` overrides; a warm-up in steps or below 1 as a share; the longest row."""
     key, number = step.last, taken(step.draft, step.last)
     if key.endswith("_length"):
         if not step.draft.knows(step.place):
@@ -114,7 +114,7 @@ def lengths(step: Step) -> None:
 
 @conversion
 def share_of_peak(step: Step) -> None:
-    """The lowest rate as a share of the peak."""
+    """Translate the lowest rate into a share of the peak."""
     peak = taken(step.draft, "learning_rate")
     step.put(round((taken(step.draft, step.use.key) or 0) / peak, 12))
     step.use.fate, step.use.note = "translated", f"a share of the peak {peak:g}"
@@ -122,9 +122,9 @@ def share_of_peak(step: Step) -> None:
 
 @conversion
 def precision(step: Step) -> None:
-    """The type that is computed in: bf16 unless fp16 says otherwise, else that of the weights."""
+    """Translate the type that is computed in: bf16 unless fp16 says otherwise, else that of the weights."""
     draft, fp16, bf16 = step.draft, taken(step.draft, "fp16"), taken(step.draft, "bf16")
-    own = [draft.their(f"{place}dtype") for place in ("model_init_kwargs.", "model_init_kwargs.torch_", "torch_", "")]
+    own = [draft.their(f"{prefix}dtype") for prefix in ("model_init_kwargs.", "model_init_kwargs.torch_", "torch_", "")]
     weights = DTYPES.get(str(next(filter(None, own), "float32")), "fp32")
     if step.use in draft.report.filled and step.last != "bf16":
         step.dead("bf16 says it")
@@ -136,7 +136,7 @@ def precision(step: Step) -> None:
 
 @conversion
 def deepspeed_file(step: Step) -> None:
-    """DeepSpeed's keys, or a file with them."""
+    """Translate DeepSpeed's keys, or a file with them."""
     if not step.value:
         step.dead("DeepSpeed is off")
         return
@@ -147,7 +147,7 @@ def deepspeed_file(step: Step) -> None:
 
 @conversion
 def peft(step: Step) -> None:
-    """Adapters, with peft's own defaults; its own choice of layers goes by the model's family."""
+    """Translate adapters, with peft's own defaults; its own choice of layers goes by the model's family."""
     draft, key = step.draft, step.last
     alpha, rank, rooted = (taken(draft, name) for name in ("lora_alpha", "lora_r", "use_rslora"))
     model = str(taken(draft, "model_name_or_path")).lower()
@@ -176,7 +176,7 @@ def peft(step: Step) -> None:
 
 @conversion
 def events(step: Step) -> None:
-    """Checkpoints and validations by steps, these by `logging_steps` where nothing else is said; rows of trackers."""
+    """Translate checkpoints and validations by steps, the latter by `logging_steps` by default; rows of trackers."""
     kind, _, word = step.last.replace("evaluation", "eval").partition("_")
     strategy, every = taken(step.draft, f"{kind}_strategy"), taken(step.draft, f"{kind}_steps")
     every = taken(step.draft, "logging_steps") if every is None else every
@@ -197,25 +197,25 @@ def events(step: Step) -> None:
 
 @conversion
 def best_metric(step: Step) -> None:
-    """A metric of evaluation, and which way is better; the loss for a best model at the end."""
-    draft, given = step.draft, step.draft.their("metric_for_best_model")
-    name = "loss" if given is None else str(given).removeprefix("eval_")
-    place = _BEST.get(draft.pipeline, {}).get(name)
+    """Translate a metric of evaluation, and which way is better; the loss for a best model at the end."""
+    draft, metric = step.draft, step.draft.their("metric_for_best_model")
+    name = "loss" if metric is None else str(metric).removeprefix("eval_")
+    key_path = _BEST.get(draft.pipeline, {}).get(name)
     if not step.value:
         step.dead("it is off")
-    elif step.last != "metric_for_best_model" and given is not None:
+    elif step.last != "metric_for_best_model" and metric is not None:
         step.dead("metric_for_best_model says which one is kept; roll export RUN --step best writes it")
-    elif place is None:
+    elif key_path is None:
         step.absent("no validation here gives it; see save_best in docs/checkpoints.md")
     else:
         # As transformers has it: higher is better, but for names that end in loss.
         greater = bool(draft.their("greater_is_better", not name.endswith("loss")))
-        usual = (better_of(place) == "higher") is greater
-        step.put(place if usual else f"{'max' if greater else 'min'}:{place}")
+        usual = (better_of(key_path) == "higher") is greater
+        step.put(key_path if usual else f"{'max' if greater else 'min'}:{key_path}")
 
 
 def _address(path: Any, config: Any, split: Any) -> Any:
-    """A data set of the hub with its configuration and split, or a file as it is."""
+    """Return a data set of the hub with its configuration and split, or a file as it is."""
     if not re.fullmatch(r"[^./~][^/]*/[^/]+(?<!\.jsonl)(?<!\.json)(?<!\.parquet)(?<!\.csv)(?<!\.tsv)", str(path)):
         return path
     path += f"/{config}" if config not in (None, "default") else ""
@@ -224,7 +224,7 @@ def _address(path: Any, config: Any, split: Any) -> Any:
 
 @conversion
 def trl_dataset(step: Step) -> None:
-    """Training rows, by name, configuration and split; those held out by `dataset_test_split`."""
+    """Translate training rows, by name, configuration and split; those held out by `dataset_test_split`."""
     draft = step.draft
     name, config, split = (draft.their(key) for key in ("dataset_name", "dataset_config", "dataset_train_split"))
     if step.last == "dataset_name" and name is not None:
@@ -240,7 +240,7 @@ def trl_dataset(step: Step) -> None:
 
 @conversion
 def mixture(step: Step) -> None:
-    """Several data sets, one after the other."""
+    """Translate several data sets, one after the other."""
     entries = step.value or []
     if any(entry.keys() - {"path", "name", "split", "columns"} for entry in entries):
         step.absent("of a data set only path, name and split are read: file_name takes the files")
@@ -250,7 +250,7 @@ def mixture(step: Step) -> None:
 
 @conversion
 def order(step: Step) -> None:
-    """The order of rows. Trainers of rows draw it by train_sampling_strategy, whatever shuffle_dataset says."""
+    """Translate the order of rows; trainers of rows draw it by train_sampling_strategy, not by shuffle_dataset."""
     draft, value, plays = step.draft, step.value, step.draft.pipeline in ("rlvr", "distill")
     if step.last.endswith("streaming"):
         step.absent("streamed rows come shuffled within a buffer at most") if value else step.dead("it is off")
@@ -265,7 +265,7 @@ def order(step: Step) -> None:
 
 @conversion
 def train_on(step: Step) -> None:
-    """Which tokens are learnt."""
+    """Translate which tokens are learnt."""
     assistant, completion = (taken(step.draft, f"{key}_only_loss") for key in ("assistant", "completion"))
     if completion or (step.last == "assistant_only_loss" and assistant):
         step.put("last" if completion else "all")
@@ -277,7 +277,7 @@ def train_on(step: Step) -> None:
 
 @conversion
 def packs(step: Step) -> None:
-    """Rows end to end; in TRL `packing` also makes several rows one."""
+    """Put rows end to end; in TRL `packing` also makes several rows one."""
     if not step.value:
         step.dead("it is off")
         return
@@ -288,7 +288,7 @@ def packs(step: Step) -> None:
 
 
 def finish_trl(draft: Draft) -> None:
-    """The trainer, the batch in prompts, a domain, held-out rows, a reference."""
+    """Finish the trainer, the batch in prompts, a domain, held-out rows, a reference."""
     trainers, decisions = trainers_of(draft.theirs, draft.job), draft.report.decisions
     also = f"; its keys fit {', '.join(trainers[1:])} too" if trainers[1:] else ""
     decisions.append(f"pipeline: {draft.pipeline}, for the trainer of TRL's {trainers[0]}{also}")
@@ -313,22 +313,22 @@ def finish_trl(draft: Draft) -> None:
 
 
 def _launcher(draft: Draft) -> str:
-    """What starts the processes, with what its options say."""
+    """Return what starts the processes, with what its options say."""
     words = {"all": "num_processes", "each": "nproc_per_node", "machines": "num_machines"}
     options = ", ".join(f"{words[name]} {count}" for name, count in draft.processes.items())
     return f"accelerate ({options})" if options else "accelerate"
 
 
 def _rows(draft: Draft) -> None:
-    """Pairs, tokens, lengths of trainers that learn from rows."""
-    say, place, pipeline = draft.report.decisions.append, f"{_ARGS}.per_device_train_batch_size", draft.pipeline
-    value, loss = draft.get(place), taken(draft, "loss_type")
+    """Finish pairs, tokens and lengths of trainers that learn from rows."""
+    say, key_path, pipeline = draft.report.decisions.append, f"{_ARGS}.per_device_train_batch_size", draft.pipeline
+    value, loss = draft.get(key_path), taken(draft, "loss_type")
     if pipeline == "dpo" and draft.theirs.get("loss_type") is None:
         draft.put("loss_type", loss[0] if isinstance(loss, list) else loss)
         say(f"loss_type: {draft.get('loss_type')}, by default")
     if isinstance(value, int) and pipeline != "sft" and not is_for(draft, "KTO"):
-        draft.put(place, 2 * value, draft.made_by.get(place))
-        say(f"{place}: {2 * value} sequences, {value} pairs")
+        draft.put(key_path, 2 * value, draft.made_by.get(key_path))
+        say(f"{key_path}: {2 * value} sequences, {value} pairs")
     draft.put("truncation", "filter" if pipeline == "reward_model" else "right")
     say(f"truncation: {draft.get('truncation')}, what TRL does to rows of more than max_length tokens")
     say(f"the batch is that of one device, TRL takes its processes from {_launcher(draft)}: set "
@@ -342,13 +342,13 @@ def _rows(draft: Draft) -> None:
             "TRL, not here")  # fmt: skip
     if is_for(draft, "KTO"):
         say("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
-    asked = {place for use, place in draft.asked if use in draft.report.uses}
+    asked = {key_path for use, key_path in draft.asked if use in draft.report.uses}
     if pipeline == "sft" and not draft.has("train_on") and "train_on" not in asked:
         ask(draft, "train_on", "completion_only_loss", "by the data", _ALL_TOKENS)
 
 
 def _rollouts(draft: Draft) -> None:
-    """Prompts of a step, its optimizer steps, rewards, a teacher."""
+    """Finish the prompts of a step, its optimizer steps, rewards, a teacher."""
     say, name, mode = draft.report.decisions.append, f"rewards.{DOMAIN}.name", str(draft.get("loss_agg_mode"))
     per_device, passes, rounds, n = (draft.get(key, 1) for key in (
         f"{_ARGS}.per_device_train_batch_size", f"{_ARGS}.gradient_accumulation_steps", "ppo_epochs",
@@ -390,7 +390,7 @@ def _rollouts(draft: Draft) -> None:
 
 
 def _in_steps(draft: Draft, updates: float) -> None:
-    """TRL counts optimizer steps; a step here may have several. In RLOO's all but the first clip another ratio."""
+    """Count in steps: a step here may have several of TRL's. In RLOO's all but the first clip another ratio."""
     for key in ("max_steps", "save_steps", "eval_steps", "logging_steps"):
         value = draft.get(key)
         if updates > 1 and isinstance(value, int) and value > 0:
@@ -408,13 +408,13 @@ def _in_steps(draft: Draft, updates: float) -> None:
 
 
 def _held_out(draft: Draft) -> None:
-    """The split that TRL's scripts evaluate on."""
-    name, place = draft.their("dataset_name"), "validation.data_args.file_name"
+    """Name the split that TRL's scripts evaluate on."""
+    name, key_path = draft.their("dataset_name"), "validation.data_args.file_name"
     if not draft.get("eval_steps") or draft.get("validation_share"):
         return
     if _address(name, None, "x") != name:
-        draft.put(place, _address(name, draft.their("dataset_config"), taken(draft, "dataset_test_split")))
-        draft.report.decisions.append(f"{place}: {draft.get(place)}, which TRL's script evaluates on")
+        draft.put(key_path, _address(name, draft.their("dataset_config"), taken(draft, "dataset_test_split")))
+        draft.report.decisions.append(f"{key_path}: {draft.get(key_path)}, which TRL's script evaluates on")
         if draft.pipeline == "rlvr":
             count = taken(draft, "num_generations_eval") or taken(draft, "num_generations")
             draft.put("validation.generating_args.temperature", taken(draft, "temperature"))

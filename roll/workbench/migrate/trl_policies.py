@@ -20,7 +20,7 @@ _MEANS = {"grpo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean", "dr_grpo
 
 @conversion
 def trl_batch(step: Step) -> None:
-    """Completions of a generation: settled at the end."""
+    """Leave the completions of a generation to be settled at the end."""
     number = taken(step.draft, step.last)
     if number is None:
         step.dead("null leaves it to the batch of an optimizer step")
@@ -33,7 +33,7 @@ def trl_batch(step: Step) -> None:
 
 @conversion
 def trl_beta(step: Step) -> None:
-    """What `beta` is depends on the trainer."""
+    """Translate `beta`, whose meaning depends on the trainer."""
     draft, beta = step.draft, taken(step.draft, "beta")
     step.use.fate, step.use.note = "translated", ""
     if draft.pipeline == "distill":
@@ -51,7 +51,7 @@ def trl_beta(step: Step) -> None:
 
 @conversion
 def trl_loss(step: Step) -> None:
-    """A loss by the trainer's name of it: of policies, of preferences, of fine-tuning."""
+    """Translate a loss by the trainer's name of it: of policies, of preferences, of fine-tuning."""
     draft, value = step.draft, taken(step.draft, "loss_type")
     losses = value if isinstance(value, list) else [value]
     step.use.fate, step.use.note = "translated", ""
@@ -93,14 +93,16 @@ def _policy_loss(step: Step, value: str) -> None:
 
 @conversion
 def trl_clip(step: Step) -> None:
-    """The clip's range, where the loss clips."""
+    """Translate the clip's range, where the loss clips."""
     draft, loss, key = step.draft, taken(step.draft, "loss_type"), step.last
     value, high = taken(draft, key), taken(draft, "epsilon_high") or taken(draft, "epsilon")
     if value is None or loss in ("sapo", "vespo") or (loss == "cispo" and key == "delta"):
         step.dead("null bounds nothing more" if value is None else f"{loss} doesn't read it")
     elif loss == "cispo":
         cap = key == "epsilon_high" or draft.their("epsilon_high") is None
-        step.use.ours = tuple(place for place in ("cispo_epsilon_high", "tis_upper_bound") if cap and draft.has(place))
+        step.use.ours = tuple(
+            key_path for key_path in ("cispo_epsilon_high", "tis_upper_bound") if cap and draft.has(key_path)
+        )
         step.note("of cispo it is the largest weight" if cap else "epsilon_high says the largest weight")
     elif key == "delta" and (value <= 1 + high or taken(draft, "importance_sampling_level") == "sequence"):
         step.absent("a bound of the ratio within the clip, or of a sequence's")
@@ -113,7 +115,7 @@ def trl_clip(step: Step) -> None:
 
 @conversion
 def advantages(step: Step) -> None:
-    """By what advantages are divided, with TRL's 1e-4 beside it."""
+    """Translate what advantages are divided by, with TRL's 1e-4 beside it."""
     gdpo, value = taken(step.draft, "multi_objective_aggregation") == "normalize_then_sum", step.value
     if gdpo is not (step.last == "multi_objective_aggregation"):
         step.dead("normalize_then_sum divides each reward by its own spread" if gdpo else "the sum is normalised")
@@ -133,14 +135,14 @@ def advantages(step: Step) -> None:
 
 @conversion
 def reward_range(step: Step) -> None:
-    """A range of rewards around 0."""
+    """Translate a range of rewards around 0."""
     low, high = step.value if isinstance(step.value, list) and len(step.value) == 2 else (0, step.value or 0)
     step.absent("reward_clip is as far below 0 as above") if low != -high else step.put(high or None)
 
 
 @conversion
 def where_read(step: Step) -> None:
-    """An option that acts with some losses or with vLLM alone."""
+    """Translate an option that acts with some losses or with vLLM alone."""
     draft, key, loss = step.draft, step.last, taken(step.draft, "loss_type")
     if key.startswith("vllm_"):
         step.put(mapped(step)) if taken(draft, "use_vllm") else step.dead("use_vllm is off")
@@ -162,7 +164,7 @@ def where_read(step: Step) -> None:
 
 @conversion
 def kl_ratio(step: Step) -> None:
-    """The KL's factor."""
+    """Translate the KL's factor."""
     draft, acts = step.draft, step.value and taken(step.draft, "beta")
     step.put(step.value)
     if acts and taken(draft, "use_vllm"):
@@ -174,7 +176,7 @@ def kl_ratio(step: Step) -> None:
 
 @first
 def trl_correction(step: Step) -> None:
-    """The correction for vLLM's log-probs, on by default."""
+    """Translate the correction for vLLM's log-probs, on by default."""
     draft, key = step.draft, "vllm_importance_sampling"
     mode, low, high, old = (taken(draft, f"{key}_{word}") for word in ("mode", "clip_min", "clip_max", "cap"))
     level, _, way = str(mode).partition("_")
@@ -195,16 +197,22 @@ def trl_correction(step: Step) -> None:
 
 @first
 def reward_funcs(step: Step) -> None:
-    """A reward function, or a weighted sum of several; a model's score is added to them."""
-    draft, place = step.draft, f"rewards.{DOMAIN}"
-    given = [str(name) for name in (step.value if isinstance(step.value, list) else [step.value]) if name is not None]
-    if models := [name for name in given if "/" in name and not OWN_PATH.match(name)]:
+    """Translate a reward function, or a weighted sum of several; a model's score is added to them."""
+    draft, domain = step.draft, f"rewards.{DOMAIN}"
+    functions = [
+        str(name) for name in (step.value if isinstance(step.value, list) else [step.value]) if name is not None
+    ]
+    if models := [name for name in functions if "/" in name and not OWN_PATH.match(name)]:
         step.absent(f"no function but a model, as reward_model_name_or_path takes one: {', '.join(models)}")
         return
     model, weights = draft.their("reward_model_name_or_path") is not None, draft.their("reward_weights")
-    weights = weights if isinstance(weights, list) and len(weights) == len(given) + model else [1.0] * (len(given) + 1)
+    weights = (
+        weights
+        if isinstance(weights, list) and len(weights) == len(functions) + model
+        else [1.0] * (len(functions) + 1)
+    )
     parts: dict[str, Any] = {}
-    for name, weight in zip(given, weights[model:], strict=False):
+    for name, weight in zip(functions, weights[model:], strict=False):
         if name != "get_soft_overlong_punishment":
             label = re.split(r"[.:]", name)[-1]
             label = label if label.isidentifier() and label not in parts else f"{label}{len(parts) + 1}"
@@ -214,14 +222,14 @@ def reward_funcs(step: Step) -> None:
                 "TRL counts the last 256 up to 1280 tokens, overlong_shaping up to response_length")  # fmt: skip
         else:
             draft.report.decisions.append(f"{name} is 0 up to 1024 tokens, so it is left out")
-    draft.report.decisions += [f"{place}: {part['name']} is TRL's: install trl where it is scored"
+    draft.report.decisions += [f"{domain}: {part['name']} is TRL's: install trl where it is scored"
                                for part in parts.values() if part["name"].startswith("trl.")]  # fmt: skip
     if len(parts) == 1 and not model and all(part["weight"] == 1 for part in parts.values()):
-        step.put(next(iter(parts.values()))["name"], f"{place}.name")
+        step.put(next(iter(parts.values()))["name"], f"{domain}.name")
     elif parts:
-        step.put("weighted", f"{place}.name")
-        step.put(parts, f"{place}.parts")
-    if guessed := [name for name in given if _path(name) == f"rewards.py:{name}"]:
+        step.put("weighted", f"{domain}.name")
+        step.put(parts, f"{domain}.parts")
+    if guessed := [name for name in functions if _path(name) == f"rewards.py:{name}"]:
         step.decide(f"functions by their paths: path/to/file.py:{', '.join(guessed)}; here rewards.py")
 
 
@@ -234,7 +242,7 @@ def _path(name: str) -> str:
 
 @conversion
 def reward_weights(step: Step) -> None:
-    """Weights of several functions, which `reward_funcs` has written."""
+    """Drop weights of several functions, which `reward_funcs` has written."""
     funcs, model = (step.draft.their(key) for key in ("reward_funcs", "reward_model_name_or_path"))
     count = (len(funcs) if isinstance(funcs, list) else int(funcs is not None)) + (model is not None)
     if isinstance(step.value, list) and len(step.value) == count:
@@ -247,7 +255,7 @@ def reward_weights(step: Step) -> None:
 
 @first
 def trl_reward_model(step: Step) -> None:
-    """A model that scores, alone or beside functions."""
+    """Translate a model that scores, alone or beside functions."""
     if step.value is None:
         step.dead("there is none")
         return
@@ -256,5 +264,5 @@ def trl_reward_model(step: Step) -> None:
     beside = bool(step.draft.their("reward_funcs"))
     written = {f"{domain}.rule_weight": 1.0, f"{domain}.reward_model_weight": weight} if beside else {
         f"{domain}.name": "reward_model", **({f"{domain}.weight": weight} if weight != 1 else {})}  # fmt: skip
-    for place, value in {step.place: step.value, **written}.items():
-        step.put(value, place)
+    for key_path, value in {step.place: step.value, **written}.items():
+        step.put(value, key_path)

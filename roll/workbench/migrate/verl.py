@@ -97,10 +97,10 @@ _SIMPLE: dict[str, tuple[Callable[[Step], Any], str]] = {
 
 
 def _carry_out(step: Step) -> None:
-    """The value as it is meant here, or nothing where it has no effect."""
+    """Write the value as it is meant here, or nothing where it has no effect."""
     value, why = _SIMPLE[step.row.how]
-    found = value(step)
-    step.dead(why) if found is NOTHING else step.put(found)
+    result = value(step)
+    step.dead(why) if result is NOTHING else step.put(result)
 
 
 CONVERSIONS.update(dict.fromkeys(_SIMPLE, _carry_out))
@@ -110,31 +110,33 @@ LAST.update({"keep_one", "address", "warmup_ratio", "recompute_modules", "sequen
 
 @conversion
 def of_rows(step: Step) -> None:
-    """A column, where it isn't the one that is found by itself."""
+    """Translate a column, where it isn't the one that is found by itself."""
     if only_if(step, step.value not in ("prompt", "messages", "data_source", None), "it is found by itself"):
         _where_rows_are(step, step.value)
 
 
 def _where_rows_are(step: Step, value: Any) -> None:
-    for place in step.places:
-        if place.startswith("actor_train") or (place.startswith("validation") and step.draft.their("data.val_files")):
-            step.put(value, place)
+    for key_path in step.places:
+        if key_path.startswith("actor_train") or (
+            key_path.startswith("validation") and step.draft.their("data.val_files")
+        ):
+            step.put(value, key_path)
     step.use.fate, step.use.note = "translated", ""
 
 
 @first
 def loggers(step: Step) -> None:
-    """Trackers by our names."""
-    given = step.value if isinstance(step.value, list) else [step.value]
-    found = [{"console": "stdout", "file": "jsonl"}.get(str(one), str(one)) for one in given if one is not None]
-    step.put([one for one in dict.fromkeys(found) if one in TRACKERS] or ["stdout"])
-    if gone := [one for one in found if one not in TRACKERS]:
+    """Translate trackers by our names."""
+    names = step.value if isinstance(step.value, list) else [step.value]
+    trackers = [{"console": "stdout", "file": "jsonl"}.get(str(one), str(one)) for one in names if one is not None]
+    step.put([one for one in dict.fromkeys(trackers) if one in TRACKERS] or ["stdout"])
+    if gone := [one for one in trackers if one not in TRACKERS]:
         step.decide(f"there is no tracker {', '.join(gone)} here")
 
 
 @last
 def project(step: Step) -> None:
-    """A project's name, for trackers that have projects."""
+    """Translate a project's name, for trackers that have projects."""
     trackers = step.draft.get("track_with", ()) or ()
     takers = [one for one in trackers if "project" in getattr(TRACKERS.get(one), "options", ())]
     for taker in takers:
@@ -144,7 +146,7 @@ def project(step: Step) -> None:
 
 @conversion
 def resume(step: Step) -> None:
-    """Where a run resumes."""
+    """Translate where a run resumes."""
     mode = theirs(step.draft, "trainer.resume_mode")
     path = step.draft.their("trainer.resume_from_path") or step.draft.their("trainer.resume_path")
     if step.last == "resume_mode" and not (mode == "resume_path" and path):
@@ -158,7 +160,7 @@ def resume(step: Step) -> None:
 
 @conversion
 def contents(step: Step) -> None:
-    """What a checkpoint holds, or what of it is loaded; the actor's counts for all roles."""
+    """Translate what a checkpoint holds, or what of it is loaded; the actor's counts for all roles."""
     wanted, state = step.value if isinstance(step.value, list) else [step.value], ["model", "optimizer", "extra"]
     if step.value is None or sorted(map(str, wanted)) == sorted(state):
         step.dead("model, optimizer and extra are the default")
@@ -170,14 +172,14 @@ def contents(step: Step) -> None:
 
 
 def _function(draft: Draft) -> str:
-    """The section that names a reward function; the one at the top counts."""
+    """Return the section that names a reward function; the one at the top counts."""
     sections = ("custom_reward_function", "reward.custom_reward_function")
     return next((section for section in sections if draft.their(f"{section}.path")), "")
 
 
 @first
 def custom_function(step: Step) -> None:
-    """A function of the user's own."""
+    """Translate a function of the user's own."""
     section = _function(step.draft)
     path = step.draft.their(f"{section}.path") if section else None
     if not path or not step.use.key.startswith(section) or isinstance(path, Unexpanded):
@@ -191,7 +193,7 @@ def custom_function(step: Step) -> None:
 
 @conversion
 def custom_kwargs(step: Step) -> None:
-    """An argument of that function."""
+    """Translate an argument of that function."""
     section = _function(step.draft)
     if only_if(step, bool(section) and step.use.key.startswith(section), "no function takes it"):
         step.put(step.value, f"{_REWARD}.reward_kwargs.{step.use.key.partition('.reward_kwargs.')[2]}")
@@ -203,7 +205,7 @@ def _manager(draft: Draft) -> Any:
 
 @conversion
 def overlong(step: Step) -> None:
-    """The soft penalty near the length limit."""
+    """Translate the soft penalty near the length limit."""
     on = sibling(step, "overlong_buffer_cfg.enable" if step.last == "max_resp_len" else "enable")
     if not on or ("reward_kwargs" in step.use.key and _manager(step.draft) != "dapo"):
         step.dead("the penalty is off" if not on else "only the reward manager dapo reads it")
@@ -218,7 +220,7 @@ def overlong(step: Step) -> None:
 
 @conversion
 def reward_manager(step: Step) -> None:
-    """Who calls the reward function."""
+    """Translate who calls the reward function."""
     known = ("naive", "dapo", "prime", "batch", "limited", "rate_limited", "gdpo", "remote", "register", None)
     if only_if(step, step.value not in known, "functions are called by the run, one by one or in lists"):
         step.absent("a manager of your own becomes a reward function")
@@ -226,7 +228,7 @@ def reward_manager(step: Step) -> None:
 
 @first
 def reward_model(step: Step) -> None:
-    """Whether a model scores."""
+    """Translate whether a model scores."""
     if only_if(step, bool(step.value), "false asks for none"):
         if _function(step.draft):
             step.absent("the function is told where the model is served; a judge, or weights of both, do it here")
@@ -236,7 +238,7 @@ def reward_model(step: Step) -> None:
 
 @conversion
 def sft_column(step: Step) -> None:
-    """A column, or one inside a column, of releases before 0.9."""
+    """Translate a column, or one inside a column, of releases before 0.9."""
     of = "prompt" if step.last.startswith("prompt") else "response"
     column = step.draft.their(f"data.{of}_key", "question" if of == "prompt" else "answer")
     keys = step.draft.their(f"data.{of}_dict_keys")
@@ -247,7 +249,7 @@ def sft_column(step: Step) -> None:
 
 @conversion
 def sft_messages(step: Step) -> None:
-    """Rows that are conversations, which all of 0.9.1 are."""
+    """Translate rows that are conversations, which all of 0.9.1 are."""
     data = step.draft.theirs.get("data", {})
     pairs = not step.draft.their("data.multiturn.enable") and {"prompt_key", "response_key"} & set(data)
     if only_if(step, not pairs, "rows are prompts with responses"):
@@ -258,14 +260,14 @@ def sft_messages(step: Step) -> None:
 
 @conversion
 def thinking(step: Step) -> None:
-    """Whether templates think, in rows that don't say it."""
+    """Translate whether templates think, in rows that don't say it."""
     if only_if(step, step.value not in (None, "none", "None"), "none leaves it to the template"):
         step.put(step.value, "chat_template_kwargs.enable_thinking")
 
 
 @conversion
 def engine_option(step: Step) -> None:
-    """An option of vLLM, and its name with SGLang."""
+    """Translate an option of vLLM, and its name with SGLang."""
     engine, word, value = step.draft.strategies.get("actor_infer", ""), step.last, step.value
     sglang = {"pipeline_model_parallel_size": "pp_size", "gpu_memory_utilization": "mem_fraction_static"}
     if word == "free_cache_engine" and engine == "vllm":
@@ -275,8 +277,8 @@ def engine_option(step: Step) -> None:
     elif value is None or not _generates(step) or (value == 1 and word[:6] in ("expert", "pipeli")):
         step.dead("the default, or not of this engine")
     elif word == "tensor_model_parallel_size":
-        for place in step.places:
-            step.put(value, place)
+        for key_path in step.places:
+            step.put(value, key_path)
     elif engine == "vllm":
         step.put(True if word == "expert_parallel_size" else value)
     elif only_if(step, word in sglang, "it is vLLM's, and the engine is sglang"):
@@ -285,7 +287,7 @@ def engine_option(step: Step) -> None:
 
 @conversion
 def engine_kwargs(step: Step) -> None:
-    """An argument of the engine itself."""
+    """Translate an argument of the engine itself."""
     of, dot, word = step.use.key.partition("engine_kwargs.")[2].partition(".")
     engine = step.draft.strategies.get("actor_infer", "")
     takes = step.value not in (None, {}) and (not dot or of == engine) and _generates(step)
@@ -295,14 +297,14 @@ def engine_kwargs(step: Step) -> None:
 
 @conversion
 def mini_batch(step: Step) -> None:
-    """Prompts of a mini-batch, or rows of one of fine-tuning: settled at the end, when the ranks are known."""
+    """Leave prompts of a mini-batch, or rows of one of fine-tuning, until the ranks are known."""
     step.draft.memo[f"mini:{step.role}"] = (step.value, step.use)
     step.use.ours = (step.place,)
 
 
 @conversion
 def of_all_devices(step: Step) -> None:
-    """Responses of a pass over all devices: settled at the end."""
+    """Leave responses of a pass over all devices to be settled at the end."""
     if only_if(step, step.value is not None, "null leaves it to the number per device"):
         step.draft.memo.setdefault("micro", {})[step.place] = (step.value, step.use)
         step.use.ours = (step.place,)
@@ -310,7 +312,7 @@ def of_all_devices(step: Step) -> None:
 
 @last
 def token_budget(step: Step) -> None:
-    """Tokens of a pass of one device; the ranks of a sequence add up."""
+    """Translate tokens of a pass of one device; the ranks of a sequence add up."""
     way, draft = step.place.rpartition("_")[2], step.draft
     on = step.value is not None and draft.get(f"{step.role}.use_dynamic_batching_in_{way}")
     if only_if(step, bool(on), "dynamic batching is off"):
@@ -323,7 +325,7 @@ def token_budget(step: Step) -> None:
 
 @conversion
 def verl_schedule(step: Step) -> None:
-    """A learning rate schedule; the deprecated warmup_style counts where it is given."""
+    """Translate a learning rate schedule; the deprecated warmup_style counts where it is given."""
     value = str(step.value)
     known = SCHEDULES.get(value) or SCHEDULES.get(value.lower()) or SCHEDULES.get(value.replace("_", "-"))
     if step.value is None or (step.last == "lr_scheduler_type" and sibling(step, "warmup_style")):
@@ -336,7 +338,7 @@ def verl_schedule(step: Step) -> None:
 
 @last
 def min_lr(step: Step) -> None:
-    """The lowest rate as a share of the peak."""
+    """Translate the lowest rate as a share of the peak."""
     peak = step.draft.get(f"{step.role}.training_args.learning_rate") or sibling(step, "lr")
     if not step.value:
         step.dead("0 is the default")
@@ -349,7 +351,7 @@ def min_lr(step: Step) -> None:
 
 @last
 def verl_targets(step: Step) -> None:
-    """Layers with adapters; all of them are fewer here in mixtures of experts."""
+    """Translate layers with adapters; all of them are fewer here in mixtures of experts."""
     note = step.row.note
     with_lora(step)
     if step.use.fate == "decided" and step.value != "all-linear":
@@ -360,7 +362,7 @@ def verl_targets(step: Step) -> None:
 
 @conversion
 def betas(step: Step) -> None:
-    """Both of Adam's constants."""
+    """Translate both of Adam's constants."""
     first_, second = map(float, step.value)
     step.put(first_)
     step.put(second, step.places[1])
@@ -368,7 +370,7 @@ def betas(step: Step) -> None:
 
 @conversion
 def master_dtype(step: Step) -> None:
-    """The type that weights are trained in."""
+    """Translate the type that weights are trained in."""
     trains = step.role in ("actor_train", "critic") and str(step.value) not in ("fp32", "float32", "None")
     if only_if(step, trains, "weights that are trained are fp32"):
         step.decide("weights that are trained stay fp32; dtype is that of the forward pass")
@@ -376,8 +378,8 @@ def master_dtype(step: Step) -> None:
 
 @conversion
 def each_role(step: Step) -> None:
-    """A key of every role that has the policy's model."""
+    """Translate a key of every role that has the policy's model."""
     has_reference = theirs(step.draft, f"{ACTOR}.use_kl_loss") or theirs(step.draft, "algorithm.use_kl_in_reward")
-    for place in step.places:
-        if step.draft.knows(place) and (not place.startswith("reference.") or has_reference):
-            step.put(step.value, place)
+    for key_path in step.places:
+        if step.draft.knows(key_path) and (not key_path.startswith("reference.") or has_reference):
+            step.put(step.value, key_path)

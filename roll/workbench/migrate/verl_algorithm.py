@@ -17,11 +17,11 @@ Found = dict[str, tuple[str, str, dict[str, Any]]]
 """By their word: its fate, why, and values by our places."""
 
 
-def _settle(step: Step, found: Found, otherwise: str) -> None:
+def _settle(step: Step, fates: Found, otherwise: str) -> None:
     """Write what was found for the key's last word."""
-    fate, why, puts = found.get(step.last, ("dead", otherwise, {}))
-    for place, value in puts.items():
-        step.put(value, place)
+    fate, why, puts = fates.get(step.last, ("dead", otherwise, {}))
+    for key_path, value in puts.items():
+        step.put(value, key_path)
     if fate in ("dead", "absent"):
         getattr(step, fate)(why)
     else:
@@ -30,7 +30,7 @@ def _settle(step: Step, found: Found, otherwise: str) -> None:
 
 @conversion
 def verl_estimator(step: Step) -> None:
-    """An estimator; grpo without division by the deviation is dr_grpo, and verl whitens the advantages of gae."""
+    """Translate an estimator; grpo without division by the deviation is dr_grpo, and verl whitens gae's advantages."""
     value = mapped(step)
     if value == "grpo" and theirs(step.draft, "algorithm.norm_adv_by_std_in_grpo") is False:
         value = "dr_grpo"
@@ -50,14 +50,14 @@ def verl_estimator(step: Step) -> None:
 
 @conversion
 def no_std(step: Step) -> None:
-    """Whether grpo divides by the deviation."""
+    """Translate whether grpo divides by the deviation."""
     if only_if(step, str(theirs(step.draft, "algorithm.adv_estimator")).startswith("grpo"), "it is about grpo"):
         step.use.ours = ("adv_estimator",)
 
 
 @conversion
 def kl_adaptive(step: Step) -> None:
-    """The adaptive controller of the KL in the reward, or a constant of it."""
+    """Translate the adaptive controller of the KL in the reward, or a constant of it."""
     on = sibling(step, "type") == "adaptive" and theirs(step.draft, "algorithm.use_kl_in_reward")
     if only_if(step, bool(on), "the coefficient is fixed, or no KL is in the reward"):
         step.put(sibling(step, "target_kl") if step.last == "type" else step.value)
@@ -67,7 +67,7 @@ def kl_adaptive(step: Step) -> None:
 
 @conversion
 def pf_ppo(step: Step) -> None:
-    """Policy filtration, which verl has with gae alone."""
+    """Translate policy filtration, which verl has with gae alone."""
     method = theirs(step.draft, "algorithm.pf_ppo.reweight_method")
     if not theirs(step.draft, "algorithm.use_pf_ppo") or not has_critic(step.draft):
         step.dead("use_pf_ppo is off, or adv_estimator isn't gae")
@@ -79,7 +79,7 @@ def pf_ppo(step: Step) -> None:
 
 @conversion
 def filter_groups(step: Step) -> None:
-    """Dynamic sampling."""
+    """Translate dynamic sampling."""
     if not sibling(step, "enable"):
         step.dead("groups aren't filtered")
     elif step.last == "enable":
@@ -98,7 +98,7 @@ def _rejection(options: Any, spec: Any, lower: Any) -> dict[str, Any]:
     names, specs = ([part.strip() for part in (value if isinstance(value, list) else str(value).split(","))]
                     for value in (options, [*map(str, spec)] if isinstance(spec, list) else spec))  # fmt: skip
     names = [word for word in dict.fromkeys(names) if word]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for option, bounds in zip(names, specs * len(names) if len(specs) == 1 else specs, strict=True):
         unit, _, kind = option.rpartition("_")
         low, _, high = bounds.rpartition("_")
@@ -113,68 +113,68 @@ def _rejection(options: Any, spec: Any, lower: Any) -> dict[str, Any]:
             new = {"divergence": kind, "row_divergence_high": float(high)}
         else:
             raise ValueError(f"there is no filter {option}")
-        if any(found.get(key, value) != value for key, value in new.items()):
+        if any(result.get(key, value) != value for key, value in new.items()):
             raise ValueError("one level, one kind of divergence and one bound of each kind are for all filters")
-        found |= new
-    if not found.get("ratio_low", 0) < 1 < found.get("ratio_high", 2):
+        result |= new
+    if not result.get("ratio_low", 0) < 1 < result.get("ratio_high", 2):
         raise ValueError("a ratio is bounded on both sides of 1")
-    return found
+    return result
 
 
 def _corrected(draft: Draft) -> Found:
-    """What importance weights and rejection become, which are one section here."""
+    """Return what importance weights and rejection become, which are one section here."""
     old, new = (at(draft.theirs, path, {}) for path in ("algorithm", CORRECTION))
-    given = {**old, **(new if isinstance(new, Mapping) else {})}
-    level, options, spec = given.get("rollout_is"), given.get("rollout_rs"), given.get("rollout_rs_threshold")
-    level = given.get("rollout_is_level", "token") if level is True else level
+    keys = {**old, **(new if isinstance(new, Mapping) else {})}
+    level, options, spec = keys.get("rollout_is"), keys.get("rollout_rs"), keys.get("rollout_rs_threshold")
+    level = keys.get("rollout_is_level", "token") if level is True else level
     bypass, reinforces = _bypass(draft)
-    found: Found = {}
+    fates: Found = {}
     if bypass:
         why = "old log-probs are those of a forward pass here: weights and filters are of the policy before the step, "
-        found["bypass_mode"] = found["bypass_old_logprob_for_rollout"] = (
+        fates["bypass_mode"] = fates["bypass_old_logprob_for_rollout"] = (
             ("decided", f"{why}which is the same where a step is one mini-batch", {}) if reinforces else
             ("absent", f"{why}and so is the clip; there it is around the sampler", {}))  # fmt: skip
         for word in ("loss_type", "use_policy_gradient", "use_pure_rollout_correction"):
-            found[word] = ("translated", "", {"policy_loss": "reinforce"} if reinforces else {})
+            fates[word] = ("translated", "", {"policy_loss": "reinforce"} if reinforces else {})
     section, icepop = "train_infer_correction", False
     if level and not (bypass and not reinforces):
-        threshold = given.get("rollout_is_threshold", theirs(draft, f"{CORRECTION}.rollout_is_threshold"))
+        threshold = keys.get("rollout_is_threshold", theirs(draft, f"{CORRECTION}.rollout_is_threshold"))
         low, _, high = str(2.0 if threshold is None else threshold).rpartition("_")
         puts: dict[str, Any] = {f"{section}.importance_upper": float(high)}
         if icepop := bool(low):
             puts |= {f"{section}.rejection": "icepop", f"{section}.ratio_low": float(low),
                      f"{section}.ratio_high": float(high)}  # fmt: skip
-        found["rollout_is"] = found["rollout_is_level"] = ("translated", "", {f"{section}.level": level, **puts})
-        if given.get("rollout_is_mode", "truncate") != "truncate":
-            found["rollout_is_mode"] = ("absent", "weights are cut off at their cap; to reject, see rejection", {})
-        found["rollout_is_threshold"] = ("translated", "icepop: weights outside are 0" if icepop else "", puts)
+        fates["rollout_is"] = fates["rollout_is_level"] = ("translated", "", {f"{section}.level": level, **puts})
+        if keys.get("rollout_is_mode", "truncate") != "truncate":
+            fates["rollout_is_mode"] = ("absent", "weights are cut off at their cap; to reject, see rejection", {})
+        fates["rollout_is_threshold"] = ("translated", "icepop: weights outside are 0" if icepop else "", puts)
         mean = f"{section}.importance_mean_one"
         note = "over the mean of all tokens, there of all rows" if level == "sequence" else ""
-        found["rollout_is_batch_normalize"] = (
-            "decided" if note and given.get("rollout_is_batch_normalize") else "translated", note,
-            {mean: bool(given.get("rollout_is_batch_normalize"))})  # fmt: skip
+        fates["rollout_is_batch_normalize"] = (
+            "decided" if note and keys.get("rollout_is_batch_normalize") else "translated", note,
+            {mean: bool(keys.get("rollout_is_batch_normalize"))})  # fmt: skip
     if options:
         try:
-            rejects = _rejection(options, spec, given.get("rollout_rs_threshold_lower"))
+            rejects = _rejection(options, spec, keys.get("rollout_rs_threshold_lower"))
             if icepop:
                 raise ValueError("icepop and a filter don't go together here")
         except (ValueError, TypeError) as error:
-            found["rollout_rs"] = ("absent", str(error), {})
-            found["rollout_rs_threshold"] = ("dead", "see rollout_rs", {})
-            return found
-        weights = {} if "rollout_is" in found else {f"{section}.importance_upper": None}
+            fates["rollout_rs"] = ("absent", str(error), {})
+            fates["rollout_rs_threshold"] = ("dead", "see rollout_rs", {})
+            return fates
+        weights = {} if "rollout_is" in fates else {f"{section}.importance_upper": None}
         puts = {f"{section}.{key}": value for key, value in rejects.items()}
-        found["rollout_rs"] = ("translated", "", {**weights, **puts})
+        fates["rollout_rs"] = ("translated", "", {**weights, **puts})
         if not weights and rejects.get("level", level) != level:
             why = f"weights are by {level}, the filter is by {rejects['level']}, and one level is for both"
-            found["rollout_rs"] = ("absent", why, {})
+            fates["rollout_rs"] = ("absent", why, {})
             del puts[f"{section}.level"]
-        found["rollout_rs_threshold"] = found["rollout_rs_threshold_lower"] = ("translated", "", puts)
-    return found
+        fates["rollout_rs_threshold"] = fates["rollout_rs_threshold_lower"] = ("translated", "", puts)
+    return fates
 
 
 def _bypass(draft: Draft) -> tuple[bool, bool]:
-    """Whether the sampler's log-probs are the old ones, and whether the loss then is that of REINFORCE."""
+    """Return whether the sampler's log-probs are the old ones, and whether the loss then is that of REINFORCE."""
     on = {word for word in ("bypass_mode", "bypass_old_logprob_for_rollout", "use_policy_gradient",
           "use_pure_rollout_correction") if theirs(draft, f"{CORRECTION}.{word}")}  # fmt: skip
     reinforces = theirs(draft, f"{CORRECTION}.loss_type") == "reinforce" or any("use_" in word for word in on)
@@ -183,7 +183,7 @@ def _bypass(draft: Draft) -> tuple[bool, bool]:
 
 @last
 def correction(step: Step) -> None:
-    """Importance weights and rejection between sampler and trainer."""
+    """Translate importance weights and rejection between sampler and trainer."""
     memo = step.draft.memo
     if "correction" not in memo:
         memo["correction"] = _corrected(step.draft)
@@ -223,7 +223,7 @@ def _mode(draft: Draft) -> str:
 
 @conversion
 def loss_mode(step: Step) -> None:
-    """A policy loss."""
+    """Translate a policy loss."""
     mode = _mode(step.draft)
     if _bypass(step.draft)[0]:
         step.dead("bypass_mode has its own loss")
@@ -241,37 +241,37 @@ def loss_mode(step: Step) -> None:
 
 @conversion
 def loss_option(step: Step) -> None:
-    """A number of the loss, which each has under a name of its own."""
+    """Translate a number of the loss, which each has under a name of its own."""
     mode = _mode(step.draft)
-    ours, places = MODES.get(mode, ("", {}))
+    ours, key_paths = MODES.get(mode, ("", {}))
     sides = ("clip_ratio_low", "clip_ratio_high")
-    if step.last == "clip_ratio" and "clip_ratio_low" in places:
+    if step.last == "clip_ratio" and "clip_ratio_low" in key_paths:
         counts = [word for word in sides if theirs(step.draft, f"{ACTOR}.{word}") is None]
         for word in counts:
-            step.put(step.value, places[word])
+            step.put(step.value, key_paths[word])
         only_if(step, bool(counts), "clip_ratio_low and clip_ratio_high count, which are 0.2 where a file has neither")
-    elif step.last not in places:
+    elif step.last not in key_paths:
         step.dead(f"loss_mode {mode} doesn't read it")
     elif step.value is None:
         step.dead("clip_ratio says it")
     elif mode.startswith("dppo") and len({theirs(step.draft, f"{ACTOR}.{word}") for word in sides}) > 1:
         step.absent("one threshold is for both signs of the advantage")
-    elif step.use not in step.draft.report.filled or step.value != _default(step.draft, ours, places[step.last]):
-        step.put(step.value, places[step.last])
+    elif step.use not in step.draft.report.filled or step.value != _default(step.draft, ours, key_paths[step.last]):
+        step.put(step.value, key_paths[step.last])
     if step.last == "clip_ratio_c" and mode == "vanilla":
         step.put(True, "dual_clip_loss")
 
 
-def _default(draft: Draft, loss: str, place: str) -> Any:
-    section, _, option = place.rpartition(".")
+def _default(draft: Draft, loss: str, key_path: str) -> Any:
+    section, _, option = key_path.rpartition(".")
     if section:
         return LOSSES[loss].options[option].default
-    return draft.default("pg_clip" if place.startswith("pg_clip") else place)
+    return draft.default("pg_clip" if key_path.startswith("pg_clip") else key_path)
 
 
 @conversion
 def loss_agg(step: Step) -> None:
-    """How the loss is aggregated; two losses of verl don't ask."""
+    """Translate how the loss is aggregated; two losses of verl ignore it."""
     mode, own = _mode(step.draft), "seq-mean-token-mean"
     if mode in ("sapo", "geo_mean"):
         step.put(own)
@@ -285,7 +285,7 @@ def loss_agg(step: Step) -> None:
 
 @last
 def loss_scale(step: Step) -> None:
-    """What seq-mean-token-sum-norm divides by."""
+    """Translate what seq-mean-token-sum-norm divides by."""
     read = theirs(step.draft, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and step.value is not None
     other = read and step.value != theirs(step.draft, "data.max_response_length")
     if only_if(step, other, "it is response_length, or nothing reads it"):
@@ -294,7 +294,7 @@ def loss_scale(step: Step) -> None:
 
 @conversion
 def kl_loss(step: Step) -> None:
-    """The KL in the loss, which verl doesn't weigh by the ratio to the sampler."""
+    """Translate the KL in the loss, which verl doesn't weigh by the ratio to the sampler."""
     step.put(step.value)
     if step.last == "use_kl_loss" and step.value:
         step.put(False, "kl_loss_ratio")
@@ -304,7 +304,7 @@ def kl_loss(step: Step) -> None:
 
 @last
 def as_the_actor(step: Step) -> None:
-    """What actor and critic have in common here."""
+    """Check what actor and critic have in common here."""
     now = step.draft.get(step.place, step.draft.default(step.place))
     if step.last == "loss_scale_factor":
         now = theirs(step.draft, f"{ACTOR}.loss_scale_factor")
@@ -316,7 +316,7 @@ def as_the_actor(step: Step) -> None:
 
 @last
 def clip_grad(step: Step) -> None:
-    """The bound of the gradient's norm; the actor's rules."""
+    """Translate the bound of the gradient's norm; the actor's rules."""
     if step.use.key.startswith("critic."):
         as_the_actor(step)
     else:
@@ -326,7 +326,7 @@ def clip_grad(step: Step) -> None:
 
 @conversion
 def grad_clip(step: Step) -> None:
-    """A bound that 0.9.1 doesn't read."""
+    """Translate a bound that 0.9.1 doesn't read."""
     bound = sibling(step, "optim.clip_grad")
     if step.value in (None, bound):
         step.dead("optim.clip_grad says it")
@@ -337,7 +337,7 @@ def grad_clip(step: Step) -> None:
 
 @conversion
 def distillation(step: Step) -> None:
-    """A teacher on what the student samples."""
+    """Translate a teacher on what the student samples."""
     mode, gradient, rewards = (theirs(step.draft, f"distillation.distillation_loss.{word}") for word in
                                ("loss_mode", "use_policy_gradient", "use_task_rewards"))  # fmt: skip
     uses = {("forward_kl_topk", False): "loss", ("k1", True): "advantage", ("kl", True): "advantage"}

@@ -17,7 +17,7 @@ _ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "
 
 
 def finish_verl(draft: Draft) -> None:
-    """Roles on all devices, batches in responses, one domain."""
+    """Put roles on all devices, count batches in responses, make one domain."""
     _folder(draft)
     _roles(draft)
     _devices(draft)
@@ -41,7 +41,7 @@ def finish_verl(draft: Draft) -> None:
 
 
 def finish_sft(draft: Draft) -> None:
-    """Devices, the batch, columns."""
+    """Finish devices, the batch, columns."""
     _folder(draft)
     _devices(draft)
     _types(draft)
@@ -52,10 +52,10 @@ def finish_sft(draft: Draft) -> None:
                 if not draft.has(f"{role}.data_args.{key}") and (role == "actor_train" or draft.has(role)):
                     draft.put(f"{role}.data_args.{key}", default)
                     draft.report.decisions.append(f"{role}.data_args.{key}: {default}, the default of old releases")
-    for place, there in (("save_steps", True), ("eval_steps", draft.has("validation"))):
-        if there and not draft.get(place):
-            draft.put(place, 10**9, draft.made_by.get(place))
-            draft.report.decisions.append(f"{place}: 1000000000, so the last step alone, as in verl without a period")
+    for period, there in (("save_steps", True), ("eval_steps", draft.has("validation"))):
+        if there and not draft.get(period):
+            draft.put(period, 10**9, draft.made_by.get(period))
+            draft.report.decisions.append(f"{period}: 1000000000, so the last step alone, as in verl without a period")
     _needed(draft, "actor_train.data_args.file_name", "the training rows (data.train_files)")
     say_curves(draft, "verl")
     draft.report.decisions += [
@@ -66,9 +66,9 @@ def finish_sft(draft: Draft) -> None:
     ]
 
 
-def _needed(draft: Draft, place: str, what: str) -> None:
-    if not draft.has(place) and not draft.has(f"{place.rpartition('.')[0]}.dataset"):
-        draft.report.missing.append(f"{place}: {what}")
+def _needed(draft: Draft, key_path: str, what: str) -> None:
+    if not draft.has(key_path) and not draft.has(f"{key_path.rpartition('.')[0]}.dataset"):
+        draft.report.missing.append(f"{key_path}: {what}")
 
 
 def _folder(draft: Draft) -> None:
@@ -86,7 +86,7 @@ def _drop(draft: Draft, keys: tuple[str, ...], why: str) -> None:
 
 
 def _roles(draft: Draft) -> None:
-    """Only roles that the run has: a reference and constants for the KL terms that are on."""
+    """Keep only roles that the run has: a reference and constants for the KL terms that are on."""
     in_loss, in_reward = draft.get("use_kl_loss"), draft.get("add_token_level_kl")
     if not in_loss:
         _drop(draft, ("kl_loss_coef", "kl_loss_type"), "use_kl_loss is off")
@@ -113,7 +113,7 @@ def _roles(draft: Draft) -> None:
 
 
 def backends(draft: Draft, *, at_last: bool = False) -> None:
-    """Backends of roles that the job has and names none for: that of the actor.
+    """Give roles that the job has and names no backend for that of the actor.
 
     `at_last`: only those of roles that stayed.
     """
@@ -121,19 +121,19 @@ def backends(draft: Draft, *, at_last: bool = False) -> None:
     for role, section, name in (("reference", "actor_rollout_ref.ref", f"{family}_infer"),
                                 ("critic", "critic", f"{family}_train"),
                                 ("reward_model", "reward_model.enable", "fsdp2_infer")):  # fmt: skip
-        place = f"{role}.strategy_args.strategy_name"
-        if (draft.has(role) or (not at_last and draft.their(section, False) is not False)) and not draft.has(place):
-            _fill(draft, f"{section.removesuffix('.enable')}.strategy", name, place)
+        key_path = f"{role}.strategy_args.strategy_name"
+        if (draft.has(role) or (not at_last and draft.their(section, False) is not False)) and not draft.has(key_path):
+            _fill(draft, f"{section.removesuffix('.enable')}.strategy", name, key_path)
 
 
-def _fill(draft: Draft, key: str, value: str, place: str) -> None:
-    use = Use(key=key, value=value, fate="translated", ours=(place,))
-    draft.put(place, value, use)
+def _fill(draft: Draft, key: str, value: str, key_path: str) -> None:
+    use = Use(key=key, value=value, fate="translated", ours=(key_path,))
+    draft.put(key_path, value, use)
     draft.report.filled.append(use)
 
 
 def _types(draft: Draft) -> None:
-    """Types that verl has by default, and keys that a backend has no use for."""
+    """Write types that verl has by default, and drop keys that a backend has no use for."""
     for role in _ROLES:
         if role != "actor_infer" and draft.has(role) and not draft.has(f"{role}.model_args.dtype"):
             _fill(draft, "verl computes in bfloat16", "bf16", f"{role}.model_args.dtype")
@@ -155,7 +155,7 @@ def _devices_of(draft: Draft) -> int:
 
 
 def _devices(draft: Draft) -> None:
-    """All roles share all devices; passes of all devices are divided by them."""
+    """Let all roles share all devices; passes of all devices are divided by them."""
     count = _devices_of(draft)
     if not count and draft.pipeline != "sft":
         return
@@ -166,31 +166,34 @@ def _devices(draft: Draft) -> None:
     draft.report.decisions.append(
         f"device_mapping: all roles share the {count} devices (nnodes x n_gpus_per_node), as in verl's hybrid engine"
     )
-    for place, (value, use) in draft.memo.get("micro", {}).items():
-        if not draft.has(place.partition(".")[0]):
+    for key_path, (value, use) in draft.memo.get("micro", {}).items():
+        if not draft.has(key_path.partition(".")[0]):
             use.fate, use.ours, use.note = "dead", (), "the run has no such role"
-        elif isinstance(value, int) and (not draft.has(place) or draft.made_by.get(place) in draft.report.filled):
-            draft.put(place, max(1, value // count), use)
+        elif isinstance(value, int) and (not draft.has(key_path) or draft.made_by.get(key_path) in draft.report.filled):
+            draft.put(key_path, max(1, value // count), use)
             use.note = f"of all devices: {value} / {count} = {max(1, value // count)}"
         else:
             use.fate, use.ours, use.note = "dead", (), "the number per device says it"
 
 
 def _mini_batches(draft: Draft) -> None:
-    """A mini-batch in prompts there, in passes of responses here; and what is counted in steps."""
+    """Turn a mini-batch in prompts into one in passes of responses; and convert what is counted in steps."""
     offline = draft.pipeline == "sft"
     n, epochs = (1, 1) if offline else (draft.get(key, 1) for key in ("num_return_sequences_in_group", "ppo_epochs"))
     actor_size, actor_use = draft.memo.get("mini:actor_train", (None, None))
     prompts = actor_size if offline else draft.get("rollout_batch_size", 1024)
     for role in ("actor_train", "critic"):
         args = f"{role}.training_args"
-        wide_place, deep_place = f"{args}.per_device_train_batch_size", f"{args}.gradient_accumulation_steps"
-        if not draft.has(role) or draft.get(deep_place) == "???":
+        per_device_path, accumulation_path = (
+            f"{args}.per_device_train_batch_size",
+            f"{args}.gradient_accumulation_steps",
+        )
+        if not draft.has(role) or draft.get(accumulation_path) == "???":
             continue
         size, use = draft.memo.get(f"mini:{role}", (actor_size, actor_use))
-        size, per_device, ranks = size or actor_size, draft.get(wide_place, 1), data_parallel(draft, role)
+        size, per_device, ranks = size or actor_size, draft.get(per_device_path, 1), data_parallel(draft, role)
         if not all(isinstance(number, int) and number > 0 for number in (size, n, prompts, per_device, epochs)):
-            draft.put(deep_place, "???", use)
+            draft.put(accumulation_path, "???", use)
             if use is not None:
                 use.fate, use.note = "absent", "whole numbers above 0 were expected of it, of n, passes and prompts"
             continue
@@ -199,9 +202,9 @@ def _mini_batches(draft: Draft) -> None:
         while wide > 1 and responses % (wide * ranks):
             wide -= 1
         deep = max(1, responses // (wide * ranks))
-        used = draft.made_by.get(wide_place)
-        draft.put(wide_place, wide, used)
-        draft.put(deep_place, deep, use)
+        used = draft.made_by.get(per_device_path)
+        draft.put(per_device_path, wide, used)
+        draft.put(accumulation_path, deep, use)
         rows = f"{responses} rows" if offline else f"{min(size, prompts)} prompts x {n} = {responses} responses"
         if use is not None:
             product = wide * deep * ranks
@@ -214,7 +217,7 @@ def _mini_batches(draft: Draft) -> None:
 
 
 def _in_optimizer_steps(draft: Draft, args: str, number: int) -> None:
-    """Schedules count optimizer steps here, verl's the steps of the run."""
+    """Convert schedules, which count optimizer steps here and the steps of the run in verl."""
     if number < 2:
         return
     for key in ("warmup_steps", "lr_decay_steps", "num_decay_steps"):
@@ -231,16 +234,17 @@ def _in_optimizer_steps(draft: Draft, args: str, number: int) -> None:
 
 
 def _rewards(draft: Draft) -> None:
-    """One domain takes rows of every data source."""
-    place = f"rewards.{DOMAIN}.name"
-    if not draft.has(place):
+    """Let one domain take rows of every data source."""
+    key_path = f"rewards.{DOMAIN}.name"
+    if not draft.has(key_path):
         name = "gsm8k" if "gsm8k" in str(draft.get("actor_train.data_args.file_name", "")).lower() else "math_rule"
-        draft.put(place, name)
+        draft.put(key_path, name)
         draft.report.decisions.append(
-            f"{place}: {name}; verl chooses by the column data_source, here a domain has its tags: see docs/rewards.md"
+            f"{key_path}: {name}; verl chooses by the column data_source, here a domain has its tags: "
+            "see docs/rewards.md"
         )
     draft.put(f"rewards.{DOMAIN}.tag_included", "*")
-    if draft.get(place) == "reward_model":
+    if draft.get(key_path) == "reward_model":
         _needed(draft, "reward_model.model_args.model_name_or_path", "the model that scores")
     if draft.has("teacher"):
         _needed(draft, "teacher.model_args.model_name_or_path", "the model that teaches")
@@ -250,26 +254,26 @@ def _rewards(draft: Draft) -> None:
 
 
 def _lengths(draft: Draft) -> None:
-    """Engines hold what the run needs."""
+    """Let engines hold what the run needs."""
     config = "actor_infer.strategy_args.strategy_config"
     prompt, response = draft.get("prompt_length", 512), draft.get("response_length", 512)
     if not isinstance(prompt, int) or not isinstance(response, int):
         return
     requests = draft.get("max_running_requests", 128)
-    whole = draft.get(f"{config}.enable_chunked_prefill") is False
+    unchunked = draft.get(f"{config}.enable_chunked_prefill") is False
     for key, least in (("max_model_len", prompt + response),
-                       ("max_num_batched_tokens", prompt + response if whole else requests)):  # fmt: skip
+                       ("max_num_batched_tokens", prompt + response if unchunked else requests)):  # fmt: skip
         if isinstance(value := draft.get(f"{config}.{key}"), int) and isinstance(least, int) and value < least:
             draft.put(f"{config}.{key}", least)
             draft.report.decisions.append(f"{config}.{key}: {least}; {value} was given")
     if draft.has("overlong_shaping"):
         buffer: Any = draft.get("overlong_shaping.buffer", min(4096, response))
         draft.put("overlong_shaping.buffer", min(buffer, response) if isinstance(buffer, int) else buffer)
-    place = "validation.generating_args"
-    number = draft.get(f"{place}.num_return_sequences", 1)
-    if isinstance(number, int) and number > 1 and draft.get(f"{place}.temperature") == 0:
-        draft.put(f"{place}.num_return_sequences", 1)
-        draft.report.decisions.append(f"{place}.num_return_sequences: 1; {number} greedy responses would be the same")
+    section = "validation.generating_args"
+    number = draft.get(f"{section}.num_return_sequences", 1)
+    if isinstance(number, int) and number > 1 and draft.get(f"{section}.temperature") == 0:
+        draft.put(f"{section}.num_return_sequences", 1)
+        draft.report.decisions.append(f"{section}.num_return_sequences: 1; {number} greedy responses would be the same")
 
 
 _COMMANDS = {"verl_generation": "generate", "verl_evaluation": "score"}

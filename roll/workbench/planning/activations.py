@@ -35,7 +35,7 @@ class Batch:
 
     @property
     def mask(self) -> int:
-        """Bytes of the attention mask: padded rows have one of width x width."""
+        """Return bytes of the attention mask: padded rows have one of width x width."""
         return 0 if self.packed else self.rows * self.width * self.width
 
 
@@ -51,12 +51,12 @@ class Numbers:
 
     @property
     def chunk(self) -> int:
-        """Logits that exist at a time."""
+        """Return logits that exist at a time."""
         return CHUNK_ON_ACCELERATOR if self.on_accelerator else CHUNK
 
     @property
     def casts(self) -> bool:
-        """Whether autocast copies what it multiplies."""
+        """Return whether autocast copies what it multiplies."""
         return self.computed != self.residual
 
 
@@ -75,12 +75,12 @@ class Activations:
 
     @property
     def total(self) -> int:
-        """In the worst moment."""
+        """Return bytes in the worst moment."""
         return self.saved + max(self.moment, self.logits)
 
 
 def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: bool, shared: int = 1) -> int:
-    """Bytes per token that a layer saves without checkpointing; `shared`: ranks that split heads and MLP widths."""
+    """Return bytes per token that a layer saves without checkpointing; `shared`: ranks that split heads and MLP."""
     b, r, h = numbers.computed, numbers.residual, arch.hidden
     query, key = arch.query // shared, arch.key // shared
     norm = (4 if b == r == 4 or numbers.casts else 6) * h
@@ -105,7 +105,7 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
 
 
 def kept_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
-    """Bytes per token that a layer keeps with selective recomputation: its input, outputs of products and attention."""
+    """Return a layer's bytes per token with selective recomputation: its input, outputs of products and attention."""
     b, h, width = numbers.computed, arch.hidden, 2 * arch.intermediate
     mlp = b * (width // shared + h)
     if sparse:
@@ -116,21 +116,21 @@ def kept_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: in
 
 
 def _experts(arch: Architecture, numbers: Numbers, shared: int) -> int:
-    """A token passes some of the experts, with a copy of itself for each, and perhaps the shared one."""
+    """Return a layer's bytes per token in experts: each token passes some, with a copy for each, and the shared one."""
     b, r, h = numbers.computed, numbers.residual, arch.hidden
     each = b * (2 * h + 4 * arch.expert_width // shared) + (2 * r * h if numbers.casts else 0)
     return arch.experts_per_token * each + 8 * arch.experts + 4 * b * arch.shared_width // shared
 
 
 def moment_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
-    """Bytes per token of gradients on their way through a layer."""
+    """Return bytes per token of gradients on their way through a layer."""
     b, r = numbers.computed, numbers.residual
     width = arch.expert_width * arch.experts_per_token if sparse else arch.intermediate
     return b * 2 * width // shared + (b + r) * arch.hidden
 
 
 def logits_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: str, backward: bool) -> int:
-    """Bytes of the head on its largest chunk of positions, with the gradients of a backward pass."""
+    """Return bytes of the head on its largest chunk of positions, with the gradients of a backward pass."""
     if kind != "policy":
         return 8 * batch.scored
     b, vocab = numbers.computed, arch.vocab
@@ -169,9 +169,11 @@ def activations(
     each = [layer_bytes(arch, numbers, sparse=kind_of, masked=masked, shared=shared) for kind_of in arch.sparse[:count]]
     worst = max(each)
     ends = tokens * (r * h * 2 + 4 * h) + batch.scored * h * numbers.computed + batch.mask
-    kept = [kept_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse]
-    saved = tokens * sum(kept[:count] if checkpointed else each)
-    again = tokens * max(0, worst - min(kept)) if checkpointed else 0
+    selective_bytes = [
+        kept_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse
+    ]
+    saved = tokens * sum(selective_bytes[:count] if checkpointed else each)
+    again = tokens * max(0, worst - min(selective_bytes)) if checkpointed else 0
     moment = again + tokens * moment_bytes(arch, numbers, sparse=sparse, shared=shared)
     head = logits_bytes(arch, numbers, batch, kind=kind, backward=True)
     if offloaded:
@@ -188,7 +190,7 @@ def activations(
 
 
 def forward_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: str, shared: int = 1) -> int:
-    """Bytes of a pass without gradients: a layer at work, then the head."""
+    """Return bytes of a pass without gradients: a layer at work, then the head."""
     b, r, h = numbers.computed, numbers.residual, arch.hidden
     if any(arch.sparse):
         mlp = b * (arch.experts_per_token * (2 * h + 4 * arch.expert_width // shared) + 3 * arch.shared_width // shared)

@@ -51,10 +51,10 @@ _SIZES: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
 
 def known_sizes(name: str) -> dict[str, Any] | None:
     """Return the entries of config.json that sizes follow from, of a hub id, also of its -Instruct or -Base form."""
-    found = _SIZES.get(re.sub(r"-(Instruct|Base)(-\d{4})?$", "", name))
-    if found is None:
+    sizes_of_name = _SIZES.get(re.sub(r"-(Instruct|Base)(-\d{4})?$", "", name))
+    if sizes_of_name is None:
         return None
-    model_type, sizes, more = found
+    model_type, sizes, more = sizes_of_name
     return {"model_type": model_type, **dict(zip(_KEYS, sizes, strict=True)), **more}
 
 
@@ -70,7 +70,7 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """Return numbers in it."""
         return math.prod(self.shape)
 
 
@@ -104,42 +104,42 @@ class Architecture:
 
     @property
     def family(self) -> Family:
-        """What its model type says."""
+        """Return what its model type says."""
         return FAMILIES[self.model_type]
 
     @property
     def query(self) -> int:
-        """Width of all query heads."""
+        """Return the width of all query heads."""
         return self.heads * self.head_dim
 
     @property
     def key(self) -> int:
-        """Width of all key heads, and of all value heads."""
+        """Return the width of all key heads, and that of all value heads."""
         return self.kv_heads * self.head_dim
 
     def layer(self, number: int) -> list[Weight]:
-        """Weights of a decoder layer, in the order of the module."""
+        """Return weights of a decoder layer, in the order of the module."""
         mlp = self._experts() if self.sparse[number] else self._mlp("mlp", self.intermediate, bias=self.mlp_bias)
         return [*self._attention(), *mlp, *(Weight(f"{name}.weight", (self.hidden,)) for name in self.family.norms)]
 
     @property
     def embedding(self) -> Weight:
-        """Embedding of the tokens."""
+        """Return the embedding of the tokens."""
         return Weight("embed_tokens.weight", (self.vocab, self.hidden))
 
     @property
     def final_norm(self) -> Weight:
-        """Norm behind the last layer."""
+        """Return the norm behind the last layer."""
         return Weight("norm.weight", (self.hidden,))
 
     def head(self, kind: str) -> list[Weight]:
-        """Head of a `policy` (none where the embedding is it), or the scalar one of a `value` or `reward` model."""
+        """Return the head of a `policy` (none if tied), or the scalar one of a `value` or `reward` model."""
         if kind == "policy":
             return [] if self.tied else [Weight("lm_head.weight", (self.vocab, self.hidden))]
         return [Weight("value_head.weight" if kind == "value" else "score.weight", (1, self.hidden))]
 
     def parameters(self, kind: str = "policy") -> Iterator[Weight]:
-        """All weights of a model of this kind, in the order of the module."""
+        """Yield all weights of a model of this kind, in the order of the module."""
         yield self.embedding
         for number in range(self.layers):
             yield from self.layer(number)
@@ -147,7 +147,7 @@ class Architecture:
         yield from self.head(kind)
 
     def count(self, kind: str = "policy") -> int:
-        """Numbers in all weights."""
+        """Return numbers in all weights."""
         return sum(weight.size for weight in self.parameters(kind))
 
     # --- pieces ----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Architecture:
                 yield Weight(f"{prefix}.{name}_proj.bias", shape[:1])
 
     def _experts(self) -> Iterator[Weight]:
-        """Experts are stacked in two tensors; the router isn't a linear layer of transformers."""
+        """Yield stacked experts, two tensors of them; the router isn't a linear layer of transformers."""
         router = Weight("mlp.gate.weight", (self.experts, self.hidden))
         if not self.family.router_last:
             yield router

@@ -39,7 +39,7 @@ class Change:
 
 
 def yaml_value(value: Any) -> str:
-    """A value as an override on the command line has it."""
+    """Return a value as an override on the command line has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def _set(thing: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def smaller(config: RunConfig, machines: Machines) -> Iterator[Change]:
-    """Changes that take less memory, one at a time, without another mini-batch."""
+    """Yield changes that take less memory, one at a time, without another mini-batch."""
     for role, worker in config.roles.items():
         options = worker.strategy_args.strategy_config
         if isinstance(worker, TrainConfig) and role in config.trained_roles:
@@ -142,14 +142,14 @@ def _of_backend(config: RunConfig, role: str, worker: ForwardConfig, machines: M
 
 
 def _of_deepspeed(path: str, options: DeepSpeedConfig, *, trains: bool, on_accelerator: bool) -> Iterator[Change]:
-    zero, given = f"{path}.zero_optimization", options.zero_optimization
+    zero, options_of_zero = f"{path}.zero_optimization", options.zero_optimization
     if options.stage < 3 and (trains or options.stage == 0):
         yield Change({f"{zero}.stage": options.stage + 1 if trains else 3}, 1)
     if trains and options.stage and not options.offloads("offload_optimizer") and on_accelerator:
         yield Change({f"{zero}.offload_optimizer": {"device": "cpu"}}, 2)
     if options.stage == 3 and not options.offloads("offload_param") and on_accelerator:
         yield Change({f"{zero}.offload_param": {"device": "cpu"}}, 2)
-    if trains and options.stage and given.get("reduce_bucket_size", 500_000_000) == 500_000_000:
+    if trains and options.stage and options_of_zero.get("reduce_bucket_size", 500_000_000) == 500_000_000:
         yield Change({f"{zero}.reduce_bucket_size": 50_000_000}, 1)
 
 
@@ -191,14 +191,14 @@ def lacking(plan: MemoryPlan) -> int:
 
 def remedies(config: RunConfig, machines: Machines, accepted: Accepted, *, most: int = 3) -> list[Change]:
     """Return single changes that make a run fit, the gentlest first."""
-    found = []
+    changes = []
     for change in sorted(smaller(config, machines), key=lambda change: change.cost):
         plan = _tried(config, machines, change)
         if plan is not None and plan.fits and accepted(change.keys):
-            found.append(change)
-        if len(found) == most:
+            changes.append(change)
+        if len(changes) == most:
             break
-    return found
+    return changes
 
 
 def make_fit(config: RunConfig, machines: Machines, accepted: Accepted) -> Change | None:
@@ -240,7 +240,7 @@ def fill(config: RunConfig, machines: Machines, accepted: Accepted) -> Change:
 
 
 def _larger(config: RunConfig, role: str, worker: ForwardConfig) -> Iterator[Change]:
-    """Larger micro-batches of a role, one after the other."""
+    """Yield larger micro-batches of a role, one after the other."""
     longest = config.max_sequence_length
     if isinstance(worker, TrainConfig) and role in config.trained_roles:
         args = worker.training_args
@@ -258,7 +258,7 @@ def _larger(config: RunConfig, role: str, worker: ForwardConfig) -> Iterator[Cha
 
 
 def _tried(config: RunConfig, machines: Machines, change: Change) -> MemoryPlan | None:
-    """The plan with a change; None where there is none, as with a size that ranks don't divide."""
+    """Return the plan with a change; None where there is none, as with a size that ranks don't divide."""
     try:
         return plan_memory(changed(config, change.keys), machines)
     except (ValueError, ZeroDivisionError):

@@ -36,18 +36,18 @@ class _Role:
     l2: bool
 
     def option(self, key: str) -> Any:
-        given = self.options.zero_optimization.get(key, "auto")
-        return _DEFAULTS[key] if given == "auto" else given
+        explicit = self.options.zero_optimization.get(key, "auto")
+        return _DEFAULTS[key] if explicit == "auto" else explicit
 
     @property
     def summed(self) -> int:
-        """Bytes of a number in sums of gradients over micro-batches."""
-        given = (self.options.data_types or {}).get("grad_accum_dtype")
-        return BYTES.get(given or "fp32", 4)
+        """Return bytes of a number in sums of gradients over micro-batches."""
+        explicit = (self.options.data_types or {}).get("grad_accum_dtype")
+        return BYTES.get(explicit or "fp32", 4)
 
     @property
     def groups(self) -> list[list[Parameter]]:
-        """What trains, in the optimizer's groups: matrices, and vectors."""
+        """Return what trains, in the optimizer's groups: matrices, and vectors."""
         trained = [parameter for parameter in self.parameters if parameter.trains]
         groups = ([p for p in trained if len(p.shape) > 1], [p for p in trained if len(p.shape) <= 1])
         return [group for group in groups if group]
@@ -73,7 +73,7 @@ def deepspeed_states(
 
 
 def _replicated(role: _Role, *, trains: bool) -> States:
-    """Every rank has everything, trained weights in float32."""
+    """Return states where every rank has everything, trained weights in float32."""
     trained = [parameter for parameter in role.parameters if parameter.trains] if trains else []
     size = sum(parameter.size for parameter in trained)
     return States(
@@ -84,9 +84,9 @@ def _replicated(role: _Role, *, trains: bool) -> States:
 
 
 def _stages_1_and_2(role: _Role) -> States:
-    """Weights that compute are whole on every rank; it has a part of each group's float32 weights and moments."""
+    """Return states with whole weights that compute, and a part of each group's float32 weights and moments."""
     frozen = sum(parameter.size for parameter in role.parameters if not parameter.trains)
-    weights, optimizer, gradients, kept = frozen * role.computed, 0, 0, 0
+    weights, optimizer, gradients, kept_gradients = frozen * role.computed, 0, 0, 0
     unit = _ALIGNED * role.ranks
     for group in role.groups:
         sizes = [parameter.size for parameter in group]
@@ -94,13 +94,13 @@ def _stages_1_and_2(role: _Role) -> States:
         part = flat // role.ranks
         weights += flat * role.computed
         optimizer += 3 * 4 * part + COUNTER
-        whole_sums = role.computed == 2 and role.summed == 4 and role.options.stage == 1
+        sums_full = role.computed == 2 and role.summed == 4 and role.options.stage == 1
         if role.l2:
             own = max(0, min(part, sum(sizes) - role.rank * part))  # the start of the weights, without padding
-            optimizer += 4 * (sum(sizes) if whole_sums else own)
-        if whole_sums:
+            optimizer += 4 * (sum(sizes) if sums_full else own)
+        if sums_full:
             # The gradients of all weights in float32 stay; those in half precision go with the step.
-            kept += flat * 4
+            kept_gradients += flat * 4
             gradients += flat * 4 + sum(sizes) * role.computed
         elif role.computed == 2 and role.summed == 4:
             gradients += part * 4
@@ -115,7 +115,9 @@ def _stages_1_and_2(role: _Role) -> States:
         most = role.option("reduce_bucket_size") * (2 if role.options.zero_optimization.get("overlap_comm") else 1)
         buckets = most * (4 if role.options.stage == 1 and role.summed == 4 else role.computed)
     if not role.options.offloads("offload_optimizer"):
-        return States(weights=weights, gradients=gradients, kept_gradients=kept, optimizer=optimizer, passing=buckets)
+        return States(
+            weights=weights, gradients=gradients, kept_gradients=kept_gradients, optimizer=optimizer, passing=buckets
+        )
     parts = [-(-sum(parameter.size for parameter in group) // unit) * _ALIGNED for group in role.groups]
     # The largest gradient has a place to travel through on either side, and new weights of the part one on the host.
     window = max((parameter.size for group in role.groups for parameter in group), default=0) * role.computed
@@ -130,24 +132,24 @@ def _stages_1_and_2(role: _Role) -> States:
 
 
 def _stage_3(role: _Role, *, trains: bool) -> States:
-    """Each tensor is cut into equal parts; small ones stay whole once they were gathered."""
+    """Return states with each tensor cut into equal parts; small ones stay whole once they were gathered."""
     threshold, most = (
         role.option("stage3_param_persistence_threshold"),
         role.option("stage3_model_persistence_threshold"),
     )
-    weights, whole, trained, counters = 0, 0, 0, 0
+    weights, unsharded, trained, counters = 0, 0, 0, 0
     for parameter in role.parameters:
         weights += -(-parameter.size // role.ranks)
-        if parameter.size <= threshold and whole + parameter.size <= most:
-            whole += parameter.size
+        if parameter.size <= threshold and unsharded + parameter.size <= most:
+            unsharded += parameter.size
     for group in role.groups if trains else []:
         sizes = [-(-parameter.size // role.ranks) for parameter in group]
         trained += sum(sizes)
         counters += _sub_groups(sizes, sum(parameter.size for parameter in group), role.option("sub_group_size"))
-    gathered = min(sum(p.size for p in role.parameters) - whole, role.option("stage3_max_live_parameters"))
+    gathered = min(sum(p.size for p in role.parameters) - unsharded, role.option("stage3_max_live_parameters"))
     bucket = role.option("reduce_bucket_size") if trains and role.option("contiguous_gradients") else 0
     states = States(
-        weights=(weights + whole) * role.computed,
+        weights=(weights + unsharded) * role.computed,
         gradients=trained * role.summed,
         kept_gradients=trained * role.summed,
         optimizer=(3 + role.l2) * 4 * trained + COUNTER * counters,
@@ -159,18 +161,18 @@ def _stage_3(role: _Role, *, trains: bool) -> States:
         states = replace(offloaded(states), host_gradients=trained * (role.summed + 4))
     if role.options.offloads("offload_param"):
         parts = weights * role.computed
-        states = replace(states, weights=whole * role.computed, host_weights=parts)
+        states = replace(states, weights=unsharded * role.computed, host_weights=parts)
     return states
 
 
 def _communicated(role: _Role) -> int:
-    """Bytes of a number while it is summed over ranks."""
+    """Return bytes of a number while it is summed over ranks."""
     return BYTES[role.options.communication_data_type or "fp32"]
 
 
-def _sub_groups(parts: Sequence[int], whole: int, limit: int) -> int:
-    """Flat tensors that the optimizer steps on one after the other."""
-    if limit >= whole:
+def _sub_groups(parts: Sequence[int], total: int, limit: int) -> int:
+    """Return the flat tensors that the optimizer steps on one after the other."""
+    if limit >= total:
         return 1
     count, size = 0, 0
     for number, part in enumerate(parts):

@@ -43,17 +43,17 @@ class EngineRole:
 
     @property
     def width(self) -> int:
-        """Bytes of a number of its weights and cache."""
+        """Return bytes of a number of its weights and cache."""
         return BYTES[self.worker.model_args.dtype]
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and response."""
+        """Return tokens of prompt and response."""
         return self.config.max_sequence_length
 
     @property
     def requests(self) -> int:
-        """Responses that one engine works on at once, at most."""
+        """Return responses that one engine works on at once, at most."""
         config = self.config
         if not isinstance(config, RLConfig):
             return 1
@@ -63,7 +63,7 @@ class EngineRole:
 
     @property
     def waits(self) -> bool:
-        """Whether a step has more responses than an engine works on at once."""
+        """Return whether a step has more responses than an engine works on at once."""
         config = self.config
         if not isinstance(config, RLConfig):
             return False
@@ -71,31 +71,31 @@ class EngineRole:
         return config.is_use_additional_prompts or total > self.requests or config.async_generation_ratio > 0
 
     def cache_per_token(self, devices: int = 1) -> int:
-        """Bytes of keys and values of a position on one device; fewer key heads than devices are repeated."""
+        """Return bytes of keys and values of a position on one device; fewer key heads than devices are repeated."""
         heads = max(1, self.arch.kv_heads // devices)
         return 2 * self.arch.layers * heads * self.arch.head_dim * self.width
 
 
-def engine_memory(given: EngineRole) -> RoleMemory:
+def engine_memory(role: EngineRole) -> RoleMemory:
     """Return the memory of one device of an engine."""
-    options = given.worker.strategy_args.strategy_config
+    options = role.worker.strategy_args.strategy_config
     if isinstance(options, EngineConfig):
-        return _served(given, options)
-    return _hf_infer(given)
+        return _served(role, options)
+    return _hf_infer(role)
 
 
-def _hf_infer(given: EngineRole) -> RoleMemory:
-    arch, width, rows = given.arch, given.width, given.requests
+def _hf_infer(role: EngineRole) -> RoleMemory:
+    arch, width, rows = role.arch, role.width, role.requests
     weights = arch.count() * width
     # The last token of a response is never fed.
-    positions = -(-(given.longest - 1) // BLOCK) * BLOCK
-    cache = rows * positions * given.cache_per_token()
+    positions = -(-(role.longest - 1) // BLOCK) * BLOCK
+    cache = rows * positions * role.cache_per_token()
     # Keys and then values of a layer are copied where they grow. Rows of different lengths need a mask, with which an
     # accelerator's kernel gets them repeated for every query head; the CPU's doesn't
     # (`strategies/engines/hf/shared_heads.py`).
     layer = cache // arch.layers
-    repeated = layer * arch.heads // arch.kv_heads if given.on_accelerator else layer // 2
-    prompt = given.config.prompt_length if isinstance(given.config, RLConfig) else given.longest
+    repeated = layer * arch.heads // arch.kv_heads if role.on_accelerator else layer // 2
+    prompt = role.config.prompt_length if isinstance(role.config, RLConfig) else role.longest
     fill = max(prompt, min(PREFILL, rows * prompt))
     at_once = Batch(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)
     numbers = Numbers(computed=width, residual=width)
@@ -103,32 +103,32 @@ def _hf_infer(given: EngineRole) -> RoleMemory:
     drawing = rows * arch.vocab * (width + 3 * 4)
     decoding = max(repeated, drawing)
     # Where more responses wait, prompts are read while others are at their end.
-    begins = cache * prompt // given.longest + prefill
-    working = max(decoding, prefill) if given.waits else max(decoding, begins - cache)
-    process = CONTEXT if given.on_accelerator else CPU_PROCESS
+    begins = cache * prompt // role.longest + prefill
+    working = max(decoding, prefill) if role.waits else max(decoding, begins - cache)
+    process = CONTEXT if role.on_accelerator else CPU_PROCESS
     awake = kept(("weights", weights), ("process", process))
     return RoleMemory(
-        role=given.role,
+        role=role.role,
         awake=awake,
-        asleep=kept(("process", process)) if given.on_accelerator else awake,
+        asleep=kept(("process", process)) if role.on_accelerator else awake,
         phases={
             "generate": passing(
                 ("KV cache", cache),
                 ("activations", 0 if working == drawing else working),
                 ("logits", drawing if working == drawing else 0),
             ),
-            "sync": passing(("sync buffers", _largest(arch) * 4 + _buckets(given))),
+            "sync": passing(("sync buffers", _largest(arch) * 4 + _buckets(role))),
         },
-        host_awake=HOST_PROCESS if given.on_accelerator else 0,
-        host_asleep=HOST_PROCESS + weights if given.on_accelerator else 0,
-        host_start=HOST_PROCESS + weights if given.on_accelerator else 0,
-        notes=(f"room for {rows} responses of {given.longest} tokens at once",),
+        host_awake=HOST_PROCESS if role.on_accelerator else 0,
+        host_asleep=HOST_PROCESS + weights if role.on_accelerator else 0,
+        host_start=HOST_PROCESS + weights if role.on_accelerator else 0,
+        notes=(f"room for {rows} responses of {role.longest} tokens at once",),
     )
 
 
-def _served(given: EngineRole, options: EngineConfig) -> RoleMemory:
-    """vLLM and SGLang take their share at the start, and keep what is left of it as KV cache."""
-    arch, width, devices = given.arch, given.width, options.devices
+def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:
+    """Return the memory of vLLM or SGLang, which take a share at the start and keep what is left of it as KV cache."""
+    arch, width, devices = role.arch, role.width, options.devices
     kind = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
     quantised = str(kind).startswith(("fp8", "int8", "bitsandbytes"))
     weights = -(-arch.count() * (1 if quantised else width) // devices)
@@ -139,50 +139,50 @@ def _served(given: EngineRole, options: EngineConfig) -> RoleMemory:
     numbers = Numbers(computed=width, residual=width)
     at_once = Batch(rows=1, width=tokens, tokens=tokens, scored=0, packed=True)
     passes = forward_bytes(arch, numbers, at_once, kind="value", shared=options.tensor_parallel_size)
-    passes += given.requests * arch.vocab * 4 * 2
-    share, inside = _share(given, options)
+    passes += role.requests * arch.vocab * 4 * 2
+    share, inside = _share(role, options)
     cache = max(0, share - weights - (passes if inside else 0))
-    room = cache // max(1, given.cache_per_token(options.tensor_parallel_size) * given.longest)
-    graphs = GRAPHS if given.on_accelerator and not _eager(options) else 0
-    process = (CONTEXT if given.on_accelerator else CPU_PROCESS) + graphs
+    room = cache // max(1, role.cache_per_token(options.tensor_parallel_size) * role.longest)
+    graphs = GRAPHS if role.on_accelerator and not _eager(options) else 0
+    process = (CONTEXT if role.on_accelerator else CPU_PROCESS) + graphs
     awake = kept(("weights", weights), ("KV cache", cache), ("process", process))
-    adapters = isinstance(given.config, RLConfig) and given.config.lora_sync == "adapters"
+    adapters = isinstance(role.config, RLConfig) and role.config.lora_sync == "adapters"
     level = options.level_of_sleep(adapters=adapters) if isinstance(options, VllmConfig) else 2
-    sleeps = given.on_accelerator and level > 0
-    low = weights + (passes if inside else 0) + given.longest * given.cache_per_token(options.tensor_parallel_size)
+    sleeps = role.on_accelerator and level > 0
+    low = weights + (passes if inside else 0) + role.longest * role.cache_per_token(options.tensor_parallel_size)
     return RoleMemory(
-        role=given.role,
+        role=role.role,
         awake=awake,
         asleep=kept(("process", process)) if sleeps else awake,
         phases={
             "generate": passing(("activations", passes)),
-            "sync": passing(("sync buffers", _largest(arch) * width + _buckets(given))),
+            "sync": passing(("sync buffers", _largest(arch) * width + _buckets(role))),
         },
-        host_awake=HOST_PROCESS if given.on_accelerator else 0,
-        host_asleep=HOST_PROCESS + (weights if level == 1 else 0) if given.on_accelerator else 0,
+        host_awake=HOST_PROCESS if role.on_accelerator else 0,
+        host_asleep=HOST_PROCESS + (weights if level == 1 else 0) if role.on_accelerator else 0,
         limit=share if low > share else None,
         notes=(
-            f"room for {room} responses of {given.longest} tokens at once"
-            + (f", {given.requests} are asked for: others wait" if room < given.requests else ""),
+            f"room for {room} responses of {role.longest} tokens at once"
+            + (f", {role.requests} are asked for: others wait" if room < role.requests else ""),
         ),
     )
 
 
-def _share(given: EngineRole, options: EngineConfig) -> tuple[int, bool]:
-    """(bytes of a device that weights and KV cache get, whether passes are inside them, too)."""
+def _share(role: EngineRole, options: EngineConfig) -> tuple[int, bool]:
+    """Return (bytes of a device that weights and KV cache get, whether passes are inside them, too)."""
     if isinstance(options, VllmConfig):
-        given_cache = options.engine_args.get("kv_cache_memory_bytes")
-        if isinstance(given_cache, int) or not given.on_accelerator:
-            cache = given_cache if isinstance(given_cache, int) else CPU_KV_CACHE
-            return cache + -(-given.arch.count() * given.width // options.devices), False
-        return int(options.gpu_memory_utilization * given.device_bytes), True
+        explicit_cache = options.engine_args.get("kv_cache_memory_bytes")
+        if isinstance(explicit_cache, int) or not role.on_accelerator:
+            cache = explicit_cache if isinstance(explicit_cache, int) else CPU_KV_CACHE
+            return cache + -(-role.arch.count() * role.width // options.devices), False
+        return int(options.gpu_memory_utilization * role.device_bytes), True
     assert isinstance(options, SglangConfig)
     most = options.engine_args.get("max_total_tokens")
-    if isinstance(most, int) or not given.on_accelerator:
-        tokens = most if isinstance(most, int) else given.requests * given.longest
-        cache = tokens * given.cache_per_token(options.tensor_parallel_size)
-        return cache + -(-given.arch.count() * given.width // options.devices), False
-    return int((options.mem_fraction_static or STATIC) * given.device_bytes), False
+    if isinstance(most, int) or not role.on_accelerator:
+        tokens = most if isinstance(most, int) else role.requests * role.longest
+        cache = tokens * role.cache_per_token(options.tensor_parallel_size)
+        return cache + -(-role.arch.count() * role.width // options.devices), False
+    return int((options.mem_fraction_static or STATIC) * role.device_bytes), False
 
 
 def _eager(options: EngineConfig) -> bool:
@@ -191,12 +191,12 @@ def _eager(options: EngineConfig) -> bool:
     return bool(options.engine_args.get("disable_cuda_graph"))
 
 
-def _buckets(given: EngineRole) -> int:
-    """Bytes of weights on their way; a judge keeps the weights that it has."""
-    sync = weight_sync(given.config, given.arch, on_accelerator=given.on_accelerator) if given.role == ENGINE else None
+def _buckets(role: EngineRole) -> int:
+    """Return bytes of weights on their way; a judge keeps the weights that it has."""
+    sync = weight_sync(role.config, role.arch, on_accelerator=role.on_accelerator) if role.role == ENGINE else None
     return 0 if sync is None else sync.in_engine()
 
 
 def _largest(arch: Architecture) -> int:
-    """Numbers of the largest tensor, which travels in one piece."""
+    """Return numbers of the largest tensor, which travels in one piece."""
     return max(weight.size for weight in arch.parameters())

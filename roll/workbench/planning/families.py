@@ -39,7 +39,7 @@ _TIED = {"tie_word_embeddings": True}
 
 
 def _with_biases(**more: Any) -> Family:
-    """A family whose configuration says whether its attention has biases."""
+    """Return a family whose configuration says whether its attention has biases."""
     return Family(qkv_bias="attention_bias", output_bias="attention_bias", **more)
 
 

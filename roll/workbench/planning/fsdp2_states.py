@@ -32,16 +32,16 @@ def fsdp2_states(
     moments are as long as the rank's own part.
     """
     shards = options.fsdp_size or ranks if ranks > 1 else 1
-    place = rank % shards
+    shard = rank % shards
     trained = [parameter for parameter in parameters if parameter.trains]
     weights = sum(_padded(p, shards) * p.width for p in parameters)
     gradients = sum(_padded(p, shards) * 4 for p in trained) if trains else 0
     by_muon = {p.name for p in trained if muon and p.block is not None and len(p.shape) > 1}
     moments = 0
     for parameter in trained if trains else ():
-        own = _own(parameter, shards, place) * 4
+        own = _own(parameter, shards, shard) * 4
         moments += own if parameter.name in by_muon else 2 * own + COUNTER
-    anchor = sum(_own(p, shards, place) * 4 for p in trained) if trains and l2 else 0
+    anchor = sum(_own(p, shards, shard) * 4 for p in trained) if trains and l2 else 0
     computed = BYTES[options.param_dtype or dtype]
     states = States(
         weights=weights,
@@ -55,20 +55,20 @@ def fsdp2_states(
 
 
 def _padded(parameter: Parameter, shards: int) -> int:
-    """Numbers in every rank's shard."""
+    """Return numbers in every rank's shard."""
     rows = parameter.shape[shard_dim(parameter.shape, shards)]
     return -(-rows // shards) * (parameter.size // rows)
 
 
-def _own(parameter: Parameter, shards: int, place: int) -> int:
-    """Numbers of the shard that aren't padding."""
+def _own(parameter: Parameter, shards: int, shard: int) -> int:
+    """Return numbers of the shard that aren't padding."""
     rows = parameter.shape[shard_dim(parameter.shape, shards)]
     most = -(-rows // shards)
-    return max(0, min(most, rows - place * most)) * (parameter.size // rows)
+    return max(0, min(most, rows - shard * most)) * (parameter.size // rows)
 
 
 def _gathered(parameters: Sequence[Parameter], computed: int, options: Fsdp2Config) -> int:
-    """Whole weights on a rank: the layer that computes, the next one on its way, and what belongs to no layer."""
+    """Return whole weights on a rank: the layer that computes, the next one, and what belongs to no layer."""
     groups: dict[int | None, int] = {}
     for parameter in parameters:
         groups[parameter.block] = groups.get(parameter.block, 0) + parameter.size * computed
@@ -80,7 +80,7 @@ def _gathered(parameters: Sequence[Parameter], computed: int, options: Fsdp2Conf
 
 
 def _reordered(parameters: Sequence[Parameter], computed: int, shards: int) -> int:
-    """Copies from which the rows of a layer's experts, that come rank by rank, are put in order."""
+    """Return copies from which the rows of a layer's experts, that come rank by rank, are put in order."""
     layers: dict[int | None, int] = {}
     for parameter in parameters:
         if shard_dim(parameter.shape, shards):

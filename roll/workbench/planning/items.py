@@ -46,7 +46,7 @@ class RoleMemory:
 
 
 def total(items: Iterable[Item]) -> int:
-    """Bytes of all of them."""
+    """Return bytes of all of them."""
     return sum(item.nbytes for item in items)
 
 

@@ -127,7 +127,7 @@ def local_machines(accelerators: tuple[str, ...]) -> Machines:
 
 
 def host_memory() -> int:
-    """Bytes of memory of this machine, or of what its control group may use."""
+    """Return bytes of memory of this machine, or of what its control group may use."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:

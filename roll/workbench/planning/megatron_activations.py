@@ -33,8 +33,8 @@ def megatron_activations(
     layer = layer_bytes(arch, numbers, sparse=sparse, masked=False, shared=tensor)
     if options.sequence_parallel:
         # What isn't split by heads and widths is split by tokens.
-        whole = layer_bytes(arch, numbers, sparse=sparse, masked=False, shared=10**9)
-        layer -= whole - whole // tensor
+        replicated = layer_bytes(arch, numbers, sparse=sparse, masked=False, shared=10**9)
+        layer -= replicated - replicated // tensor
     granularity = options.recompute_granularity or ("full" if checkpointed else None)
     if granularity == "full":
         step = options.recompute_num_layers or 1
@@ -56,7 +56,7 @@ def megatron_activations(
 
 
 def _chunks_under_way(stage: int, stages: int, virtual: int, micro_batches: int) -> int:
-    """Passes whose activations a stage keeps at once, each of one of its chunks (1F1B, arXiv:2104.04473)."""
+    """Return passes whose activations a stage keeps at once, each of one of its chunks (1F1B, arXiv:2104.04473)."""
     if stages == 1:
         return 1
     if virtual == 1:
@@ -66,7 +66,7 @@ def _chunks_under_way(stage: int, stages: int, virtual: int, micro_batches: int)
 
 
 def _head(arch: Architecture, numbers: Numbers, scored: int, tensor: int) -> int:
-    """The product of a chunk, its float32 copy and gradient, and the gradient of the head's weight."""
+    """Return the product of a chunk, its float32 copy and gradient, and the gradient of the head's weight."""
     vocab = -(-arch.vocab // tensor)
     chunk = min(scored, max(1, numbers.chunk // vocab)) * vocab
     product = 0 if numbers.computed == 4 else chunk * numbers.computed
@@ -76,7 +76,7 @@ def _head(arch: Architecture, numbers: Numbers, scored: int, tensor: int) -> int
 def megatron_forward_bytes(
     arch: Architecture, options: MegatronConfig, numbers: Numbers, batch: Batch, *, kind: str
 ) -> int:
-    """Bytes of a pass without gradients."""
+    """Return bytes of a pass without gradients."""
     parts = options.context_parallel_size
     shard = replace(batch, tokens=-(-batch.tokens // parts), scored=-(-batch.scored // parts), packed=True)
     return forward_bytes(arch, numbers, shard, kind=kind, shared=options.tensor_model_parallel_size)

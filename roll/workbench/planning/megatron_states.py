@@ -44,28 +44,28 @@ class MegatronPlace:
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Return the pipeline stages."""
         return self.options.pipeline_model_parallel_size
 
     @property
     def stage(self) -> int:
-        """This rank's."""
+        """Return this rank's."""
         return self.rank // (self.ranks // self.stages)
 
     @property
     def expert_tensor(self) -> int:
-        """Ranks that share the matrices of an expert."""
+        """Return ranks that share the matrices of an expert."""
         return self.options.expert_tensor_parallel_size or self.options.tensor_model_parallel_size
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts are summed over other ranks than the rest of the model."""
+        """Return whether experts are summed over other ranks than the rest of the model."""
         options = self.options
         tensor = options.tensor_model_parallel_size
         return options.expert_model_parallel_size > 1 or self.expert_tensor != tensor
 
     def copies(self, *, expert: bool) -> tuple[int, int]:
-        """(this rank's place among those that hold the same parameters, how many these are)."""
+        """Return (this rank's place among those that hold the same parameters, how many these are)."""
         together = self.options.tensor_model_parallel_size
         if expert:
             together = self.expert_tensor * self.options.expert_model_parallel_size
@@ -73,7 +73,7 @@ class MegatronPlace:
         return self.rank % of_stage // together, of_stage // together
 
     def chunks(self, layers: int) -> list[range]:
-        """Layers of each virtual stage of this rank."""
+        """Return layers of each virtual stage of this rank."""
         virtual = self.options.virtual_pipeline_model_parallel_size or 1
         each = layers // (self.stages * virtual)
         starts = (number * layers // virtual + self.stage * each for number in range(virtual))
@@ -81,12 +81,12 @@ class MegatronPlace:
 
 
 def chunk_parameters(
-    arch: Architecture, place: MegatronPlace, *, kind: str, frozen: Sequence[str] = ()
+    arch: Architecture, position: MegatronPlace, *, kind: str, frozen: Sequence[str] = ()
 ) -> list[list[LocalParameter]]:
     """Return the parameters of each of a rank's chunks, in Megatron's order; `frozen`: beginnings of names."""
-    chunks, prefix = place.chunks(arch.layers), "" if kind == "value" else "model."
-    first, last = place.stage == 0, place.stage == place.stages - 1
-    tensor = place.options.tensor_model_parallel_size
+    chunks, prefix = position.chunks(arch.layers), "" if kind == "value" else "model."
+    first, last = position.stage == 0, position.stage == position.stages - 1
+    tensor = position.options.tensor_model_parallel_size
     shares = kind == "policy" and arch.tied
 
     def trains(name: str) -> bool:
@@ -96,12 +96,12 @@ def chunk_parameters(
     made = []
     for number, layers in enumerate(chunks):
         here: list[LocalParameter] = []
-        apart = shares and place.stages > 1
+        own_bucket = shares and position.stages > 1
         if first and number == 0:
-            here.append(LocalParameter(vocabulary, trains("embed_tokens.weight"), own_bucket=apart))
+            here.append(LocalParameter(vocabulary, trains("embed_tokens.weight"), own_bucket=own_bucket))
         for layer in layers:
-            for name, size, expert in layer_sizes(arch, place, layer):
-                here.append(LocalParameter(size, trains(f"layers.{layer}.{name}"), expert and place.experts_apart))
+            for name, size, expert in layer_sizes(arch, position, layer):
+                here.append(LocalParameter(size, trains(f"layers.{layer}.{name}"), expert and position.experts_apart))
         if last and number == len(chunks) - 1:
             here.append(LocalParameter(arch.hidden, trains("norm.weight")))
             if kind != "policy":
@@ -110,15 +110,15 @@ def chunk_parameters(
                 # Named without the prefix of the backbone.
                 free = not (frozen and "lm_head.weight".startswith(tuple(frozen)))
                 here.append(LocalParameter(vocabulary, free))
-            elif place.stages > 1:
+            elif position.stages > 1:
                 here.append(LocalParameter(vocabulary, trains("embed_tokens.weight"), own_bucket=True))
         made.append(here)
     return made
 
 
-def layer_sizes(arch: Architecture, place: MegatronPlace, layer: int) -> Iterator[tuple[str, int, bool]]:
-    """(Hugging Face name, numbers on a rank, of an expert) of each parameter of a layer."""
-    tensor, hidden = place.options.tensor_model_parallel_size, arch.hidden
+def layer_sizes(arch: Architecture, position: MegatronPlace, layer: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield (Hugging Face name, numbers on a rank, of an expert) of each parameter of a layer."""
+    tensor, hidden = position.options.tensor_model_parallel_size, arch.hidden
     yield "input_layernorm.weight", hidden, False
     yield "self_attn.o_proj.weight", hidden * arch.query // tensor, False
     rows = (arch.query + 2 * arch.key) // tensor
@@ -134,8 +134,8 @@ def layer_sizes(arch: Architecture, place: MegatronPlace, layer: int) -> Iterato
         yield "mlp.down_proj.weight", arch.intermediate // tensor * hidden, False
         return
     yield "mlp.gate.weight", arch.experts * hidden, False
-    width = arch.expert_width // place.expert_tensor
-    for _ in range(arch.experts // place.options.expert_model_parallel_size):
+    width = arch.expert_width // position.expert_tensor
+    for _ in range(arch.experts // position.options.expert_model_parallel_size):
         yield "mlp.experts.gate_up_proj", 2 * width * hidden, True
         yield "mlp.experts.down_proj", width * hidden, True
     if arch.shared_width:
@@ -158,8 +158,8 @@ def megatron_states(
     frozen: Sequence[str] = (),
 ) -> States:
     """Return the states of one rank of `ranks`; `dtype` is that of the role, `l2` whether it is pulled to its start."""
-    place, width = MegatronPlace(options=options, ranks=ranks, rank=rank), BYTES[dtype]
-    chunks = chunk_parameters(arch, place, kind=kind, frozen=frozen)
+    position, width = MegatronPlace(options=options, ranks=ranks, rank=rank), BYTES[dtype]
+    chunks = chunk_parameters(arch, position, kind=kind, frozen=frozen)
     if not trains:
         return States(weights=width * sum(parameter.size for chunk in chunks for parameter in chunk))
     weights, gradients, optimizer = 0, 0, 0
@@ -167,9 +167,9 @@ def megatron_states(
         weights += width * sum(parameter.size for parameter in chunk if not parameter.trains)
         for expert in (False, True):
             held = [parameter for parameter in chunk if parameter.trains and parameter.expert == expert]
-            index, copies = place.copies(expert=expert)
+            index, copies = position.copies(expert=expert)
             distributed = options.use_distributed_optimizer
-            buckets = bucket_layout(held, options, copies, bucketed=number == 0 and place.stage == 0)
+            buckets = bucket_layout(held, options, copies, bucketed=number == 0 and position.stage == 0)
             total = buckets[-1][1] if buckets else 0
             weights += width * (total if distributed else sum(parameter.size for parameter in held))
             gradients += 4 * total
@@ -192,7 +192,7 @@ def megatron_states(
 def bucket_layout(
     held: Sequence[LocalParameter], options: MegatronConfig, copies: int, *, bucketed: bool
 ) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """(start, end, [(start, end) of each parameter]) of the buckets of a buffer, in numbers."""
+    """Return (start, end, [(start, end) of each parameter]) of the buckets of a buffer, in numbers."""
     padded = options.use_distributed_optimizer
     most = max(_BUCKET, _BUCKET_PER_RANK * copies) if options.overlap_grad_reduce and bucketed else math.inf
     buckets: list[tuple[int, int, list[tuple[int, int]]]] = []
@@ -222,7 +222,7 @@ def bucket_layout(
 
 
 def _overlaps(start: int, end: int, inside: Sequence[tuple[int, int]], index: int, copies: int) -> list[int]:
-    """Numbers of each parameter that lie in this rank's part of a bucket, where there are any."""
+    """Return numbers of each parameter that lie in this rank's part of a bucket, where there are any."""
     part = (end - start) // copies
     low, high = start + index * part, start + (index + 1) * part
     sizes = (min(high, last) - max(low, first) for first, last in inside)

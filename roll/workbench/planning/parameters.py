@@ -27,12 +27,12 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """Return numbers in it."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Return bytes of the whole tensor."""
         return self.size * self.width
 
 
@@ -68,7 +68,7 @@ def role_parameters(arch: Architecture, args: ModelArgs, kind: str, *, trains: b
 
 
 def _named(arch: Architecture, kind: str, prefix: str) -> Iterator[tuple[int | None, str, Weight]]:
-    """(layer, whole name, weight) of every parameter in the order of the module."""
+    """Yield (layer, whole name, weight) of every parameter in the order of the module."""
     yield None, f"{prefix}{arch.embedding.name}", arch.embedding
     for number in range(arch.layers):
         for weight in arch.layer(number):

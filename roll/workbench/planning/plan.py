@@ -46,12 +46,12 @@ class Use:
 
     @property
     def lasting(self) -> int:
-        """Bytes that are there throughout."""
+        """Return bytes that are there throughout."""
         return sum(item.nbytes for _, item in self.items if item.lasting)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the worst moment."""
+        """Return bytes in the worst moment."""
         return sum(item.nbytes for _, item in self.items)
 
 
@@ -68,16 +68,16 @@ class Place:
 
     @property
     def worst(self) -> Use:
-        """The fullest phase."""
+        """Return the fullest phase."""
         return max(self.uses, key=lambda use: use.nbytes)
 
     @property
     def missing(self) -> int:
-        """Bytes by which it is too small; 0: it is large enough."""
+        """Return bytes by which it is too small; 0: it is large enough."""
         return 0 if self.capacity is None else max(0, self.worst.nbytes - self.capacity)
 
     def worst_of(self, phases: tuple[str, ...]) -> Use | None:
-        """The fullest of some phases."""
+        """Return the fullest of some phases."""
         return max((use for use in self.uses if use.phase in phases), key=lambda use: use.nbytes, default=None)
 
 
@@ -99,18 +99,18 @@ class MemoryPlan:
 
     @property
     def missing(self) -> int:
-        """Bytes that the fullest device, or host, lacks."""
-        return max(place.missing for place in (*self.devices, *self.hosts))
+        """Return bytes that the fullest device, or host, lacks."""
+        return max(memory.missing for memory in (*self.devices, *self.hosts))
 
     @property
     def fits(self) -> bool:
-        """Whether everything has room."""
+        """Return whether everything has room."""
         return not self.missing and not self.too_small
 
     @property
     def tightest(self) -> Place:
-        """The place that lacks most, or has least left."""
-        sized = [place for place in (*self.devices, *self.hosts) if place.capacity]
+        """Return the place that lacks most, or has least left."""
+        sized = [memory for memory in (*self.devices, *self.hosts) if memory.capacity]
         return max(sized or [*self.devices, *self.hosts], key=lambda p: p.worst.nbytes / (p.capacity or 1))
 
 
@@ -156,15 +156,15 @@ class _Planner:
 
     @cached_property
     def _models(self) -> dict[str, Architecture]:
-        config, found = self._config, {}
+        config, models = self._config, {}
         for role, worker in self._workers.items():
             own = worker.model_args.model_name_or_path
             key = f"{role}.model_args.model_name_or_path" if own else "pretrain"
-            found[role] = read_architecture(config.model_path(role), worker.model_args.model_config_kwargs, key)
-        return found
+            models[role] = read_architecture(config.model_path(role), worker.model_args.model_config_kwargs, key)
+        return models
 
     def _memory(self, role: str, rank: int) -> RoleMemory:
-        """Of one rank; ranks that hold the same share an answer."""
+        """Return the memory of one rank; ranks that hold the same share an answer."""
         worker = self._workers[role]
         options = worker.strategy_args.strategy_config
         engine = isinstance(options, EngineConfig | HfInferConfig)
@@ -213,7 +213,7 @@ class _Planner:
         ]
 
     def _sleeps(self, role: str, while_working: str) -> bool:
-        """Whether a role has given its memory back while another works, as `pipelines/run/role_offload.py` has it."""
+        """Return whether a role has freed memory while another works, as `pipelines/run/role_offload.py` decides."""
         if not self._on_accelerator or role == while_working:
             return False
         if role.startswith(_ALWAYS_AWAKE) or while_working.startswith(_ALWAYS_AWAKE):
@@ -266,7 +266,7 @@ class _Planner:
         ]
 
     def _held(self, memories: Mapping[str, RoleMemory], working: str, phase: str) -> Iterator[tuple[str, Item]]:
-        """Who holds what while `working` is in a phase."""
+        """Yield who holds what while `working` is in a phase."""
         for role, memory in memories.items():
             asleep = self._sleeps(role, working)
             if phase == "sync" and {role, working} <= {ENGINE, TRAINER}:
@@ -300,14 +300,14 @@ class _Planner:
     # --- machines --------------------------------------------------------------------------------------------------
 
     def _host(self, node: int) -> Place:
-        """Memory of a machine: processes, and what is offloaded; without accelerators all there is."""
+        """Return the memory of a machine: processes, and what is offloaded; without accelerators all there is."""
         counts: Counts = defaultdict(dict)
         for role, ranks in self._placement.roles.items():
             for rank, slots in enumerate(ranks):
                 if self._placement.node_of(slots[0]) == node:
                     memory = self._memory(role, rank)
-                    seen = counts[role].get(id(memory), (memory, 0))[1]
-                    counts[role][id(memory)] = (memory, seen + 1)
+                    count = counts[role].get(id(memory), (memory, 0))[1]
+                    counts[role][id(memory)] = (memory, count + 1)
         uses = [
             Use(phase, working, tuple(self._in_phase(counts, node, working, phase)))
             for working, mine in counts.items()
@@ -318,7 +318,7 @@ class _Planner:
         return Place(f"host {node}" if self._config.num_nodes > 1 else "host", self._machines.host_bytes, tuple(uses))
 
     def _in_phase(self, counts: Counts, node: int, working: str, phase: str) -> Iterator[tuple[str, Item]]:
-        """What a machine with these ranks holds while `working` is in a phase."""
+        """Yield what a machine with these ranks holds while `working` is in a phase."""
         for role, others in counts.items():
             if phase == "start" and role != working and self._built_later(role, working):
                 continue
@@ -355,7 +355,7 @@ class _Planner:
         return [(memory.role, Item(what, size * count, lasting=False)) for what, size in sizes if size]
 
     def _shared(self, node: int) -> int:
-        """Buckets of weights on their way, in memory of the host that processes share."""
+        """Return buckets of weights on their way, in memory of the host that processes share."""
         sync = None
         if ENGINE in self._models:
             sync = weight_sync(self._config, self._models[ENGINE], on_accelerator=self._on_accelerator)
@@ -366,7 +366,7 @@ class _Planner:
         return sync.shared(engines, sends=node_of(ranks[TRAINER][0][0]) == node)
 
     def _copies(self, node: int, phase: str) -> list[tuple[str, Item]]:
-        """Of weights in the engines' type, one for the trainer's rank 0 and for each engine: `delta_weight_sync`."""
+        """Return the copies of `delta_weight_sync`, in the engines' type: of trainer rank 0 and of each engine."""
         config, ranks = self._config, self._placement.roles
         delta = isinstance(config, RLConfig) and config.delta_weight_sync and {ENGINE, TRAINER} <= ranks.keys()
         if not delta or phase == "start":
@@ -378,18 +378,18 @@ class _Planner:
 
 
 def _at_work(working: str, phase: str) -> tuple[str, ...]:
-    """Roles that are in a phase at once: weights leave the trainer while the engine takes them."""
+    """Return roles that are in a phase at once: weights leave the trainer while the engine takes them."""
     return (TRAINER, ENGINE) if phase == "sync" else (working,)
 
 
 def _one_process(items: tuple[tuple[str, Item], ...]) -> Iterator[tuple[str, Item]]:
-    """`inline` has the libraries of all roles in one process."""
-    seen = False
+    """Yield one process for `inline`, with the libraries of all roles."""
+    has_accelerator = False
     for role, item in items:
         if item.what != "process":
             yield role, item
-        elif not seen:
-            seen = True
+        elif not has_accelerator:
+            has_accelerator = True
             yield role, item
 
 
@@ -404,7 +404,7 @@ def device_name(slots: Sequence[int]) -> str:
 
 
 def _spans(slots: Sequence[int]) -> str:
-    """`0-7,12`"""
+    """Return indices as spans, such as `0-7,12`."""
     spans: list[list[int]] = []
     for slot in slots:
         if spans and slot == spans[-1][-1] + 1:

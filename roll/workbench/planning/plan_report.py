@@ -27,12 +27,12 @@ _WORDS = {
 
 
 def gib(nbytes: int) -> str:
-    """`12.3 GiB`; MiB where that is less than a tenth of one."""
+    """Return bytes as `12.3 GiB`; as MiB where that is less than a tenth of one."""
     return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB // 10 or not nbytes else f"{nbytes / 2**20:.0f} MiB"
 
 
 def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
-    """The plan in words: bars of every kind of device and of the host, what they consist of, and the verdict."""
+    """Return the plan in words: bars of every kind of device and of the host, what they consist of, and the verdict."""
     lines = [f"memory on {plan.machines} (by {plan.machines.source})"]
     if not plan.machines.count and plan.machines.device:
         lines[0] = f"memory on {plan.machines.device} ({gib(plan.machines.device_bytes)})"
@@ -40,10 +40,10 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
     for role, arch in plan.models.items():
         models.setdefault(f"{arch.model_type}, {_count(arch.count())} parameters", []).append(role)
     lines += [f"  {', '.join(roles)}: {model}" for model, roles in models.items()]
-    for place in _told_apart(plan.devices):
-        lines += _of_place(place, detailed=True)
-    for place in plan.hosts:
-        lines += _of_place(place, detailed=not plan.devices)
+    for memory in _told_apart(plan.devices):
+        lines += _of_place(memory, detailed=True)
+    for memory in plan.hosts:
+        lines += _of_place(memory, detailed=not plan.devices)
     if plan.shared:
         lines.append(f"  of the host's memory, shared by processes during a sync: {gib(plan.shared)}")
     lines += [f"note: {note}" for note in plan.notes]
@@ -51,42 +51,42 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
 
 
 def _told_apart(devices: Sequence[Place]) -> list[Place]:
-    """Those whose description differs: ranks that differ by a few bytes are told of once, the fullest."""
+    """Return those whose description differs: of ranks that differ by a few bytes only the fullest."""
     alike: dict[tuple[str, ...], list[Place]] = {}
-    for place in devices:
-        alike.setdefault(tuple(_of_place(replace(place, name=""), detailed=True)), []).append(place)
+    for memory in devices:
+        alike.setdefault(tuple(_of_place(replace(memory, name=""), detailed=True)), []).append(memory)
     return [
         replace(
-            max(group, key=lambda place: place.worst.nbytes),
-            name=device_name([slot for place in group for slot in place.slots]),
+            max(group, key=lambda memory: memory.worst.nbytes),
+            name=device_name([slot for memory in group for slot in memory.slots]),
         )
         for group in alike.values()
     ]
 
 
-def _of_place(place: Place, *, detailed: bool) -> Iterator[str]:
-    room = f", {gib(place.capacity)} to use" if place.capacity is not None else ""
-    yield f"{place.name}{room}   # lasting, + worst moment, . free"
+def _of_place(memory: Place, *, detailed: bool) -> Iterator[str]:
+    room = f", {gib(memory.capacity)} to use" if memory.capacity is not None else ""
+    yield f"{memory.name}{room}   # lasting, + worst moment, . free"
     for label, phases in (("generate", GENERATE), ("train", TRAIN), ("start", ("start",))):
-        use = place.worst_of(phases)
-        if use is None or (label == "start" and use is not place.worst):
+        use = memory.worst_of(phases)
+        if use is None or (label == "start" and use is not memory.worst):
             continue
-        yield f"  {label:<9}{bar(use, place.capacity)} {gib(use.lasting)} + {gib(use.nbytes - use.lasting)}"
+        yield f"  {label:<9}{bar(use, memory.capacity)} {gib(use.lasting)} + {gib(use.nbytes - use.lasting)}"
         yield f"  {'':<9}when {_moment(use)}"
         if detailed:
             yield from (f"  {'':<9}  {line}" for line in _contents(use))
 
 
 def bar(use: Use, capacity: int | None) -> str:
-    """`[####++....]`; a bar that is too long ends in `!`."""
-    whole = capacity or use.nbytes or 1
-    lasting, worst = (min(WIDTH, round(WIDTH * part / whole)) for part in (use.lasting, use.nbytes))
+    """Return `[####++....]`; a bar that is too long ends in `!`."""
+    total = capacity or use.nbytes or 1
+    lasting, worst = (min(WIDTH, round(WIDTH * part / total)) for part in (use.lasting, use.nbytes))
     text = "#" * lasting + "+" * (worst - lasting) + "." * (WIDTH - worst)
     return f"[{text[:-1]}!]" if capacity is not None and use.nbytes > capacity else f"[{text}]"
 
 
 def _contents(use: Use) -> Iterator[str]:
-    """One line for each role: what it holds."""
+    """Yield one line for each role: what it holds."""
     for role in dict.fromkeys(role for role, _ in use.items):
         sizes: dict[str, int] = {}
         for other, item in use.items:
@@ -97,46 +97,46 @@ def _contents(use: Use) -> Iterator[str]:
 
 
 def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
-    """`fits`, or by how much it doesn't, with what to change."""
+    """Yield `fits`, or by how much it doesn't, with what to change."""
     if plan.fits:
-        place = plan.tightest
-        if place.capacity is None:
-            yield f"fits if the host has {gib(place.worst.nbytes)}"
+        tightest = plan.tightest
+        if tightest.capacity is None:
+            yield f"fits if the host has {gib(tightest.worst.nbytes)}"
             return
-        left = place.capacity - place.worst.nbytes
-        alike = [told for told in _told_apart(plan.devices) if place.slots and {*place.slots} <= {*told.slots}]
-        place = alike[0] if alike else place
-        have = "have" if len(place.slots) > 1 else "has"
-        yield f"fits: {place.name} {have} {gib(left)} left in the worst moment, when {_moment(place.worst)}"
+        left = tightest.capacity - tightest.worst.nbytes
+        alike = [other for other in _told_apart(plan.devices) if tightest.slots and {*tightest.slots} <= {*other.slots}]
+        tightest = alike[0] if alike else tightest
+        have = "have" if len(tightest.slots) > 1 else "has"
+        yield f"fits: {tightest.name} {have} {gib(left)} left in the worst moment, when {_moment(tightest.worst)}"
         return
-    for place in (*_told_apart(plan.devices), *plan.hosts):
-        if place.missing:
-            yield f"doesn't fit by {gib(place.missing)}: {place.name}, when {_moment(place.worst)}"
+    for tightest in (*_told_apart(plan.devices), *plan.hosts):
+        if tightest.missing:
+            yield f"doesn't fit by {gib(tightest.missing)}: {tightest.name}, when {_moment(tightest.worst)}"
     for role, share in plan.too_small.items():
         yield f"doesn't fit: the {gib(share)} that {role} may take aren't enough for its weights and one response"
     if fixes:
         for change in fixes:
             yield f"  change this: {change}"
-    elif any(place.missing and _too_full(place, "start") for place in plan.devices):
-        whole = "which don't hold it whole on a device"
-        yield f"  take fsdp2_train, deepspeed_train with ZeRO 3 or megatron_train there, {whole}"
+    elif any(tightest.missing and _too_full(tightest, "start") for tightest in plan.devices):
+        reason = "which don't hold it whole on a device"
+        yield f"  take fsdp2_train, deepspeed_train with ZeRO 3 or megatron_train there, {reason}"
     else:
         yield "  no single key helps; roll plan --suggest looks for several, else it needs more or larger devices"
 
 
-def _too_full(place: Place, phase: str) -> bool:
-    use = place.worst_of((phase,))
-    return use is not None and place.capacity is not None and use.nbytes > place.capacity
+def _too_full(memory: Place, phase: str) -> bool:
+    use = memory.worst_of((phase,))
+    return use is not None and memory.capacity is not None and use.nbytes > memory.capacity
 
 
 def _moment(use: Use) -> str:
-    """Who does what; of a sync the trainer is one end, the engine the other."""
+    """Return who does what; of a sync the trainer is one end, the engine the other."""
     phase = "take" if use.phase == "sync" and use.role == ENGINE else use.phase
     return f"{use.role} {_WORDS[phase]}"
 
 
 def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
-    """The plan as numbers, in bytes."""
+    """Return the plan as numbers, in bytes."""
 
     def of_use(use: Use) -> dict[str, Any]:
         items = [
@@ -144,9 +144,9 @@ def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
         ]
         return {"phase": use.phase, "role": use.role, "lasting": use.lasting, "worst": use.nbytes, "items": items}
 
-    def of_place(place: Place) -> dict[str, Any]:
-        uses = [of_use(use) for use in place.uses]
-        return {"name": place.name, "capacity": place.capacity, "missing": place.missing, "phases": uses}
+    def of_place(memory: Place) -> dict[str, Any]:
+        uses = [of_use(use) for use in memory.uses]
+        return {"name": memory.name, "capacity": memory.capacity, "missing": memory.missing, "phases": uses}
 
     return {
         "fits": plan.fits,
@@ -158,8 +158,8 @@ def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
             "host_bytes": plan.machines.host_bytes,
         },
         "models": {role: {"type": a.model_type, "parameters": a.count()} for role, a in plan.models.items()},
-        "devices": [of_place(place) for place in plan.devices],
-        "hosts": [of_place(place) for place in plan.hosts],
+        "devices": [of_place(memory) for memory in plan.devices],
+        "hosts": [of_place(memory) for memory in plan.hosts],
         "shared_memory": plan.shared,
         "too_small": dict(plan.too_small),
         "notes": list(plan.notes),

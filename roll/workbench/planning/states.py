@@ -30,17 +30,17 @@ class States:
 
     @property
     def device(self) -> int:
-        """On the device between steps."""
+        """Return bytes on the device between steps."""
         return self.weights + self.kept_gradients + self.optimizer + self.buffers
 
     @property
     def host(self) -> int:
-        """On the host, always."""
+        """Return bytes on the host, always."""
         return self.host_weights + self.host_gradients + self.host_optimizer
 
     @property
     def total(self) -> int:
-        """Size by which ranks are compared."""
+        """Return the size by which ranks are compared."""
         return self.weights + self.gradients + self.optimizer + self.buffers + self.passing + self.gathered
 
 

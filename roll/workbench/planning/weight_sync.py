@@ -41,17 +41,17 @@ class WeightSync:
     on_accelerator: bool
 
     def in_trainer(self, rank: int) -> int:
-        """Bytes that a rank of the trainer needs where its weights are: whole tensors, and buckets if it sends."""
+        """Return bytes that a trainer's rank needs where its weights are: full tensors, and buckets if it sends."""
         sends = rank == 0 if self._transport == "broadcast" else rank in self._sources
         return self._gathered + (SENT * self._bucket if sends else 0)
 
     def in_engine(self) -> int:
-        """Bytes that an engine needs where its weights are: what it receives, and a bucket for its own processes."""
+        """Return bytes that an engine needs where its weights are: what it receives, and a bucket for its processes."""
         received = RECEIVED * self._bucket if self._transport == "broadcast" else 0
         return received + (self._for_processes if self._opens_device else 0)
 
     def shared(self, engines: int, *, sends: bool) -> int:
-        """Bytes of host memory that processes share on a machine with so many engines; `sends`: and the trainer."""
+        """Return bytes of shared host memory on a machine with so many engines; `sends`: and the trainer."""
         on_host = self._shares and not self._on_device
         # Processes of engines read the trainer's segments in place. Anything else is copied for them.
         copied = 0 if on_host or self._opens_device else engines * self._for_processes
@@ -66,7 +66,7 @@ class WeightSync:
 
     @cached_property
     def _transport(self) -> str:
-        """What `roll/pipelines/rl/sync.py` chooses where `/dev/shm` is large enough."""
+        """Return what `roll/pipelines/rl/sync.py` chooses where `/dev/shm` is large enough."""
         config, plan = self.config, self.config.placement
         if config.weight_transport != "auto":
             return config.weight_transport
@@ -83,21 +83,21 @@ class WeightSync:
 
     @cached_property
     def _on_device(self) -> bool:
-        """Whether tensors reach an engine on its accelerator."""
+        """Return whether tensors reach an engine on its accelerator."""
         if not self.on_accelerator or (self.config.delta_weight_sync and self._transport != "in_process"):
             return False
         return self._transport in ("in_process", "broadcast") or bool(self._sources)
 
     @cached_property
     def _sources(self) -> tuple[int, ...]:
-        """Ranks of the trainer that send by CUDA handles."""
+        """Return ranks of the trainer that send by CUDA handles."""
         if self.config.delta_weight_sync:
             return ()
         return self._who_sends[1]
 
     @cached_property
     def _who_sends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """As `roll/pipelines/rl/sync.py` decides it where `/dev/shm` is large enough for all."""
+        """Return who sends, as `roll/pipelines/rl/sync.py` decides it where `/dev/shm` is large enough for all."""
         plan, options = self.config.placement, self.config.actor_train.strategy_args.strategy_config
         ranks = plan.roles[TRAINER]
         first = plan.node_of(ranks[0][0])
@@ -107,28 +107,28 @@ class WeightSync:
 
     @property
     def _opens_device(self) -> bool:
-        """Whether an engine's processes read a bucket on the accelerator: they do, if the driver lets them."""
+        """Return whether an engine's processes read a bucket on the accelerator: they do, if the driver lets them."""
         return self._on_device and isinstance(self.config.actor_infer.strategy_args.strategy_config, EngineConfig)
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     @property
     def _width(self) -> int:
-        """Bytes of a number: weights are cast before they travel."""
+        """Return bytes of a number: weights are cast before they travel."""
         return BYTES[self.config.actor_infer.model_args.dtype]
 
     @cached_property
     def _largest(self) -> int:
-        """Bytes of the largest tensor, which travels in one piece."""
+        """Return bytes of the largest tensor, which travels in one piece."""
         return max(weight.size for weight in self.arch.parameters()) * self._width
 
     @cached_property
     def _all(self) -> int:
-        """Bytes of all weights."""
+        """Return bytes of all weights."""
         return self.arch.count() * self._width
 
     def _piece(self, most: int) -> int:
-        """Bytes of a buffer of `most`: no more than all weights, no less than the largest tensor."""
+        """Return bytes of a buffer of `most`: no more than all weights, no less than the largest tensor."""
         return max(self._largest, min(most, self._all))
 
     @property

@@ -33,10 +33,10 @@ def settings(folder: Path) -> dict[str, str]:
     try:
         if not file.resolve().is_relative_to(folder) or file.stat().st_size > _LARGEST:
             return {}
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
-    return dict(_flat(found, "")) if isinstance(found, Mapping) else {}
+    return dict(_flat(tree, "")) if isinstance(tree, Mapping) else {}
 
 
 def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
@@ -50,7 +50,7 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 Parameters = Mapping[str, list[str]]
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif")
-_MOST_ROWS = 500
+_MAX_ROWS = 500
 
 
 class Api:
@@ -81,7 +81,7 @@ class Api:
             "config": lambda run, _: {"config": settings(run.folder)},
         }
 
-    def answer(self, path: str, given: Parameters) -> Any:
+    def answer(self, path: str, parameters: Parameters) -> Any:
         """Return what JSON is sent for a path below `/api/`. Raises `BadQuery`, `KeyError` for an unknown path."""
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts == ["api", "runs"]:
@@ -90,7 +90,7 @@ class Api:
         if parts == ["api", "version"]:
             return {"versions": [run.version() for run in self.runs]}
         if len(parts) == 4 and parts[:2] == ["api", "runs"] and parts[3] in self._of_run:
-            return self._of_run[parts[3]](self.run(parts[2]), given)
+            return self._of_run[parts[3]](self.run(parts[2]), parameters)
         raise KeyError(path)
 
     def run(self, text: str) -> Run:
@@ -137,91 +137,91 @@ class Api:
             "recorded": run.recorded(),
         }
 
-    def _metrics(self, run: Run, given: Parameters) -> dict[str, Any]:
+    def _metrics(self, run: Run, parameters: Parameters) -> dict[str, Any]:
         with run.lock:
             run.curves.read()
-            names = [name for name in given.get("name", ()) if name in run.curves.values]
+            names = [name for name in parameters.get("name", ()) if name in run.curves.values]
             return {"steps": list(run.curves.steps), "values": {name: run.curves.column(name) for name in names}}
 
-    def _rows(self, run: Run, given: Parameters) -> dict[str, Any]:
-        kind, index, place = _kind(given), self._indexes[run.number], run.rollouts
-        found = index.matching(place, kind, Filter.of(given))
-        offset, limit = _integer(given, "offset", 0), min(_integer(given, "limit", 100), _MOST_ROWS)
-        shown = page(found, _text(given, "sort"), _text(given, "order"), offset, limit)
-        bins = _text(given, "bins") or "reward"
+    def _rows(self, run: Run, parameters: Parameters) -> dict[str, Any]:
+        kind, index, folder = _kind(parameters), self._indexes[run.number], run.rollouts
+        matches = index.matching(folder, kind, Filter.of(parameters))
+        offset, limit = _integer(parameters, "offset", 0), min(_integer(parameters, "limit", 100), _MAX_ROWS)
+        shown = page(matches, _text(parameters, "sort"), _text(parameters, "order"), offset, limit)
+        bins = _text(parameters, "bins") or "reward"
         if bins not in NUMBERS:
             raise BadQuery(f"bins: there is no number {bins[:40]!r}; there are {', '.join(NUMBERS)}")
-        return {"total": found.num_rows, "rows": records(shown), "histogram": histogram(found[bins])}
+        return {"total": matches.num_rows, "rows": records(shown), "histogram": histogram(matches[bins])}
 
-    def _groups(self, run: Run, given: Parameters) -> dict[str, Any]:
-        kind, index, wanted = _kind(given), self._indexes[run.number], Filter.of(given)
-        place = _rollouts(run)
-        found = episodes.groups(
+    def _groups(self, run: Run, parameters: Parameters) -> dict[str, Any]:
+        kind, index, wanted = _kind(parameters), self._indexes[run.number], Filter.of(parameters)
+        folder = _rollouts(run)
+        groups = episodes.groups(
             index,
-            place,
+            folder,
             kind,
             wanted,
-            sort=_text(given, "sort") or "recorded",
-            order=_text(given, "order"),
-            offset=_integer(given, "offset", 0),
-            limit=min(_integer(given, "limit", 20), 100),
+            sort=_text(parameters, "sort") or "recorded",
+            order=_text(parameters, "order"),
+            offset=_integer(parameters, "offset", 0),
+            limit=min(_integer(parameters, "limit", 20), 100),
         )
-        rows = index.matching(place, kind, wanted)
-        table = index.table(place, kind, wanted.step)
+        rows = index.matching(folder, kind, wanted)
+        table = index.table(folder, kind, wanted.step)
         values = {name: sorted(set(table[name].to_pylist()) - {None, ""}) for name in ("status", "domain", "tag")}
-        return {**found, "rows": rows.num_rows, "histogram": histogram(rows["reward"]), "values": values}
+        return {**groups, "rows": rows.num_rows, "histogram": histogram(rows["reward"]), "values": values}
 
-    def _episode(self, run: Run, given: Parameters) -> dict[str, Any]:
-        step, row = _integer(given, "step", None), _integer(given, "row", None)
-        found = episodes.episode(self._indexes[run.number], _rollouts(run), _kind(given), step, row)
-        return {**found, "pictures": self._pictures(run, {"task": [found["task_id"] or ""]})["pictures"]}
+    def _episode(self, run: Run, parameters: Parameters) -> dict[str, Any]:
+        step, row = _integer(parameters, "step", None), _integer(parameters, "row", None)
+        episode = episodes.episode(self._indexes[run.number], _rollouts(run), _kind(parameters), step, row)
+        return {**episode, "pictures": self._pictures(run, {"task": [episode["task_id"] or ""]})["pictures"]}
 
-    def _differences(self, run: Run, given: Parameters) -> dict[str, Any]:
-        step, limit = _integer(given, "step", None), _integer(given, "limit", 50)
-        return episodes.differences(self._indexes[run.number], _rollouts(run), _kind(given), step, limit)
+    def _differences(self, run: Run, parameters: Parameters) -> dict[str, Any]:
+        step, limit = _integer(parameters, "step", None), _integer(parameters, "limit", 50)
+        return episodes.differences(self._indexes[run.number], _rollouts(run), _kind(parameters), step, limit)
 
-    def _task(self, run: Run, given: Parameters) -> dict[str, Any]:
-        return {"rows": episodes.same_task(self._indexes[run.number], _rollouts(run), _text(given, "task"), KINDS)}
+    def _task(self, run: Run, parameters: Parameters) -> dict[str, Any]:
+        return {"rows": episodes.same_task(self._indexes[run.number], _rollouts(run), _text(parameters, "task"), KINDS)}
 
-    def _tasks(self, run: Run, given: Parameters) -> dict[str, Any]:
-        return {"tasks": overview.tasks(self._indexes[run.number], run.rollouts, _kind(given))}
+    def _tasks(self, run: Run, parameters: Parameters) -> dict[str, Any]:
+        return {"tasks": overview.tasks(self._indexes[run.number], run.rollouts, _kind(parameters))}
 
-    def _pictures(self, run: Run, given: Parameters) -> dict[str, Any]:
+    def _pictures(self, run: Run, parameters: Parameters) -> dict[str, Any]:
         """Return the pictures of a task's episodes, with the steps after which they were drawn."""
-        said, task = run.about().get("pictures"), _text(given, "task")
-        if not isinstance(said, str) or not task:
+        configured, task = run.about().get("pictures"), _text(parameters, "task")
+        if not isinstance(configured, str) or not task:
             return {"pictures": []}
-        place = (run.logs / said).resolve()
-        found = []
-        if place.is_relative_to(run.folder):
-            for folder in sorted(place.glob("step-*")):
+        root = (run.logs / configured).resolve()
+        pictures = []
+        if root.is_relative_to(run.folder):
+            for folder in sorted(root.glob("step-*")):
                 picture = (folder / task / "episode.png").resolve()
-                if picture.is_relative_to(place) and picture.is_file():
-                    found.append({"step": folder.name[5:], "path": str(picture.relative_to(run.folder))})
-        return {"pictures": found}
+                if picture.is_relative_to(root) and picture.is_file():
+                    pictures.append({"step": folder.name[5:], "path": str(picture.relative_to(run.folder))})
+        return {"pictures": pictures}
 
 
 def _rollouts(run: Run) -> Path:
-    place = run.rollouts
-    if place is None:
+    folder = run.rollouts
+    if folder is None:
         raise BadQuery(f"{run.name} has no rollouts; have a run record them: rollout_dump_dir=<output_dir>/rollouts")
-    return place
+    return folder
 
 
-def _text(given: Parameters, name: str) -> str:
-    return given.get(name, [""])[-1]
+def _text(parameters: Parameters, name: str) -> str:
+    return parameters.get(name, [""])[-1]
 
 
-def _kind(given: Parameters) -> Any:
-    return kind_of(_text(given, "kind") or "train")
+def _kind(parameters: Parameters) -> Any:
+    return kind_of(_text(parameters, "kind") or "train")
 
 
-def _integer(given: Parameters, name: str, default: int | None) -> Any:
-    if name not in given:
+def _integer(parameters: Parameters, name: str, default: int | None) -> Any:
+    if name not in parameters:
         if default is None:
             raise BadQuery(f"{name}: it is missing")
         return default
-    found = number(name, given[name][-1])
-    if found != int(found) or found < 0:
-        raise BadQuery(f"{name}: {given[name][-1][:40]!r} is no whole number")
-    return int(found)
+    value = number(name, parameters[name][-1])
+    if value != int(value) or value < 0:
+        raise BadQuery(f"{name}: {parameters[name][-1][:40]!r} is no whole number")
+    return int(value)

@@ -17,8 +17,8 @@ from roll.tracking.rollouts import METADATA_KEY, TOKEN_COLUMNS, Kind, columns, f
 from roll.workbench.view.rows import BadQuery, Filter, RowIndex, plain, records
 
 _TOKENS = ("token_ids", "token_texts", "untrained_token_ids")
-_MOST_BRANCHES = 64
-_MOST_DIFFERENCES = 200
+_MAX_BRANCHES = 64
+_MAX_DIFFERENCES = 200
 GROUP_ORDERS = ("recorded", "reward_mean", "reward_std", "length_mean", "mismatch_max", "advantage_max")
 
 
@@ -35,18 +35,18 @@ def groups(
     by_task: dict[str, list[dict[str, Any]]] = {}
     for row in records(table):
         by_task.setdefault(row["task_id"], []).append(row | {"match": row["row"] in fits})
-    found = [_group(task, members) for task, members in by_task.items() if any(m["match"] for m in members)]
+    result = [_group(task, members) for task, members in by_task.items() if any(m["match"] for m in members)]
     if sort != "recorded":
-        found.sort(key=lambda group: (group[sort] is None, group[sort] or 0.0), reverse=order == "desc")
+        result.sort(key=lambda group: (group[sort] is None, group[sort] or 0.0), reverse=order == "desc")
     elif order == "desc":
-        found.reverse()
-    shown = found[offset : offset + limit]
+        result.reverse()
+    shown = result[offset : offset + limit]
     members = [member for group in shown for member in group["members"]]
     texts = _rows(file_of(folder, wanted.step, kind), [member["row"] for member in members], ("response",))
-    whole = {member["row"]: text["response"] for member, text in zip(members, texts, strict=True)}
+    responses = {member["row"]: text["response"] for member, text in zip(members, texts, strict=True)}
     for group in shown:
-        group["distinct"] = len({whole[member["row"]] for member in group["members"]})
-    return {"total": len(found), "groups": shown}
+        group["distinct"] = len({responses[member["row"]] for member in group["members"]})
+    return {"total": len(result), "groups": shown}
 
 
 def _group(task: str, members: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,37 +73,37 @@ def episode(index: RowIndex, folder: Path, kind: Kind, step: int, row: int) -> d
     if not 0 <= row < table.num_rows:
         raise BadQuery(f"the {kind} rows of step {step} are 0 to {table.num_rows - 1}, there is no {row}")
     path = file_of(folder, step, kind)
-    (found,) = _rows(path, [row], tuple(columns()))
-    token_columns = {name: _shortened(found.pop(name), name) for name in TOKEN_COLUMNS}
-    siblings = table.filter(pc.equal(table["task_id"], found["task_id"] or ""))
+    (row_read,) = _rows(path, [row], tuple(columns()))
+    token_columns = {name: _shortened(row_read.pop(name), name) for name in TOKEN_COLUMNS}
+    siblings = table.filter(pc.equal(table["task_id"], row_read["task_id"] or ""))
     return {
-        **{name: plain(value) for name, value in found.items() if name not in _TOKENS},
+        **{name: plain(value) for name, value in row_read.items() if name not in _TOKENS},
         "row": row,
-        "seed": None if found["seed"] is None else str(found["seed"]),
+        "seed": None if row_read["seed"] is None else str(row_read["seed"]),
         "rows": table.num_rows,
         "staleness": plain(table["staleness"][row].as_py()),
-        "token_ids": found["token_ids"],
-        "token_texts": found["token_texts"],
+        "token_ids": row_read["token_ids"],
+        "token_texts": row_read["token_texts"],
         "columns": {name: values for name, values in token_columns.items() if values},
         "notes": notes(path),
         "group": records(siblings),
-        "branches": _branches(path, [member for member in records(siblings) if member["member"] == found["member"]]),
+        "branches": _branches(path, [member for member in records(siblings) if member["member"] == row_read["member"]]),
     }
 
 
 def _branches(path: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the turns of all rows of an episode, each once, with the turn that each one continues."""
-    found: dict[int, dict[str, Any]] = {}
-    for row, turns in zip(rows, _rows(path, [row["row"] for row in rows[:_MOST_BRANCHES]], ("turns",)), strict=False):
+    branches: dict[int, dict[str, Any]] = {}
+    for row, turns in zip(rows, _rows(path, [row["row"] for row in rows[:_MAX_BRANCHES]], ("turns",)), strict=False):
         before: int | None = None
         for turn in turns["turns"] or []:
-            if turn["number"] not in found:
+            if turn["number"] not in branches:
                 parent = None if turn["resets_context"] else turn["after"] if turn["after"] is not None else before
                 about = {name: turn[name] for name in ("number", "after", "role", "resets_context", "reward")}
                 response = (turn["response"] or "")[:120]
-                found[turn["number"]] = plain({**about, "parent": parent, "row": row["row"], "response": response})
+                branches[turn["number"]] = plain({**about, "parent": parent, "row": row["row"], "response": response})
             before = turn["number"]
-    return list(found.values())
+    return list(branches.values())
 
 
 def _shortened(values: Any, name: str) -> list[Any]:
@@ -115,14 +115,14 @@ def _shortened(values: Any, name: str) -> list[Any]:
 def notes(path: Path) -> dict[str, str]:
     """Return why columns of a file are empty, by their names."""
     about = (pq.read_schema(path).metadata or {}).get(METADATA_KEY)
-    found: dict[str, str] = json.loads(about).get("notes", {}) if about else {}
-    return found
+    result: dict[str, str] = json.loads(about).get("notes", {}) if about else {}
+    return result
 
 
 def differences(index: RowIndex, folder: Path, kind: Kind, step: int, limit: int) -> dict[str, Any]:
     """Return the action tokens of a step whose log-probs by trainer and engine differ most, the largest first."""
     index.table(folder, kind, step)
-    path, limit = file_of(folder, step, kind), min(limit, _MOST_DIFFERENCES)
+    path, limit = file_of(folder, step, kind), min(limit, _MAX_DIFFERENCES)
     names = ("row_id", "action_mask", "sampling_logprobs", "old_logprobs", "token_ids")
     best: list[tuple[float, int, int, float, float]] = []
     first = 0
@@ -132,35 +132,35 @@ def differences(index: RowIndex, folder: Path, kind: Kind, step: int, limit: int
             part = file.read_row_group(number, columns=there).combine_chunks()
             best = sorted([*best, *_largest(part, first, limit)], reverse=True)[:limit]
             first += part.num_rows
-    found = []
+    result = []
     shown = _rows(path, [row for _, row, _, _, _ in best], ("row_id", "task_id", "member", "token_texts"))
     for (size, row, position, sampling, old), about in zip(best, shown, strict=True):
         texts = about.pop("token_texts") or []
         token = texts[position] if position < len(texts) else ""
         numbers = {"difference": size, "sampling_logprob": sampling, "old_logprob": old}
-        found.append({**about, "row": row, "position": position, "token": token, **plain(numbers)})
-    why = "" if found else notes(path).get("old_logprobs", "the trainer's log-probs aren't recorded")
-    return {"tokens": found, "note": why}
+        result.append({**about, "row": row, "position": position, "token": token, **plain(numbers)})
+    why = "" if result else notes(path).get("old_logprobs", "the trainer's log-probs aren't recorded")
+    return {"tokens": result, "note": why}
 
 
 def _largest(part: pa.Table, first: int, limit: int) -> list[tuple[float, int, int, float, float]]:
     """Return (difference, row, position, sampling, old) of a row group's largest differences."""
     lists = {name: _flat(part[name]) for name in ("action_mask", "sampling_logprobs", "old_logprobs")}
-    offsets = [found[0] for found in lists.values()]
+    offsets = [flat[0] for flat in lists.values()]
     if any(not np.array_equal(offsets[0], other) for other in offsets[1:]):
         return _largest_by_row(part, first, limit)
-    mask, sampling, old = (found[1] for found in lists.values())
+    mask, sampling, old = (flat[1] for flat in lists.values())
     return _picked(mask.astype(bool), sampling, old, offsets[0], first, limit)
 
 
 def _largest_by_row(part: pa.Table, first: int, limit: int) -> list[tuple[float, int, int, float, float]]:
-    found = []
-    for place in range(part.num_rows):
-        lists = [_flat(part[name].slice(place, 1)) for name in ("action_mask", "sampling_logprobs", "old_logprobs")]
+    result = []
+    for index in range(part.num_rows):
+        lists = [_flat(part[name].slice(index, 1)) for name in ("action_mask", "sampling_logprobs", "old_logprobs")]
         if len({len(values) for _, values in lists}) == 1:
             mask, sampling, old = (values for _, values in lists)
-            found += _picked(mask.astype(bool), sampling, old, np.array([0, len(mask)]), first + place, limit)
-    return found
+            result += _picked(mask.astype(bool), sampling, old, np.array([0, len(mask)]), first + index, limit)
+    return result
 
 
 def _picked(
@@ -168,11 +168,11 @@ def _picked(
 ) -> list[tuple[float, int, int, float, float]]:
     size = np.where(mask, np.abs(old.astype(np.float64) - sampling), -1.0)
     size = np.where(np.isfinite(size), size, -1.0)
-    places = np.argsort(-size, kind="stable")[:limit]
-    owners = np.searchsorted(offsets, places, side="right") - 1
+    positions = np.argsort(-size, kind="stable")[:limit]
+    owners = np.searchsorted(offsets, positions, side="right") - 1
     return [
         (float(size[p]), first + int(o), int(p - offsets[o]), float(sampling[p]), float(old[p]))
-        for p, o in zip(places, owners, strict=True)
+        for p, o in zip(positions, owners, strict=True)
         if size[p] >= 0
     ]
 
@@ -186,16 +186,16 @@ def _flat(column: Any) -> tuple[Any, Any]:
 
 def same_task(index: RowIndex, folder: Path, task: str, kinds: Sequence[Kind]) -> list[dict[str, Any]]:
     """Return the rows of a task over all steps."""
-    found = []
+    result = []
     for kind in kinds:
         table = index.table(folder, kind)
-        found += [{**row, "kind": kind} for row in records(table.filter(pc.equal(table["task_id"], task)))]
-    return found
+        result += [{**row, "kind": kind} for row in records(table.filter(pc.equal(table["task_id"], task)))]
+    return result
 
 
-def _rows(path: Path, places: Sequence[int], names: tuple[str, ...]) -> list[dict[str, Any]]:
+def _rows(path: Path, indices: Sequence[int], names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return rows of a file by their places, reading only the row groups that have them."""
-    if not places:
+    if not indices:
         return []
     fields = columns()
     try:
@@ -206,17 +206,17 @@ def _rows(path: Path, places: Sequence[int], names: tuple[str, ...]) -> list[dic
                 end += file.metadata.row_group(number).num_rows
                 ends.append(end)
             by_group: dict[int, list[int]] = {}
-            for place in set(places) if there else ():
-                by_group.setdefault(int(np.searchsorted(ends, place, side="right")), []).append(place)
-            found: dict[int, dict[str, Any]] = {}
+            for index in set(indices) if there else ():
+                by_group.setdefault(int(np.searchsorted(ends, index, side="right")), []).append(index)
+            rows: dict[int, dict[str, Any]] = {}
             for number, wanted in by_group.items():
                 start = ends[number - 1] if number else 0
                 part = file.read_row_group(number, columns=there, use_threads=False)
-                taken = part.take([place - start for place in wanted])
-                found |= dict(zip(wanted, taken.to_pylist(maps_as_pydicts="lossy"), strict=True))
+                taken = part.take([index - start for index in wanted])
+                rows |= dict(zip(wanted, taken.to_pylist(maps_as_pydicts="lossy"), strict=True))
     except (OSError, IndexError, pa.ArrowException) as error:
         raise BadQuery(f"{path.name} can't be read: {error}") from error
     missing: dict[str, Any] = {
         name: [] if pa.types.is_list(fields[name]) else None for name in names if name not in there
     }
-    return [{**missing, **found.get(place, {})} for place in places]
+    return [{**missing, **rows.get(index, {})} for index in indices]

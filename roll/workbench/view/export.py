@@ -21,7 +21,7 @@ from roll.workbench.view.server import STATIC, THIRD_PARTY
 from roll.workbench.view.spans import trace_id
 
 ENTRY = "app.js"
-_MOST_PICTURE_BYTES = 2_000_000
+_MAX_PICTURE_BYTES = 2_000_000
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w.]+)";\n', re.MULTILINE)
 
 
@@ -57,8 +57,8 @@ def export_page(api: Api, file: Path, *, episodes: int, steps: list[int] | None 
     for run in answers["/api/runs"]["runs"]:
         base = f"/api/runs/{run['number']}"
         for kind in KINDS:
-            found = _ask(api, answers, f"{base}/tasks", kind=kind)["tasks"]
-            found[:] = [one for one in found if f"{base}/task?{urlencode({'task': one['task_id']})}" in answers]
+            tasks = _ask(api, answers, f"{base}/tasks", kind=kind)["tasks"]
+            tasks[:] = [one for one in tasks if f"{base}/task?{urlencode({'task': one['task_id']})}" in answers]
     _write(file, {"answers": answers, "pictures": pictures})
     return count
 
@@ -75,11 +75,11 @@ def _chosen(api: Api, episodes: int, steps: list[int] | None) -> list[tuple[int,
     for number in range(len(api.runs)):
         for kind in KINDS:
             own = _spread([step for of, named, step in there if of == number and named == kind])
-            for place, step in enumerate(own):
+            for index, step in enumerate(own):
                 size = api.answer(f"/api/runs/{number}/rows", {"kind": [kind], "step": [str(step)], "limit": ["1"]})[
                     "total"
                 ]
-                if size <= left or place == 0:
+                if size <= left or index == 0:
                     chosen.append((number, kind, step))
                     left -= size
     return chosen
@@ -87,15 +87,15 @@ def _chosen(api: Api, episodes: int, steps: list[int] | None) -> list[tuple[int,
 
 def _spread(steps: list[int]) -> list[int]:
     """Return steps so that the first few are spread over all: the last, the first, the middle, the quarters."""
-    order, found = [len(steps) - 1, 0] if steps else [], []
+    order, chosen = [len(steps) - 1, 0] if steps else [], []
     parts = 2
     while len(order) < 4 * len(steps) and parts <= 2 * len(steps):
         order += [len(steps) * i // parts for i in range(1, parts, 2)]
         parts *= 2
-    for place in [*order, *range(len(steps))]:
-        if steps[place] not in found:
-            found.append(steps[place])
-    return found
+    for index in [*order, *range(len(steps))]:
+        if steps[index] not in chosen:
+            chosen.append(steps[index])
+    return chosen
 
 
 def _add_step(api: Api, answers: dict[str, Any], pictures: dict[str, str], number: int, kind: str, step: int) -> int:
@@ -107,12 +107,12 @@ def _add_step(api: Api, answers: dict[str, Any], pictures: dict[str, str], numbe
         answers[address] = api.answer(f"{base}/differences", {"step": [str(step)], "limit": ["100"]})
     rows = answers[f"{base}/rows?{urlencode(about)}"]["rows"]
     for row in rows:
-        found = _ask(api, answers, f"{base}/episode", **about, row=row["row"])
-        if trace := trace_id(found["trace"] or ""):
+        episode = _ask(api, answers, f"{base}/episode", **about, row=row["row"])
+        if trace := trace_id(episode["trace"] or ""):
             _ask(api, answers, f"{base}/spans", trace=trace)
-        for picture in found["pictures"]:
+        for picture in episode["pictures"]:
             path = api.file(api.run(str(number)), picture["path"])
-            if path.stat().st_size <= _MOST_PICTURE_BYTES:
+            if path.stat().st_size <= _MAX_PICTURE_BYTES:
                 content = base64.b64encode(path.read_bytes()).decode()
                 pictures[f"{number}/{picture['path']}"] = f"data:image/png;base64,{content}"
     return len(rows)
@@ -120,13 +120,13 @@ def _add_step(api: Api, answers: dict[str, Any], pictures: dict[str, str], numbe
 
 def _ask_all(api: Api, answers: dict[str, Any], path: str, about: dict[str, Any], name: str) -> None:
     """Take every page of a list along as one answer."""
-    given = {key: [str(value)] for key, value in about.items()}
+    parameters = {key: [str(value)] for key, value in about.items()}
     limit = {"rows": 500, "groups": 100}[name]
-    whole = api.answer(path, {**given, "limit": [str(limit)]})
-    while len(whole[name]) < whole["total"]:
-        more = api.answer(path, {**given, "limit": [str(limit)], "offset": [str(len(whole[name]))]})
-        whole[name] += more[name]
-    answers[f"{path}?{urlencode(about)}"] = whole
+    answer = api.answer(path, {**parameters, "limit": [str(limit)]})
+    while len(answer[name]) < answer["total"]:
+        more = api.answer(path, {**parameters, "limit": [str(limit)], "offset": [str(len(answer[name]))]})
+        answer[name] += more[name]
+    answers[f"{path}?{urlencode(about)}"] = answer
 
 
 def _add_tasks(answers: dict[str, Any]) -> None:
@@ -144,11 +144,11 @@ def _add_tasks(answers: dict[str, Any]) -> None:
 
 def _ask(api: Api, answers: dict[str, Any], path: str, **given: Any) -> Any:
     try:
-        found = api.answer(path, {name: [str(value)] for name, value in given.items()})
+        answer = api.answer(path, {name: [str(value)] for name, value in given.items()})
     except BadQuery as error:
         raise ValueError(str(error)) from error
-    answers[path + (f"?{urlencode(given)}" if given else "")] = found
-    return found
+    answers[path + (f"?{urlencode(given)}" if given else "")] = answer
+    return answer
 
 
 def bundle() -> str:

@@ -31,7 +31,7 @@ SCORER = "reward"
 _STOP = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
 _SUMMARY_CHARACTERS = 1000
 _NO_NAME = re.compile(r"[/\\\x00-\x1f]")
-_MOST_NAME_BYTES = 200
+_MAX_NAME_BYTES = 200
 
 
 def write_inspect_log(chosen: Chosen, file: Path) -> None:
@@ -115,9 +115,11 @@ def _times(chosen: Chosen) -> tuple[float, float]:
 
 
 def _sample(row: dict[str, Any], model: str, several: bool) -> dict[str, Any]:
-    said = messages(row)
-    shown = [_message(message, place, model) for place, message in enumerate(said)]
-    before = next((place for place, message in enumerate(said) if message["role"] == "assistant"), len(said))
+    exchange = messages(row)
+    shown = [_message(message, position, model) for position, message in enumerate(exchange)]
+    before = next(
+        (position for position, message in enumerate(exchange) if message["role"] == "assistant"), len(exchange)
+    )
     last = next((message for message in reversed(shown) if message["role"] == "assistant"), None)
     failed = row["status"] in FAILED
     context = row["row_id"][len(f"{row['task_id']}#{row['member']}") :]
@@ -146,36 +148,41 @@ def _sample(row: dict[str, Any], model: str, several: bool) -> dict[str, Any]:
 def _id(name: str) -> str:
     """Return a name that the file of a sample may have: without folders and characters that end it, and short."""
     name = _NO_NAME.sub("_", name)
-    if len(name.encode()) > _MOST_NAME_BYTES:
+    if len(name.encode()) > _MAX_NAME_BYTES:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        name = name.encode()[:_MOST_NAME_BYTES].decode(errors="ignore") + "~" + digest
+        name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore") + "~" + digest
     return name
 
 
 def _distinct(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Number those that have the same id and epoch: a sample's file is named by both."""
+    """Give a number to those with the same id and epoch: a sample's file is named by both."""
     taken: set[tuple[str, int]] = set()
-    seen: dict[tuple[str, int], int] = {}
+    counts: dict[tuple[str, int], int] = {}
     for sample in samples:
         name, epoch = sample["id"], sample["epoch"]
         while (sample["id"], epoch) in taken:
-            seen[name, epoch] = seen.get((name, epoch), 1) + 1
-            sample["id"] = f"{name}~{seen[name, epoch]}"
+            counts[name, epoch] = counts.get((name, epoch), 1) + 1
+            sample["id"] = f"{name}~{counts[name, epoch]}"
         taken.add((sample["id"], epoch))
     return samples
 
 
-def _message(message: dict[str, Any], place: int, model: str) -> dict[str, Any]:
-    found = {"id": f"message-{place}", "role": message["role"], "content": message["content"]}
+def _message(message: dict[str, Any], position: int, model: str) -> dict[str, Any]:
+    entry = {"id": f"message-{position}", "role": message["role"], "content": message["content"]}
     if message["role"] == "assistant":
-        found |= {"source": "generate", "model": f"roll/{model}"}
+        entry |= {"source": "generate", "model": f"roll/{model}"}
     calls = []
     for number, call in enumerate(message.get("tool_calls") or ()):
-        given, wrong = arguments_of(call["arguments"])
+        arguments, wrong = arguments_of(call["arguments"])
         name = call["name"] or "unknown"
-        one = {"id": call["id"] or f"call-{place}-{number}", "function": name, "arguments": given, "type": "function"}
+        one = {
+            "id": call["id"] or f"call-{position}-{number}",
+            "function": name,
+            "arguments": arguments,
+            "type": "function",
+        }
         calls.append(one | ({"parse_error": wrong} if wrong else {}))
-    return found | ({"tool_calls": calls} if calls else {})
+    return entry | ({"tool_calls": calls} if calls else {})
 
 
 def _score(row: dict[str, Any]) -> dict[str, Any]:
@@ -194,11 +201,11 @@ def _stop(row: dict[str, Any]) -> str:
 
 def _logprobs(row: dict[str, Any]) -> dict[str, Any]:
     """Return the engine's log-probs of the last response's tokens; nothing where they aren't recorded."""
-    turns, texts, given = row["turns"] or [], row["token_texts"] or [], row["sampling_logprobs"] or []
-    if not turns or len(texts) != len(given):
+    turns, texts, logprobs = row["turns"] or [], row["token_texts"] or [], row["sampling_logprobs"] or []
+    if not turns or len(texts) != len(logprobs):
         return {}
     start = turns[-1]["start"] + turns[-1]["prompt_tokens"]
-    tokens = list(zip(texts, given, strict=True))[start : start + turns[-1]["response_tokens"]]
+    tokens = list(zip(texts, logprobs, strict=True))[start : start + turns[-1]["response_tokens"]]
     return {"logprobs": {"content": [{"token": text, "logprob": logprob} for text, logprob in tokens]}}
 
 

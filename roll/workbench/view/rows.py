@@ -44,11 +44,11 @@ class Filter:
     """In prompt or response; upper case counts if there is any in it."""
 
     @classmethod
-    def of(cls, given: Mapping[str, list[str]]) -> Filter:
+    def of(cls, parameters: Mapping[str, list[str]]) -> Filter:
         """Read the parameters of a request. Raises `BadQuery`."""
         equal: dict[str, tuple[str, ...]] = {}
         bounds: dict[str, dict[str, float]] = {"min": {}, "max": {}}
-        for name, values in given.items():
+        for name, values in parameters.items():
             prefix, _, column = name.partition("_")
             if name in TEXTS:
                 equal[name] = tuple(values)
@@ -56,25 +56,25 @@ class Filter:
                 if column not in NUMBERS:
                     raise BadQuery(f"{name}: there is no number {column!r}; there are {', '.join(NUMBERS)}")
                 bounds[prefix][column] = number(name, values[-1])
-        step = given.get("step")
+        step = parameters.get("step")
         return cls(
             step=int(number("step", step[-1])) if step else None,
             equal=equal,
             least=bounds["min"],
             most=bounds["max"],
-            text=given.get("q", [""])[-1],
+            text=parameters.get("q", [""])[-1],
         )
 
     def mask(self, table: pa.Table) -> Any:
         """Return which rows fit, text aside; None: all."""
-        found = None
+        mask = None
         for name, values in self.equal.items():
-            found = _both(found, pc.is_in(table[name], pa.array(values, pa.string())))
+            mask = _both(mask, pc.is_in(table[name], pa.array(values, pa.string())))
         for name, value in self.least.items():
-            found = _both(found, pc.greater_equal(pc.cast(table[name], pa.float64()), value))
+            mask = _both(mask, pc.greater_equal(pc.cast(table[name], pa.float64()), value))
         for name, value in self.most.items():
-            found = _both(found, pc.less_equal(pc.cast(table[name], pa.float64()), value))
-        return None if found is None else pc.fill_null(found, False)
+            mask = _both(mask, pc.less_equal(pc.cast(table[name], pa.float64()), value))
+        return None if mask is None else pc.fill_null(mask, False)
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -84,12 +84,12 @@ def _both(first: Any, second: Any) -> Any:
 def number(name: str, text: str) -> float:
     """Return a finite number of a request. Raises `BadQuery`."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found) or abs(found) > 2**53:
+        value = math.nan
+    if not math.isfinite(value) or abs(value) > 2**53:
         raise BadQuery(f"{name}: {text[:40]!r} is no number")
-    return found
+    return value
 
 
 class RowIndex:
@@ -110,28 +110,28 @@ class RowIndex:
             if step not in steps:
                 raise BadQuery(f"there are no {kind} rows of step {step}")
             return self._file(folder, kind, step)[1]
-        found = list(self._pool.map(lambda one: self._file(folder, kind, one), steps))
-        key = tuple(stamp for stamp, _ in found)
+        parts = list(self._pool.map(lambda one: self._file(folder, kind, one), steps))
+        key = tuple(stamp for stamp, _ in parts)
         with self._lock:
-            kept = self._all.get(kind)
-            if kept is None or kept[0] != key:
-                kept = self._all[kind] = (key, pa.concat_tables([table for _, table in found]) if found else empty())
-            return kept[1]
+            cached = self._all.get(kind)
+            if cached is None or cached[0] != key:
+                cached = self._all[kind] = (key, pa.concat_tables([table for _, table in parts]) if parts else empty())
+            return cached[1]
 
     def _file(self, folder: Path, kind: Kind, step: int) -> tuple[tuple[int, int], pa.Table]:
         path = file_of(folder, step, kind)
         try:
-            found = path.stat()
+            stat = path.stat()
         except OSError as error:
             raise BadQuery(f"the {kind} rows of step {step} are gone") from error
-        stamp = (found.st_mtime_ns, found.st_size)
+        stamp = (stat.st_mtime_ns, stat.st_size)
         with self._lock:
-            kept = self._files.get((kind, step))
-        if kept is None or kept[0] != stamp:
-            kept = (stamp, _indexed(_with_excerpts(path, read_columns(path, INDEXED)), step))
+            cached = self._files.get((kind, step))
+        if cached is None or cached[0] != stamp:
+            cached = (stamp, _indexed(_with_excerpts(path, read_columns(path, INDEXED)), step))
             with self._lock:
-                self._files[kind, step] = kept
-        return kept
+                self._files[kind, step] = cached
+        return cached
 
     def matching(self, folder: Path | None, kind: Kind, wanted: Filter) -> pa.Table:
         """Return the rows that fit."""
@@ -149,14 +149,14 @@ class RowIndex:
         def search(step: int) -> pa.Table:
             part = parts.get(step, table)
             file = read_columns(file_of(folder, step, kind), SEARCHED)
-            found = None
+            matches = None
             for name in SEARCHED:
                 hit = pc.match_substring(file[name], text, ignore_case=text == text.lower())
-                found = hit if found is None else pc.or_kleene(found, hit)
-            return part.filter(pc.fill_null(pc.take(found, part["row"]), False))
+                matches = hit if matches is None else pc.or_kleene(matches, hit)
+            return part.filter(pc.fill_null(pc.take(matches, part["row"]), False))
 
-        found = list(self._pool.map(search, steps))
-        return pa.concat_tables(found) if found else table.slice(0, 0)
+        tables = list(self._pool.map(search, steps))
+        return pa.concat_tables(tables) if tables else table.slice(0, 0)
 
 
 def read_columns(path: Path, names: tuple[str, ...]) -> pa.Table:
@@ -193,8 +193,8 @@ def _indexed(table: pa.Table, step: int) -> pa.Table:
         table.schema.get_field_index("step"), "step", pa.repeat(pa.scalar(step, pa.int64()), len(rows))
     )
     oldest = pc.if_else(pc.greater_equal(table["version_min"], 0), table["version_min"], None)
-    said = pa.array([last_words(text) if text else text for text in table["dropped"].to_pylist()], pa.string())
-    table = table.set_column(table.schema.get_field_index("dropped"), "dropped", said)
+    reasons = pa.array([last_words(text) if text else text for text in table["dropped"].to_pylist()], pa.string())
+    table = table.set_column(table.schema.get_field_index("dropped"), "dropped", reasons)
     for name, characters in _LONGEST.items():
         cut = pc.utf8_slice_codeunits(table[name], 0, characters)
         table = table.set_column(table.schema.get_field_index(name), name, cut)
@@ -213,8 +213,8 @@ def page(table: pa.Table, sort: str, order: str, offset: int, limit: int) -> pa.
         if sort not in (*TEXTS, *NUMBERS):
             raise BadQuery(f"sort: there is no column {sort!r}; there are {', '.join((*TEXTS, *NUMBERS))}")
         direction = "descending" if order == "desc" else "ascending"
-        places = pc.sort_indices(table, sort_keys=[(sort, direction), ("step", "ascending"), ("row", "ascending")])
-        return table.take(places.slice(offset, limit))
+        positions = pc.sort_indices(table, sort_keys=[(sort, direction), ("step", "ascending"), ("row", "ascending")])
+        return table.take(positions.slice(offset, limit))
     return table.slice(offset, limit)
 
 
@@ -250,9 +250,9 @@ def histogram(column: pa.ChunkedArray) -> dict[str, Any]:
         pairs = sorted((one["values"].as_py(), one["counts"].as_py()) for one in distinct)
         return {"values": [plain(value) for value, _ in pairs], "counts": [count for _, count in pairs]}
     low, high = pc.min(values).as_py(), pc.max(values).as_py()
-    places = pc.floor(pc.divide(pc.multiply(pc.subtract(values, low), _BINS), high - low))
-    counted = {int(one["values"].as_py()): one["counts"].as_py() for one in pc.value_counts(places)}
-    counts = [counted.get(place, 0) for place in range(_BINS)]
+    bins = pc.floor(pc.divide(pc.multiply(pc.subtract(values, low), _BINS), high - low))
+    counted = {int(one["values"].as_py()): one["counts"].as_py() for one in pc.value_counts(bins)}
+    counts = [counted.get(index, 0) for index in range(_BINS)]
     counts[-1] += counted.get(_BINS, 0)
     return {"low": low, "high": high, "counts": counts}
 

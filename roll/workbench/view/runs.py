@@ -21,7 +21,7 @@ from roll.tracking.rollouts import KINDS
 
 _RECENT_STEPS = 10
 """The last steps, whose mean time says how long the others will take."""
-_MOST_LINES = 2000
+_MAX_LINES = 2000
 """Events and dropped episodes that are kept of a run, the latest ones."""
 
 
@@ -37,18 +37,18 @@ class JsonLines:
         """Take in what is new. A file that was replaced or cut is read from its start."""
         try:
             with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                identity = (found.st_dev, found.st_ino)
-                if identity != self._identity or found.st_size < self._offset:
+                stat = os.fstat(file.fileno())
+                identity = (stat.st_dev, stat.st_ino)
+                if identity != self._identity or stat.st_size < self._offset:
                     self._identity, self._offset = identity, 0
                     self._reset()
                 file.seek(self._offset)
                 content = file.read()
         except OSError:
             return
-        whole = content.rfind(b"\n") + 1
-        self._offset += whole
-        for line in content[:whole].splitlines():
+        complete = content.rfind(b"\n") + 1
+        self._offset += complete
+        for line in content[:complete].splitlines():
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
@@ -77,19 +77,19 @@ class Curves:
     def column(self, name: str) -> list[float | None]:
         """Return the values by step, None where there is none, or no finite one."""
         column = self.values[name]
-        found = [value if math.isfinite(value) else None for value in column]
-        return found + [None] * (len(self.steps) - len(found))
+        values = [value if math.isfinite(value) else None for value in column]
+        return values + [None] * (len(self.steps) - len(values))
 
     def recent(self, name: str) -> float | None:
         """Return the mean of the last steps that have it."""
-        found = [value for value in self.values.get(name, ())[-_RECENT_STEPS:] if math.isfinite(value)]
-        return sum(found) / len(found) if found else None
+        values = [value for value in self.values.get(name, ())[-_RECENT_STEPS:] if math.isfinite(value)]
+        return sum(values) / len(values) if values else None
 
     def _clear(self) -> None:
         self.steps, self.values = array("q"), {}
 
     def _add(self, record: dict[str, Any]) -> None:
-        place = len(self.steps)
+        index = len(self.steps)
         self.steps.append(record.pop("step"))
         for name, value in record.items():
             try:
@@ -97,7 +97,7 @@ class Curves:
             except (TypeError, ValueError):
                 continue
             column = self.values.setdefault(name, array("d"))
-            column.extend([math.nan] * (place - len(column)))
+            column.extend([math.nan] * (index - len(column)))
             column.append(number)
 
 
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def rollouts(self) -> Path | None:
-        """Where its rollouts are; None: it has recorded none so far."""
+        """Return where its rollouts are; None: it has recorded none so far."""
         return rollouts_folder(self.folder)
 
     def about(self) -> dict[str, Any]:
@@ -127,15 +127,15 @@ class Run:
 
     def recorded(self) -> dict[str, list[int]]:
         """Return the steps with rollouts, by kind."""
-        place = self.rollouts
-        return {kind: steps_of(place, kind) if place else [] for kind in KINDS}
+        folder = self.rollouts
+        return {kind: steps_of(folder, kind) if folder else [] for kind in KINDS}
 
     def version(self) -> str:
         """Return words that change when a file of the run does: of its metrics, what it does now, events, drops,
         itself, its rollouts; and its status."""
         names = (METRICS_FILE, LIVE_FILE, EVENTS_FILE, DROPPED_FILE, RUN_FILE)
-        places = [*(self.logs / name for name in names), self.rollouts or self.folder / "rollouts"]
-        stamps = [f"{found.st_mtime_ns:x}.{found.st_size:x}" if (found := _stat(p)) else "-" for p in places]
+        paths = [*(self.logs / name for name in names), self.rollouts or self.folder / "rollouts"]
+        stamps = [f"{stat.st_mtime_ns:x}.{stat.st_size:x}" if (stat := _stat(p)) else "-" for p in paths]
         return " ".join([*stamps, _status(_json(self.logs / LIVE_FILE), self.about())])
 
     def state(self) -> dict[str, Any]:
@@ -173,27 +173,27 @@ class Run:
         with self.lock:
             self._event_lines.read()
             self.curves.read()
-            del self._events[:-_MOST_LINES]
-            found = list(self._events)
-            for place, step in enumerate(self.curves.steps):
+            del self._events[:-_MAX_LINES]
+            events = list(self._events)
+            for index, step in enumerate(self.curves.steps):
                 for name, kind in (("time/save", "checkpoint"), ("rollout/engine_restarts", "engine restart")):
                     column = self.curves.values.get(name, ())
-                    if place < len(column) and column[place] > 0:
-                        text = "" if kind == "checkpoint" else f"{column[place]:g} engines were replaced"
-                        found.append({"step": int(step), "kind": kind, "text": text})
-        return sorted(found, key=lambda event: event["step"])
+                    if index < len(column) and column[index] > 0:
+                        text = "" if kind == "checkpoint" else f"{column[index]:g} engines were replaced"
+                        events.append({"step": int(step), "kind": kind, "text": text})
+        return sorted(events, key=lambda event: event["step"])
 
     def traces(self) -> list[str]:
         """Return the profiles of the run's steps, which Perfetto opens, by their paths in its folder."""
-        found = [path.resolve() for path in sorted((self.logs / "profiler").glob("*.json.gz"))]
-        inside = [path for path in found if path.is_relative_to(self.folder) and path.name.endswith(".json.gz")]
+        paths = [path.resolve() for path in sorted((self.logs / "profiler").glob("*.json.gz"))]
+        inside = [path for path in paths if path.is_relative_to(self.folder) and path.name.endswith(".json.gz")]
         return [str(path.relative_to(self.folder)) for path in inside]
 
     def failures(self) -> list[dict[str, Any]]:
         """Return examples of what was dropped, the latest first."""
         with self.lock:
             self._drop_lines.read()
-            del self._drops[:-_MOST_LINES]
+            del self._drops[:-_MAX_LINES]
             return self._drops[::-1]
 
 
@@ -239,10 +239,10 @@ def _alive(pid: Any) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -43,12 +43,12 @@ def make_app(api: Api, *, token: str | None = None, by_user: bool = False) -> St
     files = _own_files()
 
     def answer(request: Request) -> Response:
-        given: dict[str, list[str]] = {}
+        parameters: dict[str, list[str]] = {}
         for name, value in request.query_params.multi_items():
             if name != "token":
-                given.setdefault(name, []).append(value)
+                parameters.setdefault(name, []).append(value)
         try:
-            body = json.dumps(api.answer(request.url.path, given), ensure_ascii=True, allow_nan=False)
+            body = json.dumps(api.answer(request.url.path, parameters), ensure_ascii=True, allow_nan=False)
         except BadQuery as error:
             return JSONResponse({"error": str(error)}, status_code=400)
         except KeyError:
@@ -78,11 +78,11 @@ def make_app(api: Api, *, token: str | None = None, by_user: bool = False) -> St
 
 def _own_files() -> dict[str, Path]:
     """Return the page's files by the name in their address: no request names a path."""
-    found = {path.name: path for path in STATIC.iterdir() if path.suffix in _TYPES}
+    files = {path.name: path for path in STATIC.iterdir() if path.suffix in _TYPES}
     for path in sorted(THIRD_PARTY.rglob("*")):
         if path.is_file() and path.suffix in _TYPES:
-            found[f"third_party/{path.relative_to(THIRD_PARTY).as_posix()}"] = path
-    return found
+            files[f"third_party/{path.relative_to(THIRD_PARTY).as_posix()}"] = path
+    return files
 
 
 def serve(api: Api, *, host: str, port: int, token: str, by_user: bool, ready: Callable[[str], None]) -> None:

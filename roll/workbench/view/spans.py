@@ -10,7 +10,7 @@ from typing import Any
 
 SPANS_FILE = "spans.jsonl"
 _TRACE = re.compile(rb'"traceId": ?"([0-9a-f]{32})"')
-_MOST_SPANS = 2000
+_MAX_SPANS = 2000
 
 
 class SpanFile:
@@ -30,13 +30,13 @@ class SpanFile:
         """
         with self._lock:
             self._read()
-            places = list(self._lines.get(trace.encode("ascii", "replace"), ()))
-        found = [span for place in places for span in self._spans(*place, trace)]
-        found.sort(key=lambda span: (span["start"], -span["seconds"]))
-        begin = found[0]["start"] if found else 0
-        for span in found:
+            locations = list(self._lines.get(trace.encode("ascii", "replace"), ()))
+        spans = [span for location in locations for span in self._spans(*location, trace)]
+        spans.sort(key=lambda span: (span["start"], -span["seconds"]))
+        begin = spans[0]["start"] if spans else 0
+        for span in spans:
             span["start"], span["seconds"] = (span["start"] - begin) / 1e9, span["seconds"] / 1e9
-        return found[:_MOST_SPANS]
+        return spans[:_MAX_SPANS]
 
     def _read(self) -> None:
         """Take in the lines that are new. A file that was replaced or cut is read from its start."""

@@ -43,12 +43,12 @@ def choose(api: Api, *, kind: Kind, steps: Sequence[int] | None, most: int) -> C
     if len(api.runs) != 1:
         raise ValueError(f"such a log holds one run, and {len(api.runs)} were given; export each by itself")
     run = api.runs[0]
-    found = rollouts(run.folder)
+    recorded = rollouts(run.folder)
     there = run.recorded()[kind]
     if not there:
         raise ValueError(f"{run.name} has no episodes {KIND_WORDS[kind]}; --kind says which are exported")
     wanted = tuple(steps) if steps is not None else (there[-1],)
-    rows = list(found.rows(wanted, kind=kind))
+    rows = list(recorded.rows(wanted, kind=kind))
     return Chosen(run, kind, wanted, tuple(rows[:most]), max(len(rows) - most, 0))
 
 
@@ -59,17 +59,17 @@ def messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     (`id`, `name`, `arguments`). Without recorded turns: prompt and response.
     """
     turns = row["turns"] or [{"prompt": row["prompt"], "response": row["response"]}]
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for turn in turns:
         if turn["prompt"]:
-            found.append({"role": "user", "content": turn["prompt"]})
+            result.append({"role": "user", "content": turn["prompt"]})
         reply: dict[str, Any] = {"role": "assistant", "content": turn["response"] or ""}
         if turn.get("tool_calls"):
             reply["tool_calls"] = turn["tool_calls"]
-        found.append(reply)
+        result.append(reply)
     if observation := turns[-1].get("observation"):
-        found.append({"role": "user", "content": observation})
-    return found
+        result.append({"role": "user", "content": observation})
+    return result
 
 
 def facts(row: dict[str, Any]) -> dict[str, Any]:
@@ -79,10 +79,10 @@ def facts(row: dict[str, Any]) -> dict[str, Any]:
         "reward", "shaped_reward", "advantage", "loss_weight", "num_tokens", "num_response_tokens", "num_turns",
         "version_min", "version_max", "mismatch_max", "kl_mean", "trace",
     )  # fmt: skip
-    found = {name: row[name] for name in names if row[name] not in (None, "")}
+    result = {name: row[name] for name in names if row[name] not in (None, "")}
     if row["seed"] is not None:
-        found["seed"] = str(row["seed"])  # other tools' numbers have 53 bits
-    return found
+        result["seed"] = str(row["seed"])  # other tools' numbers have 53 bits
+    return result
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -97,7 +97,7 @@ def _plain(value: Any, depth: int) -> Any:
 def arguments_of(text: str) -> tuple[dict[str, Any], str | None]:
     """Return the arguments of a tool call as an object, and what is wrong with them."""
     try:
-        found = _plain(json.loads(text or "{}"), _DEEPEST)
+        value = _plain(json.loads(text or "{}"), _DEEPEST)
     except (ValueError, RecursionError) as error:
         return {"text": text}, f"no JSON: {error}"
-    return (found, None) if isinstance(found, dict) else ({"value": found}, "no JSON object")
+    return (value, None) if isinstance(value, dict) else ({"value": value}, "no JSON object")

@@ -130,13 +130,13 @@ def users_are_known() -> bool:
 
 def _hexadecimal(address: Address, *, mapped: bool = False) -> str:
     """Return an address as the kernel's tables have it: words of four bytes in the machine's order, and the port."""
-    found = ipaddress.ip_address(address[0])
-    packed = found.packed
+    address_parsed = ipaddress.ip_address(address[0])
+    packed = address_parsed.packed
     if mapped and len(packed) == 4:
         packed = bytes(10) + b"\xff\xff" + packed
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"
 
 
-def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+def _same(sent: str, token: str) -> bool:
+    return hmac.compare_digest(sent.encode("utf-8", "replace"), token.encode())

@@ -37,7 +37,7 @@ class ForwardThreads:
         self._chooses = bool(matrices) and next(model.parameters()).device.type == "cpu"
 
     def shares(self, tokens: int) -> bool:
-        """Whether a pass over so many tokens is worth all threads: by the product of a matrix of average size."""
+        """Return whether a pass over these tokens is worth all threads: by a product with a matrix of average size."""
         return not self._chooses or self._product(tokens) > _WORTH_SHARING
 
     def _product(self, tokens: int) -> float:
@@ -45,7 +45,7 @@ class ForwardThreads:
 
     @contextlib.contextmanager
     def of(self, tokens: int) -> Iterator[AbstractContextManager[Any]]:
-        """Around a pass over so many tokens; what it gives goes around the large operators of the pass."""
+        """Hold the threads of a pass over so many tokens; what it gives goes around the large operators of the pass."""
         limit, threads = _limit(), torch.get_num_threads()
         if limit is None or threads == 1 or self.shares(tokens):
             yield contextlib.nullcontext()

@@ -116,12 +116,12 @@ class _Layer:
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [B, H, 1, D]."""
+    """Return [B, H, 1, D] rotated."""
     return (states * cos).add_(states.roll(states.shape[-1] // 2, -1).mul_(sin))
 
 
 def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention of one query per row [B, H, 1, D] over `keys` and `values` [B, K, S, D], K a divisor of H."""
+    """Return attention of one query per row [B, H, 1, D] over `keys` and `values` [B, K, S, D], K a divisor of H."""
     rows, shared, length, size = keys.shape
     if query.dtype != torch.float32:  # products of half precision would round the scores
         return F.scaled_dot_product_attention(
@@ -166,12 +166,12 @@ class DecodeStep:
         return cls(model)
 
     def __call__(self, tokens: Tensor, cache: RowCache, large: AbstractContextManager[object]) -> Tensor:
-        """Logits [B, V] after `tokens` int64 [B], which the cache takes in; `large` goes around large operators."""
+        """Return logits [B, V] after `tokens` int64 [B], which the cache keeps; `large` goes around large operators."""
         hidden = F.embedding(tokens, self._embedding)
         cos, sin = self._rotation(cache.length - cache.padding, hidden.dtype)
         step = _Step(cos, sin, cache.seen(extra=1), large)
-        for layer, kept in zip(self._layers, cache.layers, strict=True):
-            hidden = layer(hidden, step, kept)
+        for layer, layer_cache in zip(self._layers, cache.layers, strict=True):
+            hidden = layer(hidden, step, layer_cache)
         return self._head(self._norm(hidden))
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -222,7 +222,7 @@ def _check(step: DecodeStep, model: Any) -> None:
         for shift in (1, 2):
             tokens = (ids[:, -1] * 5 + shift) % vocabulary
             expected = forward(model, tokens[:, None], caches[0]).float()
-            found = step(tokens, caches[1], contextlib.nullcontext()).float()
-            difference, spread = float((found - expected).abs().max()), float(expected.max() - expected.min())
+            logits = step(tokens, caches[1], contextlib.nullcontext()).float()
+            difference, spread = float((logits - expected).abs().max()), float(expected.max() - expected.min())
             if not difference <= (0.02 if half else 1e-4) * spread:
                 raise _OtherModel(f"its logits differ by {difference:.2g}, where they spread over {spread:.2g}")

@@ -227,11 +227,11 @@ class HfInfer(InferEngine):
         """Give every row a token; why its response ends there, or None."""
         params = [s.request.params for s in self._running]
         uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
-        seen = [
+        previous = [
             None if p.repetition_penalty == 1.0 else torch.tensor(sorted(set(s.context)), device=self._device)
             for p, s in zip(params, self._running, strict=True)
         ]
-        tokens, logprobs = sample(logits, params, uniforms, seen)
+        tokens, logprobs = sample(logits, params, uniforms, previous)
         reasons = []
         for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             reasons.append(sequence.record([token], [logprob], self._version, self._rules))
@@ -250,7 +250,7 @@ class HfInfer(InferEngine):
 
 
 def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[int, ...]]]:
-    """Consecutive contexts whose padded size stays within the prefill budget."""
+    """Return consecutive contexts whose padded size stays within the prefill budget."""
     parts: list[Sequence[tuple[int, ...]]] = []
     start, width = 0, 0
     for i, context in enumerate(contexts):

@@ -35,7 +35,7 @@ def share_heads(model: nn.Module) -> None:
 
 
 def attends_by_sdpa(model: nn.Module) -> bool:
-    """Whether a model attends by torch's own kernels, through this function or transformers'."""
+    """Return whether a model attends by torch's own kernels, through this function or transformers'."""
     config: Any = model.config
     return config.get_text_config()._attn_implementation in ("sdpa", _ATTENTION)
 
@@ -59,10 +59,10 @@ def shared_heads_attention(
     if not plain or options.get("position_bias") is not None or options.get("cache") is not None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        found: tuple[Tensor, None] = sdpa_attention_forward(
+        attended: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-        return found
+        return attended
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
     )

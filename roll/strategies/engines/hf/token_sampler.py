@@ -14,7 +14,7 @@ from roll.strategies.base import SamplingParams
 
 
 def sample(
-    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], seen: Sequence[Tensor | None]
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], previous: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row: (tokens int64 [B], log-probs float32 [B] under the very distribution drawn from).
 
@@ -23,7 +23,7 @@ def sample(
     of the context, needed only where `repetition_penalty` != 1.
     """
     scaled = logits.float()
-    scaled = _penalised(scaled, params, seen)
+    scaled = _penalised(scaled, params, previous)
     temperature = [p.temperature if p.temperature > 0 else 1.0 for p in params]
     if any(t != 1.0 for t in temperature):
         scaled = scaled / torch.tensor(temperature, device=logits.device)[:, None]
@@ -37,13 +37,13 @@ def sample(
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     points = torch.tensor([uniforms[i] for i in drawn], dtype=torch.float64, device=logits.device)
     # right=True finds the first entry above the point, so a token of probability 0 is never drawn.
-    found = torch.searchsorted(cumulative, (points * cumulative[:, -1])[:, None], right=True)[:, 0]
-    found = found.clamp(max=logits.shape[-1] - 1)
+    columns = torch.searchsorted(cumulative, (points * cumulative[:, -1])[:, None], right=True)[:, 0]
+    columns = columns.clamp(max=logits.shape[-1] - 1)
     if len(drawn) == len(params):
-        tokens = found
+        tokens = columns
     else:
         tokens = scaled.argmax(-1)
-        tokens[rows] = found
+        tokens[rows] = columns
     logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]
     for row, i in enumerate(drawn):
         if _truncates(params[i], logits.shape[-1]):
@@ -55,12 +55,12 @@ def _truncates(params: SamplingParams, vocabulary: int) -> bool:
     return params.top_p < 1.0 or 0 < params.top_k < vocabulary
 
 
-def _penalised(logits: Tensor, params: Sequence[SamplingParams], seen: Sequence[Tensor | None]) -> Tensor:
-    """Repetition penalty as in CTRL (arXiv:1909.05858): positive logits divided, negative ones multiplied."""
+def _penalised(logits: Tensor, params: Sequence[SamplingParams], previous: Sequence[Tensor | None]) -> Tensor:
+    """Apply the repetition penalty of CTRL (arXiv:1909.05858): positive logits divided, negative ones multiplied."""
     if all(p.repetition_penalty == 1.0 for p in params):
         return logits
     logits = logits.clone()
-    for i, (p, context) in enumerate(zip(params, seen, strict=True)):
+    for i, (p, context) in enumerate(zip(params, previous, strict=True)):
         if p.repetition_penalty != 1.0 and context is not None:
             picked = logits[i, context]
             logits[i, context] = torch.where(picked > 0, picked / p.repetition_penalty, picked * p.repetition_penalty)
@@ -79,9 +79,9 @@ def _truncated(probs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         if params[i].top_k > 0:
             keep[params[i].top_k :] = False
         if params[i].top_p < 1.0:
-            kept = ordered * keep
+            probabilities_left = ordered * keep
             # A token stays while the mass before it is below top_p, so at least one always does.
-            before = kept.cumsum(-1, dtype=torch.float64) - kept
-            keep &= before < params[i].top_p * kept.sum(dtype=torch.float64)
+            before = probabilities_left.cumsum(-1, dtype=torch.float64) - probabilities_left
+            keep &= before < params[i].top_p * probabilities_left.sum(dtype=torch.float64)
         probs[i, index[~keep]] = 0.0
     return probs

@@ -69,8 +69,8 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
     def receive_weights(self, update_info: HostUpdateInfo) -> None:
         # vLLM keeps what it is given until all weights of a layer are there: a copy of what won't be there so long.
         stays = update_info.in_place
-        found = self._reader.read(update_info.path, update_info.entries, stays=stays)
-        tensors = [(name, tensor if stays else tensor.to(self.device, copy=True)) for name, tensor in found]
+        weights = self._reader.read(update_info.path, update_info.entries, stays=stays)
+        tensors = [(name, tensor if stays else tensor.to(self.device, copy=True)) for name, tensor in weights]
         # Models give back the names of the parameters that they filled, or nothing.
         load: Any = self.model.load_weights
         loaded = load(tensors)
@@ -116,7 +116,7 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
 
 
 def _tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
-    """First name of a parameter that several layers have, as it is loaded -> the other names, as they are.
+    """Return the first name of a parameter that several layers have, as it is loaded -> the other names, as they are.
 
     A layer that itself has several names, as the router of an expert layer does, is loaded once and isn't meant.
     """

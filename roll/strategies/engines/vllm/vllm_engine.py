@@ -319,7 +319,7 @@ class VllmBackend(EngineBackend):
             await self._engine.resume_generation()
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
-        """vLLM frees both parts at once, or the KV cache alone while it is awake."""
+        """Sleep; vLLM frees both parts at once, or the KV cache alone while it is awake."""
         self._asleep.update(parts)
         wanted = self._asleep if len(self._asleep) == len(ENGINE_PARTS) else self._asleep & {"kv_cache"}
         if self._sleep_level == 0 or not torch.cuda.is_available() or wanted <= self._freed:
@@ -362,17 +362,17 @@ class VllmBackend(EngineBackend):
         kill_marked(self._mark)
 
 
-def drawn_logprobs(tokens: Sequence[int], found: Any) -> list[float]:
+def drawn_logprobs(tokens: Sequence[int], entries: Any) -> list[float]:
     """Return the log-prob of each of `tokens` out of vLLM's `FlatLogprobs`.
 
     A position has the drawn token first, and after it those that the engine adds.
     """
     if not tokens:
         return []
-    starts = found.start_indices
+    starts = entries.start_indices
     if len(starts) != len(tokens):
         raise RuntimeError(f"vLLM gave {len(tokens)} tokens with log-probs for {len(starts)}")
-    ids, logprobs = found.token_ids, found.logprobs
+    ids, logprobs = entries.token_ids, entries.logprobs
     if len(ids) != len(tokens):
         ids, logprobs = [ids[i] for i in starts], [logprobs[i] for i in starts]
     if list(tokens) != ids:
@@ -388,23 +388,23 @@ def _warn_of_stop_strings() -> None:
     )
 
 
-def told_experts(found: np.ndarray | None, read: int, *, whole: bool) -> np.ndarray | None:
+def told_experts(routed: np.ndarray | None, read: int, *, whole: bool) -> np.ndarray | None:
     """Return what vLLM says of experts (uint8 or uint16, with the last part of a stream) as `Sampled.experts`.
 
     `read`: tokens that it has read; `whole`: it must tell of all of them, and not only of the first ones.
     """
-    if found is None:
+    if routed is None:
         return None
-    if found.ndim != 3 or len(found) > read or (whole and len(found) < read):
+    if routed.ndim != 3 or len(routed) > read or (whole and len(routed) < read):
         raise RuntimeError(
-            f"vLLM gave experts of shape {found.shape}, expected [{read} tokens read, layers, experts per token]"
+            f"vLLM gave experts of shape {routed.shape}, expected [{read} tokens read, layers, experts per token]"
         )
-    return found.astype(np.int16)
+    return routed.astype(np.int16)
 
 
 @contextlib.contextmanager
 def _environment(defaults: Mapping[str, str], added: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for child processes started inside; afterwards this process's own are as before.
+    """Set environment variables for child processes started inside; restore this process's own afterwards.
 
     vLLM itself changes some too, such as LD_PRELOAD, which must not reach processes that others start.
     """
