@@ -12,20 +12,20 @@ import pytest
 from roll.utils.moved_modules import new_name
 
 FORMER = (
-    "roll.configs.catalog.pipeline_table",
+    "roll.catalog.pipelines",
     "roll.cli.signals",
-    "roll.pipelines.run.clusters",
-    "roll.pipelines.offline.sft",
-    "roll.rollout.chat_format",
-    "roll.isolation.sandbox.base",
-    "roll.isolation.sandbox.remote",
-    "roll.strategies.engines.hf.hf_infer",
-    "roll.strategies.training.micro",
-    "roll.envs.tools.base",
-    "roll.envs.tools.interactions",
-    "roll.envs.tools.parsing.base",
-    "roll.types.trajectory",
-    "roll.pipelines.workers.train_worker",
+    "roll.pipelines.clusters",
+    "roll.pipelines.sft",
+    "roll.rollout.chat",
+    "roll.sandbox.base",
+    "roll.sandbox.remote",
+    "roll.strategies.hf_infer",
+    "roll.strategies.micro",
+    "roll.tools.base",
+    "roll.tools.interactions",
+    "roll.tools.parsing.base",
+    "roll.types.episode",
+    "roll.workers.train",
 )
 
 
@@ -40,21 +40,21 @@ def test_a_former_name_is_the_same_module_and_says_where_it_is(former: str):
 
 
 def test_an_extension_that_was_written_for_an_earlier_release_is_imported_by_a_new_process():
-    code = "from roll.envs.tools.base import Tool; from roll.types.trajectory import Task\n"
-    code += "from roll.configs.catalog.pipeline_table import Pipeline\n"
+    code = "from roll.tools.base import Tool; from roll.types.episode import Task\n"
+    code += "from roll.catalog.pipelines import Pipeline\n"
     code += "import roll.envs.tools.base, pickle\n"
     code += "assert Tool is roll.envs.tools.base.Tool and Task.__module__ == 'roll.types.trajectory'\n"
     code += "print(pickle.loads(pickle.dumps(Task)) is Task)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "True"
-    assert "roll.envs.tools.base has moved to roll.envs.tools.base" in shown.stderr
+    assert "roll.tools.base has moved to roll.envs.tools.base" in shown.stderr
 
 
 def test_objects_that_were_pickled_under_a_former_name_are_read():
     from roll.types.trajectory import Task
 
-    written = pickle.dumps(Task, protocol=0).replace(b"roll.types.trajectory", b"roll.types.trajectory")
-    sys.modules.pop("roll.types.trajectory", None)
+    written = pickle.dumps(Task, protocol=0).replace(b"roll.types.trajectory", b"roll.types.episode")
+    sys.modules.pop("roll.types.episode", None)
     with pytest.warns(FutureWarning):
         assert pickle.loads(written) is Task
 
