@@ -57,7 +57,6 @@ FULL = (
     "strategies/test_hf_half_stream.py::test_compiled_layers*",
     "strategies/test_deepspeed_start.py*",
     "strategies/test_fsdp2_start.py*",
-    "strategies/test_megatron_quiet.py*",
     "strategies/test_strategies_quiet.py*",
     "pipelines/test_pipelines_vllm.py*",
     "pipelines/test_pipelines_lora_sync.py*",
@@ -140,9 +139,9 @@ FULL = (
 """Patterns of test ids below tests/."""
 
 SMALL_REAL_RUNS = (
-    "strategies/test_fsdp2_ranks.py::test_every_layout_gives_the_numbers_of_a_plain_loop[two shards, gathered once]",
+    "strategies/test_fsdp2_ranks.py::test_two_shards_that_are_gathered_once_give_the_numbers_of_a_plain_loop",
     "strategies/test_deepspeed_layouts.py::test_one_rank_equals_a_plain_loop[stage 1]",
-    "strategies/test_megatron_layouts.py::test_llama_in_every_layout[tensor 2]",
+    "strategies/test_megatron_layouts.py::test_two_tensor_ranks_train_like_a_plain_loop",
     # The launcher: hf_infer and FSDP2 inline, DeepSpeed, Megatron; two ranks under Ray.
     "pipelines/test_pipelines_contract.py::test_every_backend_takes_the_steps_that_fsdp2_takes[rlvr-zero 1]",
     "pipelines/test_pipelines_contract.py::test_every_backend_takes_the_steps_that_fsdp2_takes[rlvr-megatron]",

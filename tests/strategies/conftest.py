@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from ranks import RankPool
 from tiny_models import build_tiny_model
@@ -13,6 +15,24 @@ def ranks():
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def written(ranks, tmp_path_factory):
+    """`written(write, world, spec)`: a folder, and what `write(info, spec, folder)` gave rank 0; each written once.
+
+    Who changes anything in the folder takes a copy.
+    """
+    made = {}
+
+    def get(write, world, spec):
+        key = pickle.dumps((write, world, spec))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("written") / "checkpoint"
+            made[key] = folder, ranks.run(write, world, spec, folder)[0]
+        return made[key]
+
+    return get
 
 
 @pytest.fixture(scope="session")

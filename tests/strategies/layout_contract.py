@@ -15,9 +15,12 @@ from train_contract import LOSS, build, make_batch, make_spec
 
 from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
 from roll.distributed.weights import weights_checksum
+from roll.strategies.deepspeed.deepspeed_strategy import DeepSpeedStrategy
+from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.types.batch import TokenOutputs
 
-STEPS = 5
+STEPS = 3
+"""The first has no moments yet, the last is taken on weights that moments of two steps have moved."""
 LEARNING_RATE = 1e-3
 CLIP = 0.5
 DECAY = 0.1
@@ -25,8 +28,25 @@ EPSILON = 1e-6
 """Of Adam. The usual 1e-8 turns rounding into whole steps where a gradient nearly cancels, as that of a key bias does:
 softmax doesn't see a constant that is added to all scores."""
 
+TP2, PP2, CP2, EP2 = (
+    {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
+)
+VP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
+SP = {"sequence_parallel": True}
+PLAIN = {"use_distributed_optimizer": False}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+PACKED = {"worker": {"use_sequence_packing": True}}
+
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 4}, "qwen3_moe": {}}
 """What every backend can run -> changes of the tiny model's configuration."""
+
+
+FSDP = {
+    "one rank": (1, {}),
+    "sharded over two": (2, {}),
+    "replicated over two": (2, {"fsdp_size": 1, "reshard_after_forward": False}),
+}
+"""How FSDP2 shares a model: ranks, options."""
 
 
 @dataclass
@@ -46,7 +66,7 @@ class Run:
 
 @functools.cache
 def reference(path) -> Run:
-    """Five optimizer steps by hand on the model in a folder."""
+    """Optimizer steps by hand on the model in a folder."""
     from transformers import AutoModelForCausalLM
 
     return by_hand(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
@@ -58,7 +78,7 @@ def contract_loss(logprobs, batch):
 
 
 def by_hand(model, loss_of=contract_loss, *, make=make_batch, tables=False) -> Run:
-    """Five optimizer steps on what trains of a causal language model; `loss_of(log-probs [N], batch)`.
+    """Optimizer steps on what trains of a causal language model; `loss_of(log-probs [N], batch)`.
 
     With `tables` the loss gets the log-probs of all tokens, [N, V].
     """
@@ -109,6 +129,11 @@ def shard_of(dp_rank: int, dp_size: int) -> list[int]:
     return list(range(6 - dp_size + 1)) if dp_rank == 0 else [6 - dp_size + dp_rank]
 
 
+def my_rows(strategy, make=make_batch):
+    """The rows of this rank's data-parallel part."""
+    return make().select(shard_of(strategy.layout.dp_rank, strategy.layout.dp_size))
+
+
 def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None, more=()) -> dict:
     """One rank's part of the run; `look(strategy)` is asked at its end. `split(batch, dp_rank, dp_size)`: its rows.
 
@@ -137,7 +162,11 @@ def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None, more=())
 
 def run_layout(ranks, spec, world: int, look=None, play=play) -> Run:
     """The ranks' answers put together."""
-    answers = ranks.run(play, world, spec, look)
+    return put_together(ranks.run(play, world, spec, look))
+
+
+def put_together(answers) -> Run:
+    """Make one run of what `play` returned on every rank."""
     # Each rank may send a part of the weights to the engines, so all must see the same of them, bit by bit.
     assert all(a["sent"] is not None and a["sent"] == answers[0]["sent"] for a in answers)
     kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
@@ -179,6 +208,36 @@ def check_layout(
     wrong = {name: value for name, value in differences(run, reference(path)).items() if not value <= tolerance}
     assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
     return run
+
+
+def check_layouts(ranks, strategy: str, world: int, cases: dict, *, play=play, tolerance: float = 1e-4) -> None:
+    """`check_layout` for roles that share a process group: name -> (path, options, changes)."""
+    specs = [layout_spec(path, strategy, options, **changes) for path, options, changes in cases.values()]
+    by_rank = ranks.run(each, world, play, specs)
+    wrong = {}
+    for (name, (path, *_)), *answers in zip(cases.items(), *by_rank, strict=True):
+        found = differences(put_together(answers), reference(path))
+        wrong |= {f"{name}: {what}": value for what, value in found.items() if not value <= tolerance}
+    assert not wrong, f"{strategy} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
+
+
+def each(info, function, specs, *args) -> list:
+    """`function(info, spec, *args)` for roles of one layout, one after another in one process group."""
+    answers = []
+    for spec in specs:
+        try:
+            answers.append(function(info, spec, *args))
+        except Exception as error:
+            error.add_note(f"with {spec}")
+            raise
+        stay_connected()
+    return answers
+
+
+def stay_connected() -> None:
+    """Let the next roles of this process use the process group it has; Megatron's do so by themselves."""
+    if dist.is_initialized():
+        Fsdp2Strategy._connect = DeepSpeedStrategy._connect = lambda self: None
 
 
 def refusal(info, spec):

@@ -1,9 +1,10 @@
-"""Processes that stay for the whole test session; copies of them play the ranks of one role after another."""
+"""A process that stays for the whole test session; copies of it play the ranks of one role after another."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import multiprocessing
 import os
@@ -12,14 +13,17 @@ import random
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from train_contract import make_info
 
-_LIMIT = 400.0
+_LIMIT = 600.0
+_AFTER_A_FAILURE = 10.0
+"""Seconds that the other ranks get: they may wait for the one that failed for ever."""
 _UNSEEDED = random.SystemRandom()
 _LIBRARIES = ("torch", "transformers", "deepspeed", "megatron", "peft", "roll")
 """What takes seconds to import is kept from one call to the next."""
@@ -48,57 +52,53 @@ def free_port(draw: Callable[[int, int], int] = _UNSEEDED.randint) -> int:
 class RankPool:
     """`run(f, world, *args)` calls `f(info, *args)` in `world` processes at once; `f` is a module's top-level function.
 
-    Each call has copies of the pool's processes, which keep nothing of it but what it imported. Engines that never let
-    go of their process groups, modules that count what they have made, settings for a whole process: all end with it.
+    The ranks of all calls are copies of one process, which keeps nothing of a call but what it imported. Engines that
+    never let go of their process groups, modules that count what they have made, settings for a whole process: all end
+    with the copies.
     """
 
     def __init__(self) -> None:
-        self._ranks: list[tuple[multiprocessing.Process, Connection]] = []
+        self._template: tuple[multiprocessing.Process, Connection] | None = None
+        self._results: dict[bytes, list] = {}
 
     def run(self, function, world: int, *args, limit: float = _LIMIT) -> list:
         """Results in rank order; raises with every failed rank's traceback."""
-        while len(self._ranks) < world:
-            self._start()
-        port = free_port()
-        used = self._ranks[:world]
-        for rank, (_, pipe) in enumerate(used):
-            pipe.send_bytes(pickle.dumps((function, make_info(rank, world, port), args)))
-        answers, failures = [], []
-        for rank, (process, pipe) in enumerate(used):
-            answer = self._answer(process, pipe, limit if not failures else 10.0)
-            answers.append(answer)
-            if "error" in answer:
-                failures.append(f"rank {rank} of {world}: {answer['error']}")
+        process, pipe = self._template = self._template or _start_template()
+        try:
+            pipe.send_bytes(pickle.dumps((function, world, free_port(), args, limit)))
+            answers = [pickle.loads(pipe.recv_bytes()) for _ in range(world)]
+        except (EOFError, OSError):
+            self.close()
+            raise RuntimeError(f"the process of all ranks ended with exit code {process.exitcode}") from None
+        failures = [f"rank {r} of {world}: {answer['error']}" for r, answer in enumerate(answers) if "error" in answer]
         if failures:
-            self.close()  # its peers may wait for ever
             raise RuntimeError("\n".join(failures))
         return [answer["result"] for answer in answers]
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        mine, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, list(sys.path)), daemon=True)
-        process.start()
-        theirs.close()
-        self._ranks.append((process, mine))
-
-    @staticmethod
-    def _answer(process, pipe: Connection, limit: float) -> dict:
-        try:
-            if pipe.poll(limit):
-                return pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            process.join(5)
-            return {"error": f"the process ended with exit code {process.exitcode}"}
-        return {"error": f"no answer in {limit:g} s"}
+    def once(self, function, world: int, *args) -> list:
+        """Return what `run` returns, played once for all tests that ask the same; nobody may change it."""
+        key = pickle.dumps((function, world, args))
+        if key not in self._results:
+            self._results[key] = self.run(function, world, *args)
+        return self._results[key]
 
     def close(self) -> None:
         """Kill all processes; the next `run` starts new ones."""
-        for process, pipe in self._ranks:
+        if self._template:
+            process, pipe = self._template
             pipe.close()
             process.kill()
             process.join()
-        self._ranks.clear()
+        self._template = None
+
+
+def _start_template() -> tuple[multiprocessing.Process, Connection]:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, list(sys.path)), daemon=True)
+    process.start()
+    theirs.close()
+    return process, mine
 
 
 def _serve(pipe: Connection, path: list[str]) -> None:
@@ -111,41 +111,62 @@ def _serve(pipe: Connection, path: list[str]) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            function, info, args = pickle.loads(pipe.recv_bytes())
+            function, world, port, args, limit = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        answer = _in_a_copy(function, info, args)
-        pipe.send_bytes(pickle.dumps(answer))
-        for name in answer.pop("imported", ()):
+        gc.freeze()  # copies neither walk nor write to what all of them share
+        copies = [_copy(function, make_info(rank, world, port), args) for rank in range(world)]
+        answers = _answers(copies, limit)
+        for answer, _ in answers:
+            pipe.send_bytes(answer)
+        for name in {name: None for _, names in answers for name in names}:
             with contextlib.suppress(Exception):  # what can't be imported alone is imported by each copy
                 importlib.import_module(name)
 
 
-def _in_a_copy(function, info, args) -> dict:
-    source, target = os.pipe()
+def _copy(function, info, args) -> tuple[int, Connection]:
+    """Start a copy of this process on a call; return its id, and where it answers."""
+    source, target = multiprocessing.Pipe(duplex=False)
     child = os.fork()
-    if child == 0:
-        os.close(source)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a pool that is closed ends its copies too
-        before = set(sys.modules)
-        try:
-            answer = {"result": function(info, *args)}
-        except Exception:  # noqa: BLE001 - whatever it is, the test that asked must see it
-            answer = {"error": traceback.format_exc()}
-        answer["imported"] = [n for n in sys.modules if n not in before and n.partition(".")[0] in _LIBRARIES]
-        with os.fdopen(target, "wb") as file:
-            pickle.dump(answer, file)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # nobody waits for threads, or for peers that have gone
-    os.close(target)
-    with os.fdopen(source, "rb") as file:
-        said = file.read()
-    _, status = os.waitpid(child, 0)
-    if status or not said:
-        return {"error": f"the process ended with exit code {os.waitstatus_to_exitcode(status)}"}
-    return pickle.loads(said)
+    if child:
+        target.close()
+        return child, source
+    source.close()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a pool that is closed ends its copies too
+    before = set(sys.modules)
+    try:
+        failed, answer = False, pickle.dumps({"result": function(info, *args)})
+    except Exception:  # noqa: BLE001 - whatever it is, the test that asked must see it
+        failed, answer = True, pickle.dumps({"error": traceback.format_exc()})
+    target.send_bytes(answer)
+    imported = [n for n in sys.modules if n not in before and n.partition(".")[0] in _LIBRARIES]
+    target.send_bytes(pickle.dumps((failed, imported)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # nobody waits for threads, or for peers that have gone
+
+
+def _answers(copies: list[tuple[int, Connection]], limit: float) -> list[tuple[bytes, list[str]]]:
+    """Return what each copy answers, pickled, and what it imported; kill those that are late."""
+    found, waiting = {}, {source: (rank, child) for rank, (child, source) in enumerate(copies)}
+    deadline = time.monotonic() + limit
+    while waiting and (ready := wait(list(waiting), deadline - time.monotonic())):
+        for source in ready:
+            rank, child = waiting.pop(source)
+            try:
+                answer, (failed, imported) = source.recv_bytes(), pickle.loads(source.recv_bytes())
+            except EOFError:
+                answer, failed, imported = None, True, []
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            found[rank] = answer or pickle.dumps({"error": f"the process ended with exit code {code}"}), imported
+            if failed:
+                deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
+    for rank, child in waiting.values():
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found[rank] = pickle.dumps({"error": f"no answer in {limit:g} s, or after another rank's failure"}), []
+    return [found[rank] for rank in range(len(copies))]
 
 
 def status_bytes(key: str) -> int:

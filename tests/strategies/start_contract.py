@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from layout_contract import stay_connected
 from ranks import status_bytes
 from train_contract import build, make_batch
 
-from roll.strategies.deepspeed.deepspeed_strategy import DeepSpeedStrategy
-from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.streamed import StreamedWeights
 
@@ -21,8 +20,7 @@ LAYER = 4 * (2 * 512 * 512 + 2 * 512 * 2 * 64 + 3 * 512 * 1536)
 
 def another(spec, info):
     """A strategy beside those that this process has had: it is connected."""
-    if torch.distributed.is_initialized():
-        Fsdp2Strategy._connect = DeepSpeedStrategy._connect = lambda self: None
+    stay_connected()
     return build(spec, info)
 
 

@@ -7,21 +7,26 @@ import shutil
 
 import pytest
 import torch
-from test_deepspeed_steps import STAGES, mine_of, spec_of, stages
+from layout_contract import my_rows
+from test_deepspeed_steps import STAGES, spec_of, stages
 from tiny_models import build_tiny_model
 from train_contract import LOSS, build, make_batch, weights_of
 
 SCHEDULE = {"lr_scheduler_type": "cosine", "warmup_steps": 2}
 
 
+def a_spec(path, stage, dtype="fp32"):
+    return spec_of(path, stage, training=SCHEDULE, model={"dtype": dtype})
+
+
 def save_then_go_on(info, spec, path):
     strategy = build(spec, info)
-    batch = mine_of(strategy, make_batch())
+    batch = my_rows(strategy)
     for _ in range(2):
         strategy.train_step(batch, LOSS)
     strategy.save(path)
-    saved = weights_of(strategy)
-    return saved, *go_on(strategy, batch)
+    saved, scores = weights_of(strategy), strategy.forward(batch, ("logprobs",)).logprobs
+    return saved, *go_on(strategy, batch), scores
 
 
 def go_on(strategy, batch):
@@ -31,7 +36,7 @@ def go_on(strategy, batch):
 def load_then_go_on(info, spec, path):
     """(weights as loaded, results of steps, weights after them, scores as loaded)."""
     strategy = build(spec, info)
-    batch = mine_of(strategy, make_batch())
+    batch = my_rows(strategy)
     strategy.load(path)
     loaded, scores = weights_of(strategy), strategy.forward(batch, ("logprobs",)).logprobs
     return loaded, *(go_on(strategy, batch) if spec.trains else ([], loaded)), scores
@@ -40,7 +45,7 @@ def load_then_go_on(info, spec, path):
 def load_twice(info, spec, path):
     """(weights as loaded, results of steps, weights after them), twice: then into a role that has moved on."""
     strategy = build(spec, info)
-    batch, answers = mine_of(strategy, make_batch()), []
+    batch, answers = my_rows(strategy), []
     for _ in range(2):
         strategy.load(path)
         answers.append((weights_of(strategy), *go_on(strategy, batch)))
@@ -53,10 +58,10 @@ def equal(mine, theirs):
 
 @stages()
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_checkpoint_continues_bit_for_bit(ranks, tiny_model, tmp_path, stage, dtype):
-    spec = spec_of(tiny_model, stage, training=SCHEDULE, model={"dtype": dtype})
-    saved, results, weights = ranks.run(save_then_go_on, 2, spec, tmp_path / "checkpoint")[0]
-    for loaded, resumed, after in ranks.run(load_twice, 2, spec, tmp_path / "checkpoint")[0]:
+def test_a_checkpoint_continues_bit_for_bit(ranks, tiny_model, written, stage, dtype):
+    spec = a_spec(tiny_model, stage, dtype)
+    path, (saved, results, weights, _) = written(save_then_go_on, 2, spec)
+    for loaded, resumed, after in ranks.run(load_twice, 2, spec, path)[0]:
         assert equal(loaded, saved)
         assert resumed == results
         assert equal(after, weights)
@@ -76,14 +81,10 @@ OTHERS = [
 
 @pytest.mark.parametrize(("writer", "wrote", "reader", "reads"), OTHERS)
 def test_another_stage_and_number_of_ranks_continue_with_exact_weights_and_moments(
-    ranks, tiny_model, tmp_path, writer, wrote, reader, reads
+    ranks, tiny_model, written, writer, wrote, reader, reads
 ):
-    saved, results, weights = ranks.run(
-        save_then_go_on, wrote, spec_of(tiny_model, writer, training=SCHEDULE), tmp_path / "checkpoint"
-    )[0]
-    loaded, resumed, after, _ = ranks.run(
-        load_then_go_on, reads, spec_of(tiny_model, reader, training=SCHEDULE), tmp_path / "checkpoint"
-    )[0]
+    path, (saved, results, weights, _) = written(save_then_go_on, wrote, a_spec(tiny_model, writer))
+    loaded, resumed, after, _ = ranks.run(load_then_go_on, reads, a_spec(tiny_model, reader), path)[0]
     assert equal(loaded, saved)
     for mine, theirs in zip(resumed, results, strict=True):
         assert mine["actor/lr"] == theirs["actor/lr"]
@@ -92,11 +93,10 @@ def test_another_stage_and_number_of_ranks_continue_with_exact_weights_and_momen
         assert float((after[name] - tensor).abs().max() / tensor.abs().max()) < 1e-4
 
 
-def test_moments_are_the_very_numbers_under_another_layout(ranks, tiny_model, tmp_path):
-    spec = spec_of(tiny_model, "stage 3")
-    ranks.run(save_then_go_on, 2, spec, tmp_path / "a")
-    ranks.run(load_and_save, 1, spec_of(tiny_model, "stage 1"), tmp_path / "a", tmp_path / "b")
-    first, second = tensors_in(tmp_path / "a"), tensors_in(tmp_path / "b")
+def test_moments_are_the_very_numbers_under_another_layout(ranks, tiny_model, written, tmp_path):
+    path, _ = written(save_then_go_on, 2, a_spec(tiny_model, "stage 3"))
+    ranks.run(load_and_save, 1, a_spec(tiny_model, "stage 1"), path, tmp_path)
+    first, second = tensors_in(path), tensors_in(tmp_path)
     assert any(name.startswith("exp_avg_sq:") for name in first)
     assert equal(first, second)
 
@@ -113,13 +113,11 @@ def tensors_in(path):
     return {name: t for file in path.glob("*.safetensors") for name, t in load_file(file).items()}
 
 
-def test_a_role_that_does_not_train_reads_the_weights_alone(ranks, tiny_model, tmp_path):
-    spec = spec_of(tiny_model, "stage 2")
-    saved, _, _ = ranks.run(save_then_go_on, 2, spec, tmp_path / "checkpoint")[0]
-    expected = ranks.run(load_then_go_on, 2, spec, tmp_path / "checkpoint")[0][3]
+def test_a_role_that_does_not_train_reads_the_weights_alone(ranks, tiny_model, written):
+    path, (saved, _, _, expected) = written(save_then_go_on, 2, a_spec(tiny_model, "stage 3"))
     for stage in ("stage 2", "stage 3", "stage 3, all on the host"):  # below 3 it is a plain module
         reader = spec_of(tiny_model, stage, name="deepspeed_infer", trains=False)
-        loaded, _, _, scores = ranks.run(load_then_go_on, 2, reader, tmp_path / "checkpoint")[0]
+        loaded, _, _, scores = ranks.run(load_then_go_on, 2, reader, path)[0]
         assert equal(loaded, saved), stage
         torch.testing.assert_close(scores, expected, atol=1e-6, rtol=0)
 
@@ -127,8 +125,7 @@ def test_a_role_that_does_not_train_reads_the_weights_alone(ranks, tiny_model, t
 def test_a_checkpoint_before_the_first_step_and_frozen_weights_come_back(ranks, tiny_model, tmp_path):
     frozen = {"freeze_module_prefix": ("model.layers.0.",)}
     for stage in STAGES:
-        spec = spec_of(tiny_model, stage, model=frozen)
-        path = tmp_path / stage
+        spec, path = spec_of(tiny_model, stage, model=frozen), tmp_path / stage
         weights = ranks.run(save_at_once, 2, spec, path)[0]
         (expected,), (loaded, _, after) = ranks.run(go_on_then_load, 1, spec, path)[0]
         assert equal(loaded, weights)
@@ -202,7 +199,7 @@ def save_in_pieces(info, spec, path):
     from roll.strategies.deepspeed import deepspeed_files as files
 
     strategy, limit = build(spec, info), files._FILE_BYTES
-    strategy.train_step(mine_of(strategy, make_batch()), LOSS)
+    strategy.train_step(my_rows(strategy), LOSS)
     files._FILE_BYTES = 20_000
     try:
         strategy.save(path)
@@ -212,7 +209,7 @@ def save_in_pieces(info, spec, path):
 
 def export(info, spec, path):
     strategy = build(spec, info)
-    strategy.train_step(mine_of(strategy, make_batch()), LOSS)
+    strategy.train_step(my_rows(strategy), LOSS)
     strategy.export(path)
     return weights_of(strategy)
 

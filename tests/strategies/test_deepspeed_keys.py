@@ -7,7 +7,7 @@ import operator
 
 import pytest
 import torch
-from layout_contract import check_layout, layout_spec, reference, run_layout
+from layout_contract import CLIP, differences, each, layout_spec, play, put_together, reference
 
 pytest.importorskip("deepspeed")
 
@@ -17,9 +17,10 @@ SMALL = {"stage3_param_persistence_threshold": 0}
 """Without it all weights of these models would stay whole on every rank in stage 3."""
 
 
-def look_at(*places):
-    """For `run_layout`: what stands at each of these places of the engine after the steps."""
-    return functools.partial(values_at, places)
+def looked(info, case):
+    """What `play` returns of a role, and what stands at some places of its engine after the steps."""
+    spec, places = case
+    return play(info, spec, functools.partial(values_at, places))
 
 
 def values_at(places, strategy):
@@ -28,6 +29,20 @@ def values_at(places, strategy):
 
 def _value(found):
     return found() if callable(found) else found
+
+
+def runs_of(ranks, world, cases):
+    """Run roles that share a process group: `cases` of (spec, places to look at)."""
+    return [put_together(answers) for answers in zip(*ranks.run(each, world, looked, cases), strict=True)]
+
+
+def a_spec(path, options, **changes):
+    return layout_spec(path, "deepspeed_train", options, **changes)
+
+
+def check_numbers(run, path, name):
+    wrong = {what: value for what, value in differences(run, reference(path)).items() if not value <= 1e-4}
+    assert not wrong, (name, wrong)
 
 
 # key -> (stage, a value that isn't the default, where the engine keeps it, what it keeps)
@@ -69,29 +84,24 @@ def test_no_key_of_zero_is_forgotten_here():
     assert ZERO.keys() | ELSEWHERE.keys() == ZERO_KEYS.keys()
 
 
-@pytest.fixture(scope="module")
-def defaults(ranks, model_of):
-    """`defaults(zero)`: what an engine of these options has at all places of its stage, by place; asked once each."""
-    found = {}
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_keys_of_zero_reach_the_engine_and_change_no_number(ranks, model_of, stage):
+    path, keys = model_of("llama"), {key: row[1:] for key, row in ZERO.items() if row[0] == stage}
+    places = [place for _, place, _ in keys.values()]
 
-    def of(zero):
-        if repr(zero) not in found:
-            places = [place for stage, _, place, _ in ZERO.values() if stage == zero["stage"]]
-            spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": zero})
-            found[repr(zero)] = dict(zip(places, run_layout(ranks, spec, 2, look_at(*places)).seen, strict=True))
-        return found[repr(zero)]
+    def beside(key):
+        return {"stage": stage, **(SMALL if stage == 3 and key not in SMALL else {})}
 
-    return of
-
-
-@pytest.mark.parametrize("key", ZERO)
-def test_keys_of_zero_reach_the_engine_and_change_no_number(ranks, model_of, defaults, key):
-    stage, value, place, kept = ZERO[key]
-    assert stage in ZERO_KEYS[key]
-    zero = {"stage": stage, **(SMALL if stage == 3 and key not in SMALL else {})}
-    assert defaults(zero)[place] != kept
-    options = {"zero_optimization": {**zero, key: value}}
-    assert check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2, look=look_at(place)).seen == [kept]
+    plain = [beside(None), {"stage": stage}][: 2 if stage == 3 else 1]
+    given = [*plain, *({**beside(key), key: value} for key, (value, _, _) in keys.items())]
+    found = runs_of(ranks, 2, [(a_spec(path, {"zero_optimization": zero}), places) for zero in given])
+    for key, run in zip(keys, found[len(plain) :], strict=True):
+        assert stage in ZERO_KEYS[key]
+        _, place, kept = keys[key]
+        default = found[plain.index(beside(key))]
+        assert default.seen[places.index(place)] != kept, key
+        assert run.seen[places.index(place)] == kept, key
+        check_numbers(run, path, key)
 
 
 @pytest.mark.parametrize("key", QUANTIZED_KEYS)
@@ -110,54 +120,61 @@ DIVISIONS = [
 ]
 
 
-@pytest.mark.parametrize("zero", [{}, {"stage": 1, "reduce_scatter": False}, {"stage": 2, "reduce_scatter": False}])
-@pytest.mark.parametrize(("more", "place", "kept"), DIVISIONS)
-def test_when_sums_are_divided_reaches_the_engine_and_changes_no_number(ranks, model_of, zero, more, place, kept):
-    options, places = {"zero_optimization": zero, **more}, [place, f"optimizer.{place}"] if zero else [place]
-    run = check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2, look=look_at(*places))
-    assert run.seen == [kept] * len(places)
+def test_when_sums_are_divided_reaches_the_engine_and_changes_no_number(ranks, model_of):
+    path, cases, expected = model_of("llama"), [], []
+    for zero in ({}, {"stage": 1, "reduce_scatter": False}, {"stage": 2, "reduce_scatter": False}):
+        for more, place, kept in DIVISIONS:
+            places = [place, f"optimizer.{place}"] if zero else [place]
+            cases.append((a_spec(path, {"zero_optimization": zero, **more}), places))
+            expected.append([kept] * len(places))
+    found = runs_of(ranks, 2, cases)
+    assert [run.seen for run in found] == expected
+    for run, (spec, _) in zip(found, cases, strict=True):
+        check_numbers(run, path, spec.worker.strategy_args)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_gradients_are_summed_over_ranks_in_the_type_asked_for(ranks, model_of, stage):
-    exact = reference(model_of("llama")).norms
-    zero = {"zero_optimization": {"stage": stage}}
-    spec = layout_spec(model_of("llama"), "deepspeed_train", {**zero, "communication_data_type": "bf16"})
-    rounded = run_layout(ranks, spec, 2).norms
-    assert rounded == pytest.approx(exact, rel=0.02)
-    assert rounded != pytest.approx(exact, rel=1e-5)
-    same = layout_spec(model_of("llama"), "deepspeed_train", {**zero, "communication_data_type": "fp32"})
-    assert run_layout(ranks, same, 2).norms == pytest.approx(exact, rel=1e-5)
+def test_gradients_are_summed_over_ranks_in_the_type_asked_for(ranks, model_of):
+    path = model_of("llama")
+    cases = [
+        (a_spec(path, {"zero_optimization": {"stage": stage}, "communication_data_type": dtype}), ())
+        for stage in range(4)
+        for dtype in ("bf16", "fp32")
+    ]
+    exact, found = reference(path).norms, runs_of(ranks, 2, cases)
+    for rounded, same in zip(found[::2], found[1::2], strict=True):
+        assert rounded.norms == pytest.approx(exact, rel=0.02)
+        assert rounded.norms != pytest.approx(exact, rel=1e-5)
+        assert same.norms == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_gradients_of_micro_batches_are_summed_in_the_type_asked_for(ranks, model_of, stage):
-    norms = {}
-    for given in (None, "fp32", "bf16"):
-        options = {"zero_optimization": {"stage": stage}}
-        if given:
-            options["data_types"] = {"grad_accum_dtype": given}
-        spec = layout_spec(model_of("llama"), "deepspeed_train", options, model={"dtype": "bf16"})
-        norms[given] = run_layout(ranks, spec, 1).norms
-    assert norms[None] == norms["fp32"]
-    assert norms["bf16"] != norms["fp32"]
-    assert norms["bf16"] == pytest.approx(norms["fp32"], rel=0.02)
+    zero = {"zero_optimization": {"stage": stage}}
+    given = [zero, *({**zero, "data_types": {"grad_accum_dtype": dtype}} for dtype in ("fp32", "bf16"))]
+    specs = [a_spec(model_of("llama"), options, model={"dtype": "bf16"}) for options in given]
+    by_default, fp32, bf16 = (run.norms for run in runs_of(ranks, 1, [(spec, ()) for spec in specs]))
+    assert by_default == fp32
+    assert bf16 != fp32
+    assert bf16 == pytest.approx(fp32, rel=0.02)
 
 
 def test_immediate_updates_of_bf16_gradients_reach_stage_1_and_change_no_number(ranks, model_of):
-    norms = []
-    for more in ({}, {"bf16": {"immediate_grad_update": True}}):
-        options = {"zero_optimization": {"stage": 1}, **more}
-        spec = layout_spec(model_of("llama"), "deepspeed_train", options, model={"dtype": "bf16"})
-        run = run_layout(ranks, spec, 2, look_at("optimizer.immediate_grad_update"))
-        norms.append(run.norms)
-        assert run.seen == [bool(more)]
-    assert norms[0] == norms[1]
+    zero = {"zero_optimization": {"stage": 1}}
+    specs = [
+        a_spec(model_of("llama"), {**zero, **more}, model={"dtype": "bf16"})
+        for more in ({}, {"bf16": {"immediate_grad_update": True}})
+    ]
+    late, at_once = runs_of(ranks, 2, [(spec, ["optimizer.immediate_grad_update"]) for spec in specs])
+    assert (late.seen, at_once.seen) == ([False], [True])
+    assert late.norms == at_once.norms
 
 
 def test_clipping_and_sizes_are_filled_in_from_the_role(ranks, model_of):
-    for options in ({}, {"gradient_clipping": "auto", "train_batch_size": "auto"}):
-        spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": {"stage": 2}, **options})
-        run = run_layout(ranks, spec, 2, look_at("optimizer.clip_grad"))
-        assert run.seen == [spec.max_grad_norm]
-        assert spec.max_grad_norm < run.norms[0]
+    zero = {"zero_optimization": {"stage": 2}}
+    specs = [
+        a_spec(model_of("llama"), {**zero, **more})
+        for more in ({}, {"gradient_clipping": "auto", "train_batch_size": "auto"})
+    ]
+    for run in runs_of(ranks, 2, [(spec, ["optimizer.clip_grad"]) for spec in specs]):
+        assert run.seen == [CLIP]
+        assert run.norms[0] > CLIP

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from ranks import status_bytes
 from start_contract import LARGE, LAYER, MIB, another, check_starts
-from test_deepspeed_steps import spec_of, stages
+from test_deepspeed_steps import STAGES, spec_of
 from tiny_models import build_tiny_model
 from torch.utils.file_baton import FileBaton
 
@@ -21,12 +21,11 @@ from roll.strategies.deepspeed.build_lock import reported_locks
 HALF = {"dtype": "bf16"}
 
 
-@stages()
-def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of, stage):
-    specs = {
-        "tied": spec_of(model_of(), stage),
-        "stored wider than computed": spec_of(model_of("qwen2"), stage, model=HALF),
-    }
+def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of):
+    specs = {}
+    for stage in STAGES:
+        specs[f"{stage}, tied"] = spec_of(model_of(), stage)
+        specs[f"{stage}, stored wider than computed"] = spec_of(model_of("qwen2"), stage, model=HALF)
     check_starts(ranks, specs)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layout_contract import layout_spec
+from layout_contract import CP2, EP2, PLAIN, PP2, SP, TP2, VP2, layout_spec
 from prefix_rows import answers
-from test_megatron_layouts import CP2, EP2, PLAIN, PP2, SP, TP2
-from test_megatron_prefix_sharing import ALLGATHER, ALONE, VP2, played, same
+from test_megatron_prefix_sharing import ALLGATHER, ALONE, played, same
 from torch import nn
 from train_contract import build, make_spec
 

@@ -9,17 +9,10 @@ import pytest
 import torch
 from layout_contract import shard_of
 from tiny_models import build_tiny_model
-from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of
+from train_contract import LOSSES, build, make_batch, make_info, make_spec, weights_of
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
-from roll.strategies.base import LossFn, LossTerms
 
-
-def squared(outputs, batch, sizes):
-    return LossTerms(((outputs.values - 1.0).square() * batch.loss_mask).sum() / sizes.tokens)
-
-
-LOSSES = {"policy": LOSS, "value": LossFn(compute=squared, needs=("values",))}
 FROZEN = ("model.layers.0.self_attn.", "model.embed_tokens")
 
 
@@ -65,10 +58,10 @@ def a_spec(path, kind):
 
 @pytest.mark.parametrize("kind", ["policy", "value"])
 @pytest.mark.parametrize(("wrote", "reads"), [(2, 1), (2, 4), (1, 2), (2, 2), (4, 2)])
-def test_any_world_size_reads_the_same_weights_and_moments_and_goes_on(ranks, tiny_model, tmp_path, kind, wrote, reads):
+def test_any_world_size_reads_the_same_weights_and_moments_and_goes_on(ranks, tiny_model, written, kind, wrote, reads):
     spec = a_spec(tiny_model, kind)
-    saved, norms, end = ranks.run(write, wrote, spec, tmp_path / "checkpoint")[0]
-    loaded, norms_after, end_after = ranks.run(read, reads, spec, tmp_path / "checkpoint")[0]
+    folder, (saved, norms, end) = written(write, wrote, spec)
+    loaded, norms_after, end_after = ranks.run(read, reads, spec, folder)[0]
     assert saved.keys() == loaded.keys()
     assert any(name.endswith("exp_avg_sq") for name in saved)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
@@ -81,14 +74,16 @@ def test_any_world_size_reads_the_same_weights_and_moments_and_goes_on(ranks, ti
 
 
 @pytest.mark.parametrize(("wrote", "reads"), [({}, {"fsdp_size": 2}), ({"fsdp_size": 2}, {})])
-def test_a_run_goes_on_with_a_copy_of_the_weights_in_each_half_of_its_ranks(ranks, tiny_model, tmp_path, wrote, reads):
+def test_a_run_goes_on_with_a_copy_of_the_weights_in_each_half_of_its_ranks(ranks, tiny_model, written, wrote, reads):
     def spec_of(options):
         spec = a_spec(tiny_model, "policy")
+        if not options:
+            return spec
         args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=Fsdp2Config(**options))
         return dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, strategy_args=args))
 
-    saved, norms, end = ranks.run(write, 4, spec_of(wrote), tmp_path / "checkpoint")[0]
-    loaded, norms_after, end_after = ranks.run(read, 4, spec_of(reads), tmp_path / "checkpoint")[0]
+    folder, (saved, norms, end) = written(write, 4, spec_of(wrote))
+    loaded, norms_after, end_after = ranks.run(read, 4, spec_of(reads), folder)[0]
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     assert norms_after == pytest.approx(norms, rel=1e-4)
     for name, tensor in end.items():
@@ -115,20 +110,21 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def written(tiny_model, tmp_path_factory):
+def folder(tiny_model, tmp_path_factory):
+    """The checkpoint of one rank after a step."""
     folder = tmp_path_factory.mktemp("written") / "checkpoint"
     strategy = build(make_spec(tiny_model))
-    strategy.train_step(make_batch(), LOSS)
+    strategy.train_step(make_batch(), LOSSES["policy"])
     strategy.save(folder)
     return folder
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_checkpoint_of_another_model_is_refused(written, tmp_path, other):
+def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path, other):
     shape, message = OTHERS[other]
     strategy = build(make_spec(build_tiny_model(tmp_path / "model", **shape)))
     with pytest.raises(ValueError, match=f"doesn't fit the model of actor_train.*{message}"):
-        strategy.load(written)
+        strategy.load(folder)
 
 
 def load_refused(info, spec, folder):
@@ -139,26 +135,26 @@ def load_refused(info, spec, folder):
     return "loaded"
 
 
-def test_every_rank_hears_that_a_checkpoint_does_not_fit(ranks, written, tmp_path):
+def test_every_rank_hears_that_a_checkpoint_does_not_fit(ranks, folder, tmp_path):
     spec = make_spec(build_tiny_model(tmp_path / "model", hidden=16))
-    answers = ranks.run(load_refused, 2, spec, written)
+    answers = ranks.run(load_refused, 2, spec, folder)
     assert all("doesn't fit the model of actor_train" in answer and "Size mismatch" in answer for answer in answers)
 
 
-def test_a_checkpoint_that_was_not_finished_is_refused(tiny_model, written, tmp_path):
-    half = shutil.copytree(written, tmp_path / "half")
+def test_a_checkpoint_that_was_not_finished_is_refused(tiny_model, folder, tmp_path):
+    half = shutil.copytree(folder, tmp_path / "half")
     (half / "state" / ".metadata").unlink()  # torch writes it last
     with pytest.raises(ValueError, match=r"holds no checkpoint of fsdp2: it has no state/\.metadata"):
         build(make_spec(tiny_model)).load(half)
 
 
-def test_a_role_without_an_optimizer_reads_the_weights_alone(tiny_model, written, tmp_path):
+def test_a_role_without_an_optimizer_reads_the_weights_alone(tiny_model, folder, tmp_path):
     spec = dataclasses.replace(make_spec(tiny_model, strategy="fsdp2_infer"), trains=False)
     reader = build(spec)
     before = weights_of(reader)
-    reader.load(written)
+    reader.load(folder)
     after = weights_of(reader)
     assert any(not torch.equal(before[name], after[name]) for name in before)
     trained = build(make_spec(tiny_model))
-    trained.load(written)
+    trained.load(folder)
     assert all(torch.equal(after[name], tensor) for name, tensor in weights_of(trained).items())

@@ -74,10 +74,10 @@ def test_two_experts_over_four_ranks_give_the_numbers_of_one_rank(ranks, model_o
 
 
 @pytest.mark.parametrize(("wrote", "reads"), [(4, 1), (4, 2), (1, 4), (2, 4), (4, 4)])
-def test_checkpoints_go_from_experts_that_are_cut_to_whole_ones_and_back(ranks, model_of, tmp_path, wrote, reads):
+def test_checkpoints_go_from_experts_that_are_cut_to_whole_ones_and_back(ranks, model_of, written, wrote, reads):
     spec = fsdp_spec(model_of("qwen3_moe", **TWO), training={"adam_epsilon": 1e-6})
-    saved, norms, end = ranks.run(write, wrote, spec, tmp_path / "checkpoint")[0]
-    loaded, norms_after, end_after = ranks.run(read, reads, spec, tmp_path / "checkpoint")[0]
+    folder, (saved, norms, end) = written(write, wrote, spec)
+    loaded, norms_after, end_after = ranks.run(read, reads, spec, folder)[0]
     assert any("experts" in name and name.endswith("exp_avg_sq") for name in saved)
     assert saved.keys() == loaded.keys() and all(torch.equal(saved[name], loaded[name]) for name in saved)
     assert norms_after == pytest.approx(norms, rel=1e-5)

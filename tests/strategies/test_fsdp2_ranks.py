@@ -7,30 +7,41 @@ from collections import Counter
 
 import pytest
 import torch
-from layout_contract import STEPS, check_layout, layout_spec, play, relative, run_layout, shard_of
+from layout_contract import FSDP, STEPS, check_layout, check_layouts, layout_spec, play, relative, run_layout, shard_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn
 
-LAYOUTS = {
-    "two copies of two shards": (4, {"fsdp_size": 2}),
-    "two copies of two shards, gathered once": (4, {"fsdp_size": 2, "reshard_after_forward": False}),
-    "four shards": (4, {}),
-    "four copies": (4, {"fsdp_size": 1}),
-    "two shards, gathered once": (2, {"reshard_after_forward": False}),
-    "two copies of two shards, whole between micro-batches": (
-        4,
-        {"fsdp_size": 2, "shard_between_micro_batches": False},
-    ),
+ROW_BY_ROW = {"training": {"per_device_train_batch_size": 1}}
+ON_FOUR = {
+    "two copies of two shards": {"fsdp_size": 2},
+    "two copies of two shards, gathered once": {"fsdp_size": 2, "reshard_after_forward": False},
+    "four shards": {},
+    "four copies": {"fsdp_size": 1},
+    "two copies of two shards, whole between micro-batches": {"fsdp_size": 2, "shard_between_micro_batches": False},
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_numbers_of_a_plain_loop(ranks, tiny_model, layout):
-    world, options = LAYOUTS[layout]
-    check_layout(ranks, tiny_model, "fsdp2_train", options, world, training={"per_device_train_batch_size": 1})
+def test_two_shards_that_are_gathered_once_give_the_numbers_of_a_plain_loop(ranks, tiny_model):
+    check_layout(ranks, tiny_model, "fsdp2_train", {"reshard_after_forward": False}, 2, **ROW_BY_ROW)
+
+
+def test_four_ranks_give_the_numbers_of_a_plain_loop(ranks, tiny_model):
+    cases = {name: (tiny_model, options, ROW_BY_ROW) for name, options in ON_FOUR.items()}
+    check_layouts(ranks, "fsdp2_train", 4, cases)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_family_gives_the_numbers_of_a_plain_loop(ranks, model_of, world):
+    layouts = {name: options for name, (size, options) in FSDP.items() if size == world}
+    cases = {
+        f"{family} {name}": (model_of(family), options, {})
+        for family in ("llama", "qwen2", "qwen3", "qwen3_moe")
+        for name, options in layouts.items()
+    }
+    check_layouts(ranks, "fsdp2_train", world, cases)
 
 
 def chunked_play(*args):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import pytest
 import torch
-from layout_contract import Run, by_hand, differences, layout_spec, run_layout
+from layout_contract import Run, by_hand, differences, each, layout_spec, play, put_together
 from torch.distributed.checkpoint import FileSystemReader
-from train_contract import LOSS, build, make_batch, make_spec, trained, weights_of
+from train_contract import LOSS, VALUE_LOSS, build, make_batch, make_spec, trained, weights_of
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.hf.adapter_config import adapter_config
 from roll.strategies.hf.lora import largest_rank
-from roll.types.metrics import Metrics
 from roll.utils.seeding import stable_hash
 
 LAYOUTS = {
@@ -51,13 +50,15 @@ def adapters_of(strategy):
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
+@functools.cache
 def plain_peft_run(path, targets) -> Run:
-    """peft, torch and transformers alone; only the seed of the adapters is this project's."""
+    """peft, torch and transformers alone, but for the seed of the adapters; `targets`: a word of peft's, or names."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
+    names = targets if isinstance(targets, str) else list(targets)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=names, task_type="CAUSAL_LM")
     with torch.random.fork_rng():
         torch.manual_seed(stable_hash(1, "lora", "actor_train", bits=56))
         model = get_peft_model(model, config)
@@ -66,17 +67,19 @@ def plain_peft_run(path, targets) -> Run:
     return dataclasses.replace(run, weights={name: p.detach().clone() for name, p in merged.named_parameters()})
 
 
-@pytest.mark.parametrize(
-    # What peft calls all-linear adapts fused experts too, whose product has three dimensions.
-    ("family", "targets"),
-    [("llama", "all-linear"), ("qwen2", "all-linear"), ("qwen3_moe", list(ATTENTION))],
-)
-def test_every_layout_gives_the_numbers_of_a_plain_peft_loop(ranks, model_of, family, targets):
-    expected = plain_peft_run(model_of(family), targets)
-    for name, (strategy, world, options) in LAYOUTS.items():
-        spec = layout_spec(model_of(family), strategy, options, model=LORA)
-        found = differences(run_layout(ranks, spec, world), expected)
-        assert max(found.values()) < 1e-4, (name, found)
+# What peft calls all-linear adapts fused experts too, whose product has three dimensions.
+TARGETS = {"llama": "all-linear", "qwen2": "all-linear", "qwen3_moe": ATTENTION}
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("strategy", ["fsdp2_train", "deepspeed_train"])
+def test_every_layout_gives_the_numbers_of_a_plain_peft_loop(ranks, model_of, strategy, world):
+    layouts = {name: options for name, (*place, options) in LAYOUTS.items() if place == [strategy, world]}
+    cases = [(name, family) for name in layouts for family in TARGETS]
+    specs = [layout_spec(model_of(family), strategy, layouts[name], model=LORA) for name, family in cases]
+    for (name, family), *answers in zip(cases, *ranks.run(each, world, play, specs), strict=True):
+        found = differences(put_together(answers), plain_peft_run(model_of(family), TARGETS[family]))
+        assert max(found.values()) < 1e-4, (name, family, found)
 
 
 def test_the_merged_weight_by_hand(model_of):
@@ -583,13 +586,6 @@ def test_the_same_base_in_another_folder_and_type_is_the_same_base(saved, model_
 
 
 # --- the critic, and l2 -----------------------------------------------------------------------------------------------
-
-
-def _square(outputs, batch, sizes):
-    return LossTerms((((outputs.values - 1.0) ** 2) * batch.loss_mask).sum() / sizes.tokens, Metrics())
-
-
-VALUE_LOSS = LossFn(compute=_square, needs=("values",))
 
 
 def test_a_critic_trains_its_head_and_its_adapters(ranks, model_of, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layout_contract import FAMILIES, check_layout, refusal
+from layout_contract import FAMILIES, check_layout, check_layouts, refusal
 from test_strategies_models import COMMON, EXPERTS, LINEAR
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_info, make_spec, with_worker
@@ -12,6 +12,7 @@ from train_contract import build, make_batch, make_info, make_spec, with_worker
 from roll.strategies.training.micro import lay_out, take_shard
 
 PACKED = {"use_sequence_packing": True}
+ROWS = {"padded": {}, "packed": PACKED}
 
 
 def ulysses(size, **model):
@@ -21,18 +22,25 @@ def ulysses(size, **model):
 # --- the numbers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_ranks_share_every_sequence(ranks, model_of, family, packed):
-    path, worker = model_of(family, **FAMILIES[family]), PACKED if packed else {}
-    check_layout(ranks, path, "fsdp2_train", {}, 2, worker=worker, **ulysses(2))
+def test_two_ranks_share_every_sequence(ranks, model_of):
+    cases = {
+        f"{family}, {name}": (model_of(family, **changes), {}, {"worker": worker, **ulysses(2)})
+        for family, changes in FAMILIES.items()
+        for name, worker in ROWS.items()
+    }
+    check_layouts(ranks, "fsdp2_train", 2, cases)
 
 
-@pytest.mark.parametrize("options", [{}, {"fsdp_size": 2}], ids=["sharded over four", "sharded over two"])
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_four_ranks_are_two_pairs_with_rows_of_their_own(ranks, model_of, options, packed):
-    worker = PACKED if packed else {}
-    check_layout(ranks, model_of("qwen2"), "fsdp2_train", options, 4, worker=worker, **ulysses(2))
+def test_four_ranks_are_two_pairs_with_rows_of_their_own(ranks, model_of):
+    cases = {
+        f"{name}, {options}": (model_of("qwen2"), options, {"worker": worker, **ulysses(2)})
+        for options in ({}, {"fsdp_size": 2})
+        for name, worker in ROWS.items()
+    }
+    budget = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 24, **PACKED}
+    changes = {"worker": budget, **ulysses(2, disable_gradient_checkpointing=True)}
+    cases["a token budget without recomputation"] = (model_of("llama"), {}, changes)
+    check_layouts(ranks, "fsdp2_train", 4, cases)
 
 
 def test_more_ranks_than_key_heads_and_more_than_scored_tokens(ranks, model_of):
@@ -40,17 +48,12 @@ def test_more_ranks_than_key_heads_and_more_than_scored_tokens(ranks, model_of):
     check_layout(ranks, model_of("llama"), "fsdp2_train", {}, 4, training=single, **ulysses(4))
 
 
-def test_a_token_budget_without_recomputation(ranks, model_of):
-    budget = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 24, **PACKED}
-    model = ulysses(2, disable_gradient_checkpointing=True)
-    check_layout(ranks, model_of("llama"), "fsdp2_train", {}, 4, worker=budget, **model)
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_sequences_shared_under_zero(ranks, model_of, stage):
+def test_sequences_shared_under_zero(ranks, model_of):
     pytest.importorskip("deepspeed")
-    options = {"zero_optimization": {"stage": stage}}
-    check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2, worker=PACKED, **ulysses(2))
+    changes = {"worker": PACKED, **ulysses(2)}
+    stages = {f"stage {stage}": {"zero_optimization": {"stage": stage}} for stage in range(4)}
+    cases = {stage: (model_of("llama"), options, changes) for stage, options in stages.items()}
+    check_layouts(ranks, "deepspeed_train", 2, cases)
 
 
 def scored(info, spec, output):

@@ -8,28 +8,15 @@ import shutil
 
 import pytest
 import torch
-from layout_contract import layout_spec, shard_of
-from train_contract import LOSS, build, make_batch, weights_of
+from layout_contract import EP2, PLAIN, PP2, SP, TP2, VP2, layout_spec, my_rows
+from train_contract import LOSSES, build, weights_of
 
 from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
-from roll.strategies.base import LossFn, LossTerms
-
-TP2, PP2, EP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "expert_model"))
-VP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
-PLAIN = {"use_distributed_optimizer": False}
-
-
-def squared(outputs, batch, sizes):
-    return LossTerms(((outputs.values - 1.0).square() * batch.loss_mask).sum() / sizes.tokens)
-
-
-LOSSES = {"policy": LOSS, "value": LossFn(compute=squared, needs=("values",))}
 
 
 def advance(strategy, spec, steps):
     """Metrics of the steps as far as this rank knows them."""
-    layout = strategy.layout
-    mine = make_batch().select(shard_of(layout.dp_rank, layout.dp_size))
+    mine = my_rows(strategy)
     return [strategy.train_step(mine, LOSSES[spec.kind]).result() for _ in range(steps)]
 
 
@@ -94,28 +81,21 @@ LAYOUTS = {
         ("tensor 2 x data 2", "tensor 2, whole optimizer"),
     ],
 )
-def test_any_layout_goes_on_where_another_stopped(ranks, model_of, tmp_path, wrote, reads):
+def test_any_layout_goes_on_where_another_stopped(ranks, model_of, written, wrote, reads):
     path = model_of("llama", layers=4)
     (world, options), (other_world, others) = LAYOUTS[wrote], LAYOUTS[reads]
-    before = ranks.run(write, world, a_spec(path, options), tmp_path / "saved")[0]
-    after = ranks.run(resume, other_world, a_spec(path, others), tmp_path / "saved")[0]
-    check_resumed(before, after)
+    folder, before = written(write, world, a_spec(path, options))
+    check_resumed(before, ranks.run(resume, other_world, a_spec(path, others), folder)[0])
 
 
 @pytest.mark.parametrize(
     ("world", "options", "other_world", "others"),
-    [
-        (2, EP2, 1, {}),
-        (1, {}, 2, EP2),
-        (2, EP2, 2, {**TP2, "sequence_parallel": True}),
-        (2, {**EP2, **PLAIN}, 2, PLAIN),
-    ],
+    [(2, EP2, 1, {}), (1, {}, 2, EP2), (2, EP2, 2, {**TP2, **SP}), (2, {**EP2, **PLAIN}, 2, PLAIN)],
 )
-def test_experts_move_between_ranks(ranks, model_of, tmp_path, world, options, other_world, others):
+def test_experts_move_between_ranks(ranks, model_of, written, world, options, other_world, others):
     path = model_of("qwen3_moe")
-    before = ranks.run(write, world, a_spec(path, options), tmp_path / "saved")[0]
-    after = ranks.run(resume, other_world, a_spec(path, others), tmp_path / "saved")[0]
-    check_resumed(before, after)
+    folder, before = written(write, world, a_spec(path, options))
+    check_resumed(before, ranks.run(resume, other_world, a_spec(path, others), folder)[0])
 
 
 def test_a_critic_resumes_with_its_head(ranks, model_of, tmp_path):
@@ -143,10 +123,10 @@ def as_infer(spec, options):
     return dataclasses.replace(spec, trains=False, worker=dataclasses.replace(spec.worker, strategy_args=args))
 
 
-def test_without_an_optimizer_only_the_weights_are_read(ranks, model_of, tmp_path):
+def test_without_an_optimizer_only_the_weights_are_read(ranks, model_of, written):
     path = model_of("llama", layers=4)
-    saved = ranks.run(write, 2, a_spec(path, TP2), tmp_path / "saved")[0][0]
-    read = ranks.run(read_only, 2, as_infer(a_spec(path, {}), PP2), tmp_path / "saved")[0]
+    folder, (saved, *_) = written(write, 2, a_spec(path, TP2))
+    read = ranks.run(read_only, 2, as_infer(a_spec(path, {}), PP2), folder)[0]
     assert all(torch.equal(read[name], tensor) for name, tensor in saved.items())
 
 
@@ -170,6 +150,6 @@ def test_what_does_not_fit_says_which_role_and_folder(ranks, model_of, tmp_path)
     assert f"{folder}" in ranks.run(refused, 1, spec, folder)[0]
 
 
-def test_the_schedule_is_saved_as_by_the_other_backends(ranks, model_of, tmp_path):
-    ranks.run(write, 1, a_spec(model_of("llama"), {}), tmp_path / "saved")
-    assert json.loads((tmp_path / "saved" / "schedule.json").read_text()) == {"optimizer_steps": 2, "updates": 2}
+def test_the_schedule_is_saved_as_by_the_other_backends(model_of, written):
+    folder, _ = written(write, 1, a_spec(model_of("llama", layers=4), {}))
+    assert json.loads((folder / "schedule.json").read_text()) == {"optimizer_steps": 2, "updates": 2}

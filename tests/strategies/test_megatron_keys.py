@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from layout_contract import check_layout, layout_spec, shard_of
+from layout_contract import CP2, EP2, PP2, SP, TP2, VP2, each, layout_spec, my_rows
 from test_megatron_model import config_for
 from train_contract import LOSS, build, make_batch
 
@@ -17,10 +17,6 @@ pytest.importorskip("megatron.core")
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.base import LossFn, LossTerms
 
-TP2, PP2, CP2, EP2 = (
-    {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
-)
-SP = {"sequence_parallel": True}
 ONE_PASS = {"training": {"per_device_train_batch_size": 6}}
 
 
@@ -34,9 +30,10 @@ def watch(ranks, world, path, options, scenario, *args, **changes):
     return ranks.run(on_ranks, world, layout_spec(path, "megatron_train", options, **changes), scenario, *args)
 
 
-def mine(strategy):
-    layout = strategy.layout
-    return make_batch().select(shard_of(layout.dp_rank, layout.dp_size))
+def watch_each(ranks, world, cases, scenario, *args):
+    """The same of roles on one layout: `cases` of (path, options, changes); for each case a list by rank."""
+    specs = [layout_spec(path, "megatron_train", options, **changes) for path, options, changes in cases]
+    return zip(*ranks.run(each, world, on_ranks, specs, scenario, *args), strict=True)
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -76,7 +73,7 @@ SIZES = {
     "context": ("llama", 2, CP2, [{"qkv": 64, "tokens": 4, "between": 4}] * 2),
     "pipeline": ("llama", 2, PP2, [{"layers": [[1, 2]], "tokens": 8}, {"layers": [[3, 4]], "between": 8}]),
     "interleaved": (
-        "llama", 2, {**PP2, "virtual_pipeline_model_parallel_size": 2}, [{"layers": [[1], [3]]}, {"layers": [[2], [4]]}]
+        "llama", 2, VP2, [{"layers": [[1], [3]]}, {"layers": [[2], [4]]}]
     ),
     "one virtual stage": (
         "llama", 2, {**PP2, "virtual_pipeline_model_parallel_size": 1}, [{"layers": [[1, 2]]}, {"layers": [[3, 4]]}]
@@ -125,7 +122,7 @@ def calls(strategy):
             for kind, module in kinds.items():
                 module.register_forward_pre_hook(lambda module, inputs, kind=kind: ran.update([kind]))
     with mock.patch.object(tensor_parallel, "checkpoint", wraps=tensor_parallel.checkpoint) as checkpoint:
-        strategy.train_step(mine(strategy), LOSS)
+        strategy.train_step(my_rows(strategy), LOSS)
     return dict(ran), checkpoint.call_count
 
 
@@ -150,22 +147,23 @@ RECOMPUTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", RECOMPUTED)
-def test_just_what_is_named_is_recomputed(ranks, model_of, kind):
-    options, model, recomputed, kept = RECOMPUTED[kind]
-    ((ran, checkpoints),) = watch(ranks, 1, model_of("qwen2_moe"), options, calls, model=model, **ONE_PASS)
+def test_just_what_is_named_is_recomputed(ranks, model_of):
+    path = model_of("qwen2_moe")
+    cases = [(path, options, {"model": model, **ONE_PASS}) for options, model, _, _ in RECOMPUTED.values()]
     once = {"layer 1": 1, "layer 2": 1, "attention": 2, "mlp": 2, "norm": 2, "norm 2": 2, "shared": 2}
-    assert ran == {name: count * (2 if name in recomputed else 1) for name, count in once.items()}
-    assert checkpoints == kept
+    found = watch_each(ranks, 1, cases, calls)
+    for (kind, (_, _, recomputed, kept)), ((ran, checkpoints),) in zip(RECOMPUTED.items(), found, strict=True):
+        assert ran == {name: count * (2 if name in recomputed else 1) for name, count in once.items()}, kind
+        assert checkpoints == kept, kind
 
 
 def test_the_first_so_many_layers_and_mlps_of_dense_models_are_recomputed(ranks, model_of):
     first = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1}
-    ((ran, _),) = watch(ranks, 1, model_of("llama"), first, calls, **ONE_PASS)
-    assert (ran["layer 1"], ran["layer 2"]) == (2, 1)
     mlp = {**SELECTED, "recompute_modules": ("mlp",)}
-    ((ran, _),) = watch(ranks, 1, model_of("llama"), mlp, calls, **ONE_PASS)
-    assert (ran["mlp"], ran["attention"], ran["layer 1"]) == (4, 2, 1)
+    cases = [(model_of("llama"), options, ONE_PASS) for options in (first, mlp)]
+    ((of_first, _),), ((of_mlp, _),) = watch_each(ranks, 1, cases, calls)
+    assert (of_first["layer 1"], of_first["layer 2"]) == (2, 1)
+    assert (of_mlp["mlp"], of_mlp["attention"], of_mlp["layer 1"]) == (4, 2, 1)
 
 
 # --- experts ---------------------------------------------------------------------------------------------------------
@@ -176,31 +174,28 @@ def routing(strategy):
     layer, types = strategy._modules[0].decoder.layers[0].mlp, []
     gating = layer.router.gating
     layer.router.gating = lambda hidden: types.append(gating(hidden).dtype) or gating(hidden)
-    strategy.forward(mine(strategy), ("logprobs",))
+    strategy.forward(my_rows(strategy), ("logprobs",))
     return type(layer.token_dispatcher).__name__, set(types), layer.router.weight.dtype
 
 
-@pytest.mark.parametrize(
-    ("given", "model", "computed"),
-    [
-        (None, "fp32", torch.float32), (None, "bf16", torch.bfloat16),
-        ("fp32", "bf16", torch.float32), ("fp64", "fp32", torch.float64),
-    ],
-)  # fmt: skip
-def test_the_router_computes_in_the_type_asked_for(ranks, model_of, given, model, computed):
-    options = {"moe_router_dtype": given}
-    ((_, types, _),) = watch(ranks, 1, model_of("qwen3_moe"), options, routing, model={"dtype": model})
-    assert types == {computed}
+# (what is asked for, type of the model) -> type that the router computes in
+ROUTERS = {
+    (None, "fp32"): torch.float32, (None, "bf16"): torch.bfloat16,
+    ("fp32", "bf16"): torch.float32, ("fp64", "fp32"): torch.float64,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [({}, "AlltoAll"), ({"moe_token_dispatcher_type": "alltoall"}, "AlltoAll"),
-     ({"moe_token_dispatcher_type": "allgather"}, "AllGather")],
-)  # fmt: skip
-def test_tokens_travel_as_asked(ranks, model_of, given, name):
-    answers = watch(ranks, 2, model_of("qwen3_moe"), {**EP2, **given}, routing)
-    assert {dispatcher for dispatcher, _, _ in answers} == {f"MoE{name}TokenDispatcher"}
+def test_the_router_computes_in_the_type_asked_for(ranks, model_of):
+    path = model_of("qwen3_moe")
+    cases = [(path, {"moe_router_dtype": given}, {"model": {"dtype": model}}) for given, model in ROUTERS]
+    assert [types for ((_, types, _),) in watch_each(ranks, 1, cases, routing)] == [{t} for t in ROUTERS.values()]
+
+
+def test_tokens_travel_as_asked(ranks, model_of):
+    kinds = ({}, {"moe_token_dispatcher_type": "alltoall"}, {"moe_token_dispatcher_type": "allgather"})
+    cases = [(model_of("qwen3_moe"), {**EP2, **given}, {}) for given in kinds]
+    found = [{dispatcher for dispatcher, _, _ in answers} for answers in watch_each(ranks, 2, cases, routing)]
+    assert found == [{f"MoE{name}TokenDispatcher"} for name in ("AlltoAll", "AlltoAll", "AllGather")]
 
 
 def zero_loss(outputs, batch, sizes):
@@ -259,18 +254,15 @@ CUTS = {
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize(("coefficient", "z_coefficient"), [(0.5, 0.0), (0.0, 0.25)])
-def test_the_losses_of_the_router_have_the_published_gradient_however_rows_are_cut(
-    ranks, model_of, cut, coefficient, z_coefficient
-):
+def test_the_losses_of_the_router_have_the_published_gradient_however_rows_are_cut(ranks, model_of, cut):
     world, options, rows, training = CUTS[cut]
-    path = model_of("qwen3_moe", initializer_range=0.3)
-    options = {**options, "moe_aux_loss_coeff": coefficient}
-    if z_coefficient:
-        options["additional_configs"] = {"moe_z_loss_coeff": z_coefficient}
-    worker = {"use_sequence_packing": True}
-    found = watch(ranks, world, path, options, balance, rows, training=training, worker=worker)[0]
-    assert found == pytest.approx(balance_by_hand(path, coefficient, z_coefficient), rel=1e-4)
+    path, changes = model_of("qwen3_moe", initializer_range=0.3), {"worker": {"use_sequence_packing": True}}
+    aux = {**options, "moe_aux_loss_coeff": 0.5}
+    z = {**options, "moe_aux_loss_coeff": 0.0, "additional_configs": {"moe_z_loss_coeff": 0.25}}
+    cases = [(path, given, {**changes, "training": training}) for given in (aux, z)]
+    found = [answers[0] for answers in watch_each(ranks, world, cases, balance, rows)]
+    expected = [balance_by_hand(path, 0.5, 0.0), balance_by_hand(path, 0.0, 0.25)]
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 # --- overlap, sharded states -----------------------------------------------------------------------------------------
@@ -278,7 +270,7 @@ def test_the_losses_of_the_router_have_the_published_gradient_however_rows_are_c
 
 def moments(strategy):
     """(numbers in the first moments on this rank, trained numbers on this rank)"""
-    strategy.train_step(mine(strategy), LOSS)
+    strategy.train_step(my_rows(strategy), LOSS)
     states = [s for o in strategy._optimizer.megatron.chained_optimizers for s in o.optimizer.state.values()]
     trained = [p for chunk in strategy._modules for p in chunk.parameters()]
     return sum(s["exp_avg"].numel() for s in states), sum(p.numel() for p in trained)
@@ -286,9 +278,8 @@ def moments(strategy):
 
 @pytest.mark.parametrize("options", [{}, CP2, EP2])
 def test_each_moment_is_on_one_data_parallel_rank_or_on_all(ranks, model_of, options):
-    path = model_of("qwen3_moe")
-    answers = watch(ranks, 2, path, options, moments)
-    whole = watch(ranks, 2, path, {**options, "use_distributed_optimizer": False}, moments)
+    both = (options, {**options, "use_distributed_optimizer": False})
+    answers, whole = watch_each(ranks, 2, [(model_of("qwen3_moe"), given, {}) for given in both], moments)
     for (held, trained), (all_held, _) in zip(answers, whole, strict=True):
         assert all_held == trained
         assert held < trained
@@ -309,17 +300,17 @@ def exchanges(strategy):
 
     config.finalize_model_grads_func = watching
     for _ in range(2):
-        strategy.train_step(mine(strategy), LOSS)
+        strategy.train_step(my_rows(strategy), LOSS)
     return under_way[1], [not group.param_gather_dispatched for group in groups]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_sums_start_in_the_backward_pass_and_weights_are_gathered_in_the_forward_pass(ranks, model_of, family):
     reduce = {"overlap_grad_reduce": True}
-    for options, sums, gathers in [
-        ({}, False, False), (reduce, True, False), ({**reduce, "overlap_param_gather": True}, True, True)
-    ]:  # fmt: skip
-        for started, waiting in watch(ranks, 2, model_of(family), options, exchanges):
+    cases = [(model_of(family), given, {}) for given in ({}, reduce, {**reduce, "overlap_param_gather": True})]
+    expected = [(False, False), (True, False), (True, True)]
+    for answers, (sums, gathers) in zip(watch_each(ranks, 2, cases, exchanges), expected, strict=True):
+        for started, waiting in answers:
             assert started == [sums] * len(started)
             assert waiting == [gathers] * len(waiting)
 
@@ -360,10 +351,3 @@ def test_the_kind_of_layers_is_asked_of_megatron(impl):
         )
     assert get.call_args.kwargs["use_transformer_engine"] == (impl == "transformer_engine")
     assert (block.layer_norm is megatron_model.RMSNorm) == (impl == "local")
-
-
-def test_stages_of_different_lengths_train_like_a_plain_loop(ranks, model_of):
-    first = {"num_layers_in_first_pipeline_stage": 1, "deallocate_pipeline_outputs": True}
-    for uneven in (first, {"pipeline_model_parallel_layout": "Etttt|L"}):
-        options = {**PP2, "additional_configs": uneven}
-        check_layout(ranks, model_of("llama", layers=4), "megatron_train", options, 2)

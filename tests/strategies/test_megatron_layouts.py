@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from layout_contract import check_layout
+import json
 
-TP2, PP2, CP2, EP2 = (
-    {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
-)
-SP = {"sequence_parallel": True}
-PLAIN = {"use_distributed_optimizer": False}
-OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
-PACKED = {"worker": {"use_sequence_packing": True}}
+import pytest
+from layout_contract import CP2, EP2, OVERLAP, PACKED, PLAIN, PP2, SP, TP2, VP2, check_layout, check_layouts
+from tiny_models import build_tiny_model
+from train_contract import make_batch
 
 LAYOUTS = {
     "one rank": (1, {}),
@@ -20,7 +16,6 @@ LAYOUTS = {
     "data 2, whole optimizer": (2, PLAIN),
     "data 2, overlapped": (2, OVERLAP),
     "data 2, overlapped sums, whole optimizer": (2, {"overlap_grad_reduce": True, **PLAIN}),
-    "tensor 2": (2, TP2),
     "tensor 2, whole optimizer": (2, {**TP2, **PLAIN}),
     "tensor 2, sequence": (2, {**TP2, **SP}),
     "pipeline 2": (2, PP2),
@@ -34,40 +29,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_llama_in_every_layout(ranks, model_of, layout):
-    world, options = LAYOUTS[layout]
-    check_layout(ranks, model_of("llama"), "megatron_train", options, world)
-
-
-@pytest.mark.parametrize("layout", ["one rank", "data 2", "tensor 2, sequence", "pipeline 2", "context 2"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_other_families(ranks, model_of, family, layout):
-    world, options = LAYOUTS[layout]
-    check_layout(ranks, model_of(family), "megatron_train", options, world)
-
-
-@pytest.mark.parametrize(
-    "layout", ["one rank", "data 2", "tensor 2, sequence", "pipeline 2", "context 2", "tensor 2 x context 2, sequence"]
-)
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_packed_rows(ranks, model_of, family, layout):
-    world, options = LAYOUTS[layout]
-    check_layout(ranks, model_of(family), "megatron_train", options, world, **PACKED)
-
-
+SOME = ("one rank", "data 2", "tensor 2, sequence", "pipeline 2", "context 2")
 VIRTUAL = {"pipeline 2 x 2 virtual stages": (2, {}), "overlapped": (4, OVERLAP), "tensor 2": (4, {**TP2, **SP})}
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("layout", VIRTUAL)
-def test_interleaved_stages(ranks, model_of, layout, packed):
-    # Three micro-batches: a padding micro-batch makes them a multiple of the stages.
-    world, options = VIRTUAL[layout]
-    options = {**PP2, "virtual_pipeline_model_parallel_size": 2, **options}
-    check_layout(ranks, model_of("llama", layers=4), "megatron_train", options, world, **(PACKED if packed else {}))
-
-
 EXPERTS = {
     "one rank": (1, {}),
     "data 2": (2, {}),
@@ -83,22 +46,6 @@ EXPERTS = {
     "expert 2 x data 2": (4, EP2),
     "expert 2 x tensor 2": (4, {**EP2, **TP2, **SP}),
 }
-
-
-@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
-@pytest.mark.parametrize("layout", EXPERTS)
-def test_mixture_of_experts(ranks, model_of, layout, dispatcher):
-    world, options = EXPERTS[layout]
-    options = {**options, "moe_token_dispatcher_type": dispatcher}
-    check_layout(ranks, model_of("qwen3_moe"), "megatron_train", options, world)
-
-
-@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
-def test_mixtral_with_packed_rows(ranks, model_of, dispatcher):
-    options = {**EP2, "moe_token_dispatcher_type": dispatcher}
-    check_layout(ranks, model_of("mixtral"), "megatron_train", options, 2, **PACKED)
-
-
 RECOMPUTE = {
     "off": ({}, {"disable_gradient_checkpointing": True}),
     "full": ({"recompute_granularity": "full"}, {}),
@@ -106,38 +53,112 @@ RECOMPUTE = {
     "attention": ({"recompute_granularity": "selective"}, {}),
     "mlp and norms": ({"recompute_granularity": "selective", "recompute_modules": ("mlp", "layernorm")}, {}),
 }
+BUDGETS = {
+    "use_dynamic_batching_in_train": True,
+    "max_tokens_per_microbatch_in_train": 26,
+    "use_dynamic_batching_in_infer": True,
+    "max_tokens_per_microbatch_in_infer": 40,
+}
+UNTIED = {"tie_word_embeddings": False, "num_attention_heads": 8, "num_key_value_heads": 8}
 
 
-@pytest.mark.parametrize("kind", RECOMPUTE)
-def test_recomputation_changes_no_number(ranks, model_of, kind):
-    options, model = RECOMPUTE[kind]
-    check_layout(ranks, model_of("llama"), "megatron_train", {**TP2, **options}, 2, model=model)
+def every_case():
+    """(name, ranks, options of the backend, the model, changes of the role)"""
+    for layout, (world, options) in LAYOUTS.items():
+        yield f"llama: {layout}", world, options, {}, {}
+    for layout in SOME:
+        for family in ("qwen2", "qwen3"):
+            yield f"{family}: {layout}", *LAYOUTS[layout], {"family": family}, {}
+    for layout in (*SOME, "tensor 2 x context 2, sequence"):
+        for family in ("llama", "qwen3_moe"):
+            yield f"{family}, packed: {layout}", *LAYOUTS[layout], {"family": family}, PACKED
+    # Three micro-batches: a padding micro-batch makes them a multiple of the stages.
+    for layout, (world, options) in VIRTUAL.items():
+        options = {**VP2, **options}
+        for name, changes in (("interleaved", {}), ("interleaved, packed", PACKED)):
+            yield f"{name}: {layout}", world, options, {"layers": 4}, changes
+    for dispatcher in ("alltoall", "allgather"):
+        sent = {"moe_token_dispatcher_type": dispatcher}
+        for layout, (world, options) in EXPERTS.items():
+            yield f"experts, {dispatcher}: {layout}", world, {**options, **sent}, {"family": "qwen3_moe"}, {}
+        yield f"mixtral, {dispatcher}", 2, {**EP2, **sent}, {"family": "mixtral"}, PACKED
+    for kind, (options, model) in RECOMPUTE.items():
+        yield f"recomputed: {kind}", 2, {**TP2, **options}, {}, {"model": model}
+    yield "recomputed experts", 2, {**EP2, "moe_layer_recompute": True}, {"family": "qwen3_moe"}, {}
+    for layout in ("data 2", "pipeline 2", "tensor 2 x context 2, sequence"):
+        for packed in (False, True):
+            worker = {**BUDGETS, "use_sequence_packing": packed}
+            yield f"token budget, packed {packed}: {layout}", *LAYOUTS[layout], {}, {"worker": worker}
+    # The padding token's embedding gets no gradient where the token is an input, as in transformers.
+    padding = {"pad_token_id": int(make_batch().token_ids[1])}
+    for layout in ("one rank", "tensor 2", "tensor 2, sequence", "pipeline 2", "context 2"):
+        world, options = (2, TP2) if layout == "tensor 2" else LAYOUTS[layout]
+        for name, changes in (("padding token", {}), ("padding token, packed", PACKED)):
+            yield f"{name}: {layout}", world, options, padding, changes
+    first = {"num_layers_in_first_pipeline_stage": 1, "deallocate_pipeline_outputs": True}
+    letters = {"pipeline_model_parallel_layout": "Etttt|L"}
+    for name, uneven in (("a short first stage", first), ("stages by letters", letters)):
+        yield name, 2, {**PP2, "additional_configs": uneven}, {"layers": 4}, {}
+    yield "a separate head, and a vocabulary that needs padding", 4, {"tensor_model_parallel_size": 4}, UNTIED, {}
+    yield "more tensor ranks than key heads", 4, {"tensor_model_parallel_size": 4, **SP}, {}, {}
 
 
-def test_recomputed_experts(ranks, model_of):
-    options = {**EP2, "moe_layer_recompute": True}
-    check_layout(ranks, model_of("qwen3_moe"), "megatron_train", options, 2)
+CELLS = {
+    # What a family brings (biases, norms of queries and keys, experts) meets what a layout divides in the other cells.
+    *(f"qwen2: {layout}" for layout in ("one rank", "data 2", "context 2")),
+    *(f"qwen3: {layout}" for layout in ("one rank", "data 2", "pipeline 2")),
+    *(f"llama, packed: {layout}" for layout in ("one rank", "tensor 2, sequence", "pipeline 2")),
+    *(f"qwen3_moe, packed: {layout}" for layout in ("data 2", "context 2", "tensor 2 x context 2, sequence")),
+    "interleaved: pipeline 2 x 2 virtual stages", "interleaved, packed: overlapped", "interleaved: tensor 2",
+    *(f"experts, alltoall: {layout}" for layout in (
+        "data 2", "tensor 2, whole experts", "expert 2, whole optimizer", "expert 2 over tensor ranks",
+        "expert 2 x pipeline 2",
+    )),
+    *(f"experts, allgather: {layout}" for layout in (
+        "one rank", "tensor 2", "pipeline 2", "expert 2, overlapped", "experts over data ranks", "expert 2 x data 2",
+        "expert 2 x tensor 2",
+    )),
+}  # fmt: skip
+"""What only `make evidence` runs: see tests/thinned.py."""
 
 
-@pytest.mark.parametrize("layout", ["data 2", "pipeline 2", "tensor 2 x context 2, sequence"])
-def test_micro_batches_by_token_budget(ranks, model_of, layout):
-    world, options = LAYOUTS[layout]
-    worker = {
-        "use_dynamic_batching_in_train": True,
-        "max_tokens_per_microbatch_in_train": 26,
-        "use_dynamic_batching_in_infer": True,
-        "max_tokens_per_microbatch_in_infer": 40,
-    }
-    for packed in (False, True):
-        changes = {**worker, "use_sequence_packing": packed}
-        check_layout(ranks, model_of("llama"), "megatron_train", options, world, worker=changes)
+def groups(chosen):
+    """Cases of the same parallel sizes, whose roles share a process's groups: sizes -> cases."""
+    found = {}
+    for name, world, options, model, changes in every_case():
+        if (name in CELLS) is chosen:
+            sizes = {key: size for key, size in options.items() if key.endswith("_parallel_size")}
+            parts = sorted(f"{key.removesuffix('_parallel_size')} {size}" for key, size in sizes.items())
+            found.setdefault(", ".join([f"ranks {world}", *parts]), []).append((name, world, options, model, changes))
+    return found
 
 
-def test_separate_head_and_vocabulary_that_needs_padding(ranks, model_of):
-    model = model_of("llama", tie_word_embeddings=False, num_attention_heads=8, num_key_value_heads=8)
-    options = {"tensor_model_parallel_size": 4}
-    check_layout(ranks, model, "megatron_train", options, 4)
+GROUPS, OTHER_CELLS = groups(False), groups(True)
 
 
-def test_more_tensor_ranks_than_key_heads(ranks, model_of):
-    check_layout(ranks, model_of("llama"), "megatron_train", {"tensor_model_parallel_size": 4, **SP}, 4)
+def check_group(ranks, model_of, group):
+    cases = {name: (model_of(**model), options, changes) for name, _, options, model, changes in group}
+    check_layouts(ranks, "megatron_train", group[0][1], cases)
+
+
+@pytest.mark.parametrize("sizes", GROUPS)
+def test_roles_of_every_layout_train_like_a_plain_loop(ranks, model_of, sizes):
+    check_group(ranks, model_of, GROUPS[sizes])
+
+
+@pytest.mark.parametrize("sizes", OTHER_CELLS)
+def test_so_do_those_of_the_other_cells(ranks, model_of, sizes):
+    check_group(ranks, model_of, OTHER_CELLS[sizes])
+
+
+def test_two_tensor_ranks_train_like_a_plain_loop(ranks, model_of):
+    check_layout(ranks, model_of("llama"), "megatron_train", TP2, 2)
+
+
+def test_padding_counted_from_the_end_and_with_a_separate_head(ranks, tmp_path):
+    # As old configurations have it; torch counts back from the vocabulary's end.
+    model = build_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=False)
+    config = json.loads((model / "config.json").read_text())
+    config["pad_token_id"] = int(make_batch().token_ids[1]) - config["vocab_size"]
+    (model / "config.json").write_text(json.dumps(config))
+    check_layout(ranks, model, "megatron_train", {}, 1)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layout_contract import differences, layout_spec, run_layout
+from layout_contract import CP2, PLAIN, PP2, SP, TP2, VP2, differences, layout_spec, run_layout
 from safetensors.torch import load_file
 from test_hf_lora import LORA, parts, plain_peft_run
-from test_megatron_checkpoint import PLAIN, PP2, TP2, VP2, advance, check_resumed, resume, write
+from test_megatron_checkpoint import advance, check_resumed, resume, write
 from train_contract import build, make_batch, weights_of
 
 from roll.strategies.merging import Merge, merge_states
 from roll.strategies.merging.torch_states import torch_names
 
-SPLIT = {**TP2, "sequence_parallel": True}
+SPLIT = {**TP2, **SP}
 LAYOUTS = {
     "one rank": (1, {}),
     "data 2": (2, {}),
@@ -21,7 +21,7 @@ LAYOUTS = {
     "tensor 2, split activations": (2, SPLIT),
     "pipeline 2": (2, PP2),
     "interleaved": (2, VP2),
-    "context 2": (2, {"context_parallel_size": 2}),
+    "context 2": (2, CP2),
     "tensor 2 x data 2, whole optimizer": (4, {**TP2, **PLAIN}),
 }
 
@@ -41,8 +41,8 @@ def test_every_layout_gives_the_numbers_of_a_plain_peft_loop(ranks, model_of, la
 
 
 def test_some_layers_of_a_fused_one_get_adapters_alone(ranks, model_of):
-    path, targets = model_of("llama", layers=4), ["q_proj", "v_proj", "up_proj"]
-    run = run_layout(ranks, megatron_lora(path, SPLIT, model={"lora_target": tuple(targets)}), 2)
+    path, targets = model_of("llama", layers=4), ("q_proj", "v_proj", "up_proj")
+    run = run_layout(ranks, megatron_lora(path, SPLIT, model={"lora_target": targets}), 2)
     found = differences(run, plain_peft_run(path, targets))
     assert max(found.values()) < 1e-5, found
 

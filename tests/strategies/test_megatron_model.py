@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from layout_contract import layout_spec
+from layout_contract import CP2, EP2, PP2, SP, TP2, VP2, layout_spec
 from megatron_cases import MODELS, build_case, expected_scores, joined, play_models
 from train_contract import build, make_info
 
@@ -23,26 +23,20 @@ from roll.strategies.megatron.megatron_weights import Held, _fill
 
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe")
 DENSE = tuple(name for name in MODELS if name not in SPARSE)
-TP2 = {"tensor_model_parallel_size": 2}
-PP2 = {"pipeline_model_parallel_size": 2}
 LAYOUTS = {
     "one rank": (1, {}, MODELS),
     "tp 2": (2, TP2, DENSE),
-    "tp 2 with split activations": (2, {**TP2, "sequence_parallel": True}, MODELS),
+    "tp 2 with split activations": (2, {**TP2, **SP}, MODELS),
     "tp 4, more than key-value heads": (4, {"tensor_model_parallel_size": 4}, ("llama", "qwen2", "qwen3")),
     "pp 2": (2, PP2, MODELS),
-    "pp 2 interleaved": (2, {**PP2, "virtual_pipeline_model_parallel_size": 2}, MODELS),
-    "tp 2, pp 2": (4, {**TP2, **PP2, "sequence_parallel": True}, ("llama", "qwen2", "qwen2_moe")),
-    "cp 2": (2, {"context_parallel_size": 2}, MODELS),
-    "cp 2, tp 2": (4, {"context_parallel_size": 2, **TP2, "sequence_parallel": True}, ("mistral", "mixtral")),
-    "ep 2": (2, {"expert_model_parallel_size": 2}, SPARSE),
-    "ep 2 by gathering": (2, {"expert_model_parallel_size": 2, "moe_token_dispatcher_type": "allgather"}, SPARSE),
-    "ep 2, tp 2, whole experts": (
-        2,
-        {**TP2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "sequence_parallel": True},
-        SPARSE,
-    ),
-    "ep 2, pp 2": (4, {"expert_model_parallel_size": 2, **PP2}, ("qwen2_moe",)),
+    "pp 2 interleaved": (2, VP2, MODELS),
+    "tp 2, pp 2": (4, {**TP2, **PP2, **SP}, ("llama", "qwen2", "qwen2_moe")),
+    "cp 2": (2, CP2, MODELS),
+    "cp 2, tp 2": (4, {**CP2, **TP2, **SP}, ("mistral", "mixtral")),
+    "ep 2": (2, EP2, SPARSE),
+    "ep 2 by gathering": (2, {**EP2, "moe_token_dispatcher_type": "allgather"}, SPARSE),
+    "ep 2, tp 2, whole experts": (2, {**TP2, **EP2, "expert_tensor_parallel_size": 1, **SP}, SPARSE),
+    "ep 2, pp 2": (4, {**EP2, **PP2}, ("qwen2_moe",)),
 }
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layout_contract import FAMILIES, layout_spec, relative
+from layout_contract import CP2, EP2, FAMILIES, PLAIN, PP2, SP, TP2, VP2, layout_spec, relative
 from prefix_rows import answers, turns
 from test_hf_prefix_sharing import OFF, ON, PACKED, surprise
-from test_megatron_layouts import CP2, EP2, PLAIN, PP2, SP, TP2
 from torch import nn
 from train_contract import LOSS, build, make_batch, make_spec, weights_of, with_worker
 
@@ -17,7 +16,6 @@ from roll.strategies.training.sharing import shares_prefixes
 from roll.types.batch import TokenOutputs
 
 NEEDS = ("logprobs", "entropy")
-VP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
 ALLGATHER = {"moe_token_dispatcher_type": "allgather"}
 ALONE = {"per_device_train_batch_size": 1}
 

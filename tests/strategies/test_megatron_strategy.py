@@ -7,28 +7,16 @@ import functools
 
 import pytest
 import torch
-from layout_contract import layout_spec, play, relative, shard_of
-from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
+from layout_contract import CP2, EP2, OVERLAP, PLAIN, PP2, SP, TP2, VP2, layout_spec, my_rows, play, relative
+from train_contract import LOSS, VALUE_LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
 from roll.distributed.dispatch import check_layouts
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.training.micro import lay_out, take_shard, widen
 
-TP2, PP2, CP2, EP2 = (
-    {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
-)
-VP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
-PLAIN = {"use_distributed_optimizer": False}
-OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
-
 
 def a_spec(path, options, **changes):
     return layout_spec(path, "megatron_train", options, **changes)
-
-
-def my_rows(strategy):
-    layout = strategy.layout
-    return make_batch().select(shard_of(layout.dp_rank, layout.dp_size))
 
 
 def on_ranks(info, spec, scenario):
@@ -63,7 +51,7 @@ def two_roles(info, spec):
 
 
 def test_roles_of_one_process_share_its_groups(ranks, model_of):
-    alone = ranks.run(on_ranks, 1, a_spec(model_of("llama"), {}), place)[0][1]
+    alone = ranks.once(on_ranks, 1, a_spec(model_of("llama"), {}), place)[0][1]
     norm, largest = ranks.run(two_roles, 1, a_spec(model_of("llama"), {}))[0]
     assert norm == alone["actor/grad_norm"]
     assert largest == 0.0
@@ -113,7 +101,7 @@ def broken(outputs, batch, sizes):
 @pytest.mark.parametrize(("world", "options"), [(1, {}), (2, TP2), (2, PP2), (2, OVERLAP)])
 def test_a_gradient_that_is_no_number_is_skipped_and_counted(ranks, model_of, world, options):
     spec = a_spec(model_of("llama"), options)
-    fresh = ranks.run(on_ranks, world, spec, place)[0][1]
+    fresh = ranks.once(on_ranks, world, spec, place)[0][1]
     same, skipped, good = ranks.run(on_ranks, world, spec, spoiled)[0]
     assert same
     assert skipped["actor/skipped_steps"] == 1.0 and "actor/grad_norm" not in skipped
@@ -161,7 +149,7 @@ def test_anchor_and_clipping_do_what_they_do_on_fsdp2(ranks, model_of, world, op
     training["end_weight_decay"] = 5.0
     mine = dataclasses.replace(a_spec(path, options, training=training), **changes)
     plain = layout_spec(path, "fsdp2_train", {}, training=training)
-    theirs, expected = ranks.run(on_ranks, 1, dataclasses.replace(plain, **changes), three_steps)[0]
+    theirs, expected = ranks.once(on_ranks, 1, dataclasses.replace(plain, **changes), three_steps)[0]
     history, weights = ranks.run(on_ranks, world, mine, three_steps)[0]
     for a, b in zip(history, theirs, strict=True):
         assert a["actor/grad_norm"] == pytest.approx(b["actor/grad_norm"], rel=1e-4)
@@ -181,7 +169,7 @@ FROZEN = {
 @pytest.mark.parametrize(("world", "options"), [(1, {}), (2, TP2), (2, PP2), (2, OVERLAP)])
 def test_frozen_prefixes_stay_and_the_rest_trains_as_on_fsdp2(ranks, model_of, world, options, what):
     path, model = model_of("llama", tie_word_embeddings=False), {"freeze_module_prefix": FROZEN[what]}
-    theirs, expected = ranks.run(on_ranks, 1, layout_spec(path, "fsdp2_train", {}, model=model), three_steps)[0]
+    theirs, expected = ranks.once(on_ranks, 1, layout_spec(path, "fsdp2_train", {}, model=model), three_steps)[0]
     history, weights = ranks.run(on_ranks, world, a_spec(path, options, model=model), three_steps)[0]
     for a, b in zip(history, theirs, strict=True):
         assert a["actor/grad_norm"] == pytest.approx(b["actor/grad_norm"], rel=1e-4)
@@ -192,55 +180,49 @@ def test_frozen_prefixes_stay_and_the_rest_trains_as_on_fsdp2(ranks, model_of, w
 def test_layers_after_a_frozen_embedding_are_recomputed_with_their_gradients(ranks, model_of, recompute):
     path, model = model_of("llama", tie_word_embeddings=False), {"freeze_module_prefix": FROZEN["embedding"]}
     plain = dict(model, disable_gradient_checkpointing=True)
-    expected = ranks.run(on_ranks, 1, a_spec(path, {}, model=plain), three_steps)[0][0]
+    expected = ranks.once(on_ranks, 1, a_spec(path, {}, model=plain), three_steps)[0][0]
     options = {"recompute_granularity": recompute}
     history = ranks.run(on_ranks, 1, a_spec(path, options, model=model), three_steps)[0][0]
     assert [m["actor/grad_norm"] for m in history] == pytest.approx([m["actor/grad_norm"] for m in expected], rel=1e-5)
 
 
-def refusal(info, spec):
-    try:
-        build(spec, info)
-    except ValueError as error:
-        return str(error)
-    return None
+def refusals(info, specs):
+    """What a rank says of each role; a process may be asked for one after the other."""
+    messages = []
+    for spec in specs:
+        with pytest.raises(ValueError, match=".") as refused:
+            build(spec, info)
+        messages.append(str(refused.value))
+    return messages
 
 
-@pytest.mark.parametrize(
-    ("prefixes", "words"),
-    [
-        (("model.layers.0.self_attn.q_proj",), "one parameter"),
-        (("no.such",), "no parameter begins"),
-        (("model.", "lm_head"), "nothing to train"),
-    ],
-)
-def test_what_cannot_be_frozen_is_refused(ranks, model_of, prefixes, words):
+def test_what_cannot_be_frozen_is_refused(ranks, model_of):
     path = model_of("llama", tie_word_embeddings=False)
-    messages = ranks.run(refusal, 2, a_spec(path, PP2, model={"freeze_module_prefix": prefixes}))
-    assert all(words in message for message in messages)
+    cases = {
+        "one parameter": ("model.layers.0.self_attn.q_proj",),
+        "no parameter begins": ("no.such",),
+        "nothing to train": ("model.", "lm_head"),
+    }
+    specs = [a_spec(path, PP2, model={"freeze_module_prefix": prefixes}) for prefixes in cases.values()]
+    for messages in ranks.run(refusals, 2, specs):
+        for words, message in zip(cases, messages, strict=True):
+            assert words in message
 
 
 # --- other kinds ---------------------------------------------------------------------------------------------------
 
 
-def squared(outputs, batch, sizes):
-    return LossTerms(((outputs.values - 1.0).square() * batch.loss_mask).sum() / sizes.tokens)
-
-
 def critic(strategy, info):
-    loss = LossFn(compute=squared, needs=("values",))
     batch = my_rows(strategy)
-    norms = [strategy.train_step(batch, loss).result().get("critic/grad_norm") for _ in range(3)]
+    norms = [strategy.train_step(batch, VALUE_LOSS).result().get("critic/grad_norm") for _ in range(3)]
     values = strategy.forward(batch, ("values",)).values
     return norms, values if strategy.layout.collects else None, weights_of(strategy)
 
 
-@pytest.mark.parametrize(
-    ("world", "options"), [(1, {}), (2, {}), (2, {**TP2, "sequence_parallel": True}), (2, PP2), (2, CP2), (2, TP2)]
-)
+@pytest.mark.parametrize(("world", "options"), [(1, {}), (2, {}), (2, {**TP2, **SP}), (2, PP2), (2, CP2), (2, TP2)])
 def test_a_critic_learns_as_on_fsdp2(ranks, model_of, world, options):
     path = model_of("llama")
-    norms, values, weights = ranks.run(on_ranks, 1, layout_spec(path, "fsdp2_train", {}, kind="value"), critic)[0]
+    norms, values, weights = ranks.once(on_ranks, 1, layout_spec(path, "fsdp2_train", {}, kind="value"), critic)[0]
     answers = ranks.run(on_ranks, world, a_spec(path, options, kind="value"), critic)
     assert answers[0][0] == pytest.approx(norms, rel=1e-4)
     mine = torch.cat([values for _, values, _ in answers if values is not None])
@@ -297,7 +279,7 @@ def test_the_balancing_loss_is_weighted_alike_in_every_layout(ranks, model_of):
         "max_tokens_per_microbatch_in_train": 1000,
     }
     norms = []
-    for world, options in [(1, {}), (2, PP2), (2, {**TP2, "sequence_parallel": True}), (2, CP2)]:
+    for world, options in [(1, {}), (2, PP2), (2, {**TP2, **SP}), (2, CP2)]:
         spec = a_spec(model_of("qwen3_moe"), {**options, "moe_aux_loss_coeff": 0.5}, worker=worker)
         norms.append(ranks.run(on_ranks, world, spec, balance)[0])
     assert norms[0] > 0.0

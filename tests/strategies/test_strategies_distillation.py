@@ -6,9 +6,21 @@ import functools
 
 import pytest
 import torch
-from layout_contract import STEPS, by_hand, differences, layout_spec, play, relative, run_layout
+from layout_contract import (
+    CP2,
+    PACKED,
+    PP2,
+    SP,
+    STEPS,
+    TP2,
+    by_hand,
+    differences,
+    layout_spec,
+    play,
+    relative,
+    run_layout,
+)
 from test_deepspeed_steps import STAGES
-from test_megatron_layouts import CP2, PACKED, PP2, SP, TP2
 from train_contract import build, make_batch, make_info, make_spec
 
 from roll.algorithms.divergences import forward_kl, jensen_shannon

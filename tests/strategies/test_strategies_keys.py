@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layout_contract import layout_spec
+from layout_contract import each, layout_spec
 from train_contract import LOSS, build, make_batch
 
 BACKENDS = {
@@ -48,20 +48,19 @@ WORKERS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("what", WORKERS)
-def test_passes_are_cut_and_padded_as_asked(ranks, model_of, backend, what):
-    worker, scored, trained = WORKERS[what]
-    spec = layout_spec(model_of("llama"), *BACKENDS[backend], worker=worker)
-    in_forward, in_training = ranks.run(passes, 1, spec)[0]
-    if scored is None:
-        assert len(in_forward) > 2
-        assert all(rows == 1 and tokens <= 20 for rows, tokens in in_forward)
-    else:
-        assert set(in_forward) == scored
-    assert len(in_training) == trained
-    assert {rows for rows, _ in in_training} == {1 if worker.get("use_sequence_packing") else 2}
-    multiple = worker.get("sequence_length_round_in_train", 1)
-    assert all(tokens % multiple == 0 for _, tokens in in_training)
+def test_passes_are_cut_and_padded_as_asked(ranks, model_of, backend):
+    specs = [layout_spec(model_of("llama"), *BACKENDS[backend], worker=worker) for worker, *_ in WORKERS.values()]
+    found = ranks.run(each, 1, passes, specs)[0]
+    for (what, (worker, scored, trained)), (in_forward, in_training) in zip(WORKERS.items(), found, strict=True):
+        if scored is None:
+            assert len(in_forward) > 2, what
+            assert all(rows == 1 and tokens <= 20 for rows, tokens in in_forward), what
+        else:
+            assert set(in_forward) == scored, what
+        assert len(in_training) == trained, what
+        assert {rows for rows, _ in in_training} == {1 if worker.get("use_sequence_packing") else 2}, what
+        multiple = worker.get("sequence_length_round_in_train", 1)
+        assert all(tokens % multiple == 0 for _, tokens in in_training), what
 
 
 def scores(info, spec):
@@ -71,8 +70,8 @@ def scores(info, spec):
 @pytest.mark.parametrize("backend", OTHERS)
 def test_model_config_kwargs_change_the_model_alike(ranks, model_of, backend):
     path, model = model_of("llama"), {"model_config_kwargs": {"rms_norm_eps": 0.5}}
-    plain = ranks.run(scores, 1, layout_spec(path, *BACKENDS["fsdp2"]))[0]
-    changed = ranks.run(scores, 1, layout_spec(path, *BACKENDS["fsdp2"], model=model))[0]
+    specs = [layout_spec(path, *BACKENDS["fsdp2"], model=changes) for changes in ({}, model)]
+    plain, changed = ranks.once(each, 1, scores, specs)[0]
     found = ranks.run(scores, 1, layout_spec(path, *BACKENDS[backend], model=model))[0]
     torch.testing.assert_close(found, changed, rtol=0, atol=1e-5)
     assert float((changed - plain).abs().max()) > 1e-3
@@ -100,7 +99,6 @@ def recomputations(info, spec):
 @pytest.mark.parametrize("backend", ["fsdp2_train", "deepspeed_train"])  # Megatron's own keys have tests of their own
 def test_activations_are_recomputed_unless_switched_off(ranks, model_of, backend):
     training = {"per_device_train_batch_size": 6}
-    for off in (False, True):
-        model = {"disable_gradient_checkpointing": off}
-        spec = layout_spec(model_of("llama"), backend, {}, model=model, training=training)
-        assert ranks.run(recomputations, 1, spec) == [1 if off else 2]
+    models = [{"disable_gradient_checkpointing": off} for off in (False, True)]
+    specs = [layout_spec(model_of("llama"), backend, {}, model=model, training=training) for model in models]
+    assert ranks.run(each, 1, recomputations, specs) == [[2, 1]]

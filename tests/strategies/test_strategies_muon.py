@@ -131,10 +131,10 @@ def test_several_ranks_take_the_steps_of_one(ranks, model_of, family, world, sha
 
 
 @pytest.mark.parametrize(("wrote", "reads"), [(1, 1), (2, 2), (2, 1)])
-def test_a_checkpoint_goes_on_bit_for_bit_and_any_world_size_reads_it(ranks, tiny_model, tmp_path, wrote, reads):
+def test_a_checkpoint_goes_on_bit_for_bit_and_any_world_size_reads_it(ranks, tiny_model, written, wrote, reads):
     spec = make_spec(tiny_model, training={**MUON, "lr_scheduler_type": "cosine", "warmup_steps": 2})
-    saved, norms, end = ranks.run(write, wrote, spec, tmp_path / "checkpoint")[0]
-    loaded, norms_after, end_after = ranks.run(read, reads, spec, tmp_path / "checkpoint")[0]
+    folder, (saved, norms, end) = written(write, wrote, spec)
+    loaded, norms_after, end_after = ranks.run(read, reads, spec, folder)[0]
     assert saved.keys() == loaded.keys()
     assert any(name.endswith(BUFFER) for name in saved)
     assert any(name.endswith("exp_avg_sq") for name in saved)

@@ -12,11 +12,9 @@ import time
 
 import pytest
 import torch
-from layout_contract import layout_spec
-from train_contract import LOSS, build, make_batch
+from layout_contract import CP2, EP2, PLAIN, PP2, SP, TP2, VP2, layout_spec
+from train_contract import LOSS, VALUE_LOSS, build, make_batch
 
-from roll.strategies.base import LossFn, LossTerms
-from roll.types.metrics import Metrics
 from roll.workbench.planning.architecture import read_architecture
 from roll.workbench.planning.role_states import states_of
 
@@ -107,13 +105,6 @@ def parts_of_megatron(strategy):
     }
 
 
-def squares(outputs, batch, sizes):
-    """A loss of values."""
-    del batch
-    return LossTerms((outputs.values**2).sum() / sizes.tokens, Metrics())
-
-
-SQUARES = LossFn(compute=squares, needs=("values",))
 PARTS = {"fsdp2_train": parts_of_fsdp2, "deepspeed_train": parts_of_deepspeed, "megatron_train": parts_of_megatron}
 
 
@@ -143,7 +134,7 @@ def measure(info, spec):
     setattr(target, name, noted)
     batch, layout = make_batch(), strategy.layout
     rows = range(6) if layout.dp_size == 1 else range(layout.dp_rank, 6, layout.dp_size)
-    strategy.train_step(batch.select(list(rows)), LOSS if spec.kind == "policy" else SQUARES)
+    strategy.train_step(batch.select(list(rows)), LOSS if spec.kind == "policy" else VALUE_LOSS)
     after, counted = held(parts_of(strategy))
     for _ in range(20):
         others = {
@@ -237,19 +228,17 @@ def test_deepspeed_holds_what_is_planned(ranks, model_of, layout, family):
     check(ranks, model_of(name, **WIDE, **changes), "deepspeed_train", options, world, model=model)
 
 
-TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
-EP2, SP = {"expert_model_parallel_size": 2}, {"sequence_parallel": True}
 DENSE = {
     "1 rank": (1, {}, {}),
     "2 copies": (2, {}, {}),
     "2 copies, bf16": (2, {}, BF16),
-    "2 copies, whole optimizers": (2, {"use_distributed_optimizer": False}, {}),
-    "2 copies, whole optimizers, bf16": (2, {"use_distributed_optimizer": False}, BF16),
+    "2 copies, whole optimizers": (2, PLAIN, {}),
+    "2 copies, whole optimizers, bf16": (2, PLAIN, BF16),
     "tensor 2": (2, TP2, BF16),
     "pipeline 2": (2, PP2, BF16),
-    "context 2": (2, {"context_parallel_size": 2}, BF16),
+    "context 2": (2, CP2, BF16),
     "tensor 2, pipeline 2": (4, {**TP2, **PP2, **SP}, {}),
-    "pipeline 2, 2 virtual stages": (2, {**PP2, "virtual_pipeline_model_parallel_size": 2}, BF16),
+    "pipeline 2, 2 virtual stages": (2, VP2, BF16),
     "tensor 2, 2 copies": (4, {**TP2, "overlap_grad_reduce": True}, BF16),
 }
 EXPERTS = {

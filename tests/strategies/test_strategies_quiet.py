@@ -1,4 +1,4 @@
-"""An export prints nothing, whatever packages transformers finds and imports for it."""
+"""What packages say on a normal run stays out of the user's terminal."""
 
 from __future__ import annotations
 
@@ -7,25 +7,41 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CASE = """
 import sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
-from train_contract import build, make_spec
-build(make_spec({model!r}, strategy={strategy!r})).export(Path({folder!r}))
+from roll.utils.logging import setup_logging
+from train_contract import LOSS, build, make_batch, make_spec
+spec = make_spec({model!r}, strategy={strategy!r})
 """
+EXPORT = "build(spec).export(Path({folder!r}))\n"
+STEP = "setup_logging()\nbuild(spec).train_step(make_batch(), LOSS)\n"
+ASKED = "import logging\nlogging.getLogger('megatron').setLevel('INFO')\n"
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2_train", "megatron_train"])
-def test_an_export_prints_nothing(tiny_model, tmp_path, strategy):
+def printed(script, model, strategy, folder="", first=""):
+    """(standard output, standard error) of a new process; `first`: before anything is imported."""
     tests = Path(__file__).parents[1]
     paths = [str(tests / "strategies"), str(tests)]
-    script = CASE.format(paths=paths, model=str(tiny_model), strategy=strategy, folder=str(tmp_path / "out"))
+    script = (first + CASE + script).format(paths=paths, model=str(model), strategy=strategy, folder=str(folder))
     environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
     done = subprocess.run(
         [sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=120, check=True, cwd=tests.parent, env=environment,
+        capture_output=True, text=True, timeout=600, check=True, cwd=tests.parent, env=environment,
     )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("", "")
+    return done.stdout, done.stderr
+
+
+def test_an_export_prints_nothing_whatever_packages_transformers_finds(tiny_model, tmp_path):
+    assert printed(EXPORT, tiny_model, "fsdp2_train", tmp_path / "out") == ("", "")
+
+
+def test_an_export_and_a_step_of_megatron_print_nothing(tiny_model, tmp_path):
+    assert printed(EXPORT + STEP, tiny_model, "megatron_train", tmp_path / "out") == ("", "")
+
+
+def test_megatron_speaks_when_it_is_asked_to(tiny_model):
+    out, err = printed(STEP, tiny_model, "megatron_train", first=ASKED)
+    assert out == ""
+    assert "Setting up optimizer" in err

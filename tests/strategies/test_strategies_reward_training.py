@@ -6,10 +6,23 @@ import functools
 
 import pytest
 import torch
-from layout_contract import CLIP, DECAY, EPSILON, LEARNING_RATE, STEPS, layout_spec, relative
+from layout_contract import (
+    CLIP,
+    CP2,
+    DECAY,
+    EPSILON,
+    FSDP,
+    LEARNING_RATE,
+    PACKED,
+    PP2,
+    SP,
+    STEPS,
+    TP2,
+    each,
+    layout_spec,
+    relative,
+)
 from test_deepspeed_steps import STAGES
-from test_megatron_layouts import CP2, PACKED, PP2, SP, TP2
-from test_strategies_layouts import FSDP
 from test_strategies_units import PAIRS, PREFERRED, dealt
 from tiny_classifiers import build_tiny_classifier
 from train_contract import build, make_batch
@@ -83,45 +96,33 @@ def by_hand(path):
     return before, norms, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def check(ranks, path, strategy, options, world, **changes):
-    spec = layout_spec(path, strategy, options, kind="reward", **changes)
-    answers = ranks.run(play, world, spec)
-    kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
-    outputs = TokenOutputs.concat([answer["outputs"] for answer in kept]).reorder(make_batch().row_ids)
-    before, norms, weights = by_hand(path)
-    found = outputs.require("values")[scored_batch().action_mask]
-    assert relative(found, before) <= 1e-5
-    assert answers[0]["norms"] == pytest.approx(norms, rel=1e-4)
-    assert answers[0]["weights"].keys() == weights.keys()
-    wrong = {name: relative(answers[0]["weights"][name], value) for name, value in weights.items()}
-    assert max(wrong.values()) <= 1e-4, wrong
-
-
-@pytest.mark.parametrize("layout", FSDP)
-def test_reward_models_on_fsdp2(ranks, classifier, layout):
-    world, options = FSDP[layout]
-    check(ranks, classifier, "fsdp2_train", options, world)
-
-
-@pytest.mark.parametrize("stage", ["stage 1", "stage 3"])
-def test_reward_models_on_deepspeed(ranks, classifier, stage):
-    check(ranks, classifier, "deepspeed_train", {"zero_optimization": STAGES[stage]}, 2)
-
-
-MEGATRON = {
-    "data 2": (2, {}, {}),
-    "tensor 2, sequence": (2, {**TP2, **SP}, {}),
-    "pipeline 2": (2, PP2, {}),
-    "context 2": (2, CP2, {}),
-    "context 2, packed": (2, CP2, PACKED),
+ZERO_1, ZERO_3 = ({"zero_optimization": STAGES[stage]} for stage in ("stage 1", "stage 3"))
+LAYOUTS = {
+    # backend and ranks -> (options, changes) of roles that share a process group
+    "fsdp2, one rank": ("fsdp2_train", 1, [({}, {})]),
+    "fsdp2, two ranks": (
+        "fsdp2_train",
+        2,
+        [*((options, {}) for world, options in FSDP.values() if world == 2), ({}, {"model": {"ulysses_size": 2}})],
+    ),
+    "deepspeed": ("deepspeed_train", 2, [(ZERO_1, {}), (ZERO_3, {})]),
+    "megatron, data 2": ("megatron_train", 2, [({}, {})]),
+    "megatron, tensor 2": ("megatron_train", 2, [({**TP2, **SP}, {})]),
+    "megatron, pipeline 2": ("megatron_train", 2, [(PP2, {})]),
+    "megatron, context 2": ("megatron_train", 2, [(CP2, {}), (CP2, PACKED)]),
 }
 
 
-@pytest.mark.parametrize("layout", MEGATRON)
-def test_reward_models_on_megatron(ranks, classifier, layout):
-    world, options, changes = MEGATRON[layout]
-    check(ranks, classifier, "megatron_train", options, world, **changes)
-
-
-def test_reward_models_on_ranks_that_share_sequences(ranks, classifier):
-    check(ranks, classifier, "fsdp2_train", {}, 2, model={"ulysses_size": 2})
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_reward_models_learn_as_a_plain_loop(ranks, classifier, layout):
+    strategy, world, cases = LAYOUTS[layout]
+    specs = [layout_spec(classifier, strategy, options, kind="reward", **changes) for options, changes in cases]
+    before, norms, weights = by_hand(classifier)
+    for case, *answers in zip(cases, *ranks.run(each, world, play, specs), strict=True):
+        kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
+        outputs = TokenOutputs.concat([answer["outputs"] for answer in kept]).reorder(make_batch().row_ids)
+        assert relative(outputs.require("values")[scored_batch().action_mask], before) <= 1e-5, case
+        assert answers[0]["norms"] == pytest.approx(norms, rel=1e-4), case
+        assert answers[0]["weights"].keys() == weights.keys()
+        wrong = {name: relative(answers[0]["weights"][name], value) for name, value in weights.items()}
+        assert max(wrong.values()) <= 1e-4, (case, wrong)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from layout_contract import layout_spec, shard_of
+from layout_contract import layout_spec, my_rows
 from safetensors.torch import load_file
-from train_contract import LOSS, build, make_batch, weights_of
+from start_contract import another
+from train_contract import LOSSES, build, weights_of
 
 from roll.checkpoint.files import files_below
-from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.merging import Merge, merge_foreign, merge_states
 from roll.strategies.state_files import HeldFiles, StateFiles, WrittenFiles
 from roll.utils.pickles import UnsafeCheckpoint
@@ -35,11 +35,6 @@ CASES = [
 CASES += [("fsdp2 x 2", "llama"), ("deepspeed x 2", "llama"), ("megatron x 2", "qwen2"), ("megatron x 2", "qwen3_moe")]
 
 
-def squared(outputs, batch, sizes):
-    return LossTerms(((outputs.values - 1.0).square() * batch.loss_mask).sum() / sizes.tokens)
-
-
-LOSSES = {"policy": LOSS, "value": LossFn(compute=squared, needs=("values",))}
 SCHEDULE = {"lr_scheduler_type": "linear", "learning_rate": 1e-2}
 
 
@@ -49,7 +44,7 @@ def spec_of(path: Path, backend: str, **changes):
 
 
 def steps(strategy, spec, count):
-    mine = make_batch().select(shard_of(strategy.layout.dp_rank, strategy.layout.dp_size))
+    mine = my_rows(strategy)
     return [strategy.train_step(mine, LOSSES[spec.kind]).result() for _ in range(count)]
 
 
@@ -103,25 +98,24 @@ def check_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 
 @pytest.mark.parametrize(("backend", "family"), CASES)
 def test_states_are_the_same_from_memory_and_merge_to_what_the_backend_exports(
-    ranks, model_of, tmp_path, backend, family
+    written, model_of, tmp_path, backend, family
 ):
-    spec = spec_of(model_of(family), backend)
-    ranks.run(save_in_every_way, BACKENDS[backend][2], spec, tmp_path)
-    expected = tensors_in(tmp_path / "exported")
-    check_same(tensors_in(tmp_path / "held_export"), expected)
+    folder, _ = written(save_in_every_way, BACKENDS[backend][2], spec_of(model_of(family), backend))
+    expected = tensors_in(folder / "exported")
+    check_same(tensors_in(folder / "held_export"), expected)
     for states in ("now", "held"):
-        merge_states(tmp_path / states, tmp_path / f"{states}_merged", Merge())
-        check_same(tensors_in(tmp_path / f"{states}_merged"), expected)
-    names = {path.name for path in (tmp_path / "exported").iterdir()}
-    assert {path.name for path in (tmp_path / "now_merged").iterdir()} == names
+        merge_states(folder / states, tmp_path / states, Merge())
+        check_same(tensors_in(tmp_path / states), expected)
+    names = {path.name for path in (folder / "exported").iterdir()}
+    assert {path.name for path in (tmp_path / "now").iterdir()} == names
 
 
-def test_type_and_size_of_files_can_be_chosen(ranks, model_of, tmp_path):
+def test_type_and_size_of_files_can_be_chosen(written, model_of, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    ranks.run(save_in_every_way, 1, spec_of(model_of("llama"), "fsdp2"), tmp_path)
-    merge_states(tmp_path / "now", tmp_path / "half", Merge(dtype="bf16", max_shard_size="20KB"))
-    whole, half = tensors_in(tmp_path / "exported"), tensors_in(tmp_path / "half")
+    folder, _ = written(save_in_every_way, 1, spec_of(model_of("llama"), "fsdp2"))
+    merge_states(folder / "now", tmp_path / "half", Merge(dtype="bf16", max_shard_size="20KB"))
+    whole, half = tensors_in(folder / "exported"), tensors_in(tmp_path / "half")
     check_same(half, {name: tensor.bfloat16() for name, tensor in whole.items()})
     assert len(list((tmp_path / "half").glob("*.safetensors"))) > 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
@@ -146,20 +140,16 @@ def test_a_critic_is_merged_to_a_token_classifier_with_its_values(ranks, model_o
 
 def go_on(info, spec, folder, contents):
     """(weights as loaded, results of two steps, weights after them)."""
-    strategy = build(spec, info)
+    strategy = another(spec, info)
     if contents is not None:
         strategy.load(folder, contents)
     return weights_of(strategy), steps(strategy, spec, 2), weights_of(strategy)
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "deepspeed", "megatron"])
-def test_a_load_takes_what_it_is_asked_for_and_leaves_the_rest_as_new(ranks, model_of, tmp_path, backend):
+def test_a_load_takes_what_it_is_asked_for_and_leaves_the_rest_as_new(ranks, written, model_of, tmp_path, backend):
     spec = spec_of(model_of("llama"), backend)
-    saved = ranks.run(save_in_every_way, 1, spec, tmp_path)[0]
-
-    def loaded(*contents):
-        return ranks.run(go_on, 1, spec, tmp_path / "now", contents)[0]
-
+    folder, saved = written(save_in_every_way, 1, spec)
     # Linear decay over 10 steps from 0.01: the second step has 0.9 of it, the first all.
     cases = {
         ("model",): (1.0, "fresh"),
@@ -167,27 +157,31 @@ def test_a_load_takes_what_it_is_asked_for_and_leaves_the_rest_as_new(ranks, mod
         ("model", "extra"): (0.9, "fresh"),
         ("model", "optimizer", "extra"): (0.9, "kept"),
     }
-    moved = {}
-    for contents, (share, moments) in cases.items():
-        before, results, after = loaded(*contents)
+    moved, found = {}, ranks.run(loaded_in_part, 1, spec, folder / "now", tmp_path, list(cases))[0]
+    for (contents, (share, moments)), (before, results, after) in zip(cases.items(), found, strict=True):
         check_same(before, saved)
         assert results[0]["actor/lr"] == pytest.approx(0.01 * share), contents
         # The first update of fresh moments is lr * sign(gradient), whatever the gradient's size.
         name = "model.layers.0.mlp.up_proj.weight"
-        change = (after[name] - before[name]).abs()
-        moved[share, moments] = change
-        again = tmp_path / "-".join(contents)
-        ranks.run(save_and_compare, 1, spec, tmp_path / "now", again, contents)
+        moved[share, moments] = (after[name] - before[name]).abs()
     assert not torch.equal(moved[1.0, "fresh"], moved[1.0, "kept"])
     assert not torch.equal(moved[0.9, "fresh"], moved[0.9, "kept"])
 
 
+def loaded_in_part(info, spec, source, target, parts):
+    """`go_on` from each of these contents, which is saved again and goes on from there as from the first."""
+    found = []
+    for contents in parts:
+        found.append(go_on(info, spec, source, contents))
+        save_and_compare(info, spec, source, target / "-".join(contents), contents)
+    return found
+
+
 def save_and_compare(info, spec, source, target, contents):
-    """What was loaded is saved again and goes on from there as from the first."""
-    strategy = build(spec, info)
+    strategy = another(spec, info)
     strategy.load(source, contents)
     strategy.save(target)
-    other = build(spec, info) if spec.worker.strategy_args.strategy_name == "fsdp2_train" else strategy
+    other = another(spec, info) if spec.worker.strategy_args.strategy_name == "fsdp2_train" else strategy
     other.load(target)
     first = steps(other, spec, 1)
     if other is not strategy:
@@ -220,6 +214,10 @@ def save_without_optimizer(info, spec, folder):
 # --- checkpoints of other programs ------------------------------------------------------------------------------------
 
 
+def theirs_of(path, stage):
+    return layout_spec(path, "deepspeed_train", {"zero_optimization": {"stage": stage}}, training=SCHEDULE)
+
+
 def save_with_deepspeed(info, spec, folder):
     """What DeepSpeed's own `save_checkpoint` writes, and the export of the same weights."""
     strategy = build(spec, info)
@@ -229,13 +227,12 @@ def save_with_deepspeed(info, spec, folder):
 
 
 @pytest.mark.parametrize(("stage", "ranks_of_it"), [(0, 1), (2, 1), (2, 2), (3, 2)])
-def test_a_folder_of_deepspeeds_own_becomes_a_hugging_face_folder(ranks, model_of, tmp_path, stage, ranks_of_it):
+def test_a_folder_of_deepspeeds_own_becomes_a_hugging_face_folder(written, model_of, tmp_path, stage, ranks_of_it):
     path = model_of("qwen2")
-    spec = layout_spec(path, "deepspeed_train", {"zero_optimization": {"stage": stage}}, training=SCHEDULE)
-    ranks.run(save_with_deepspeed, ranks_of_it, spec, tmp_path)
-    for i, folder in enumerate((tmp_path / "theirs", tmp_path / "theirs" / "global_step1")):
+    saved, _ = written(save_with_deepspeed, ranks_of_it, theirs_of(path, stage))
+    for i, folder in enumerate((saved / "theirs", saved / "theirs" / "global_step1")):
         merge_foreign(folder, tmp_path / f"merged{i}", Merge(base=str(path)))
-        check_same(tensors_in(tmp_path / f"merged{i}"), tensors_in(tmp_path / "exported"))
+        check_same(tensors_in(tmp_path / f"merged{i}"), tensors_in(saved / "exported"))
         assert (tmp_path / f"merged{i}" / "tokenizer_config.json").is_file()
 
 
@@ -274,10 +271,10 @@ def test_frozen_weights_are_found_where_a_stage_puts_them_or_in_the_base_model(
             merge_foreign(tmp_path / "theirs", tmp_path / "other", Merge(base=str(model_of("qwen2", layers=1))))
 
 
-def test_what_deepspeed_would_run_while_it_reads_is_refused(ranks, model_of, tmp_path):
+def test_what_deepspeed_would_run_while_it_reads_is_refused(written, model_of, tmp_path):
     path = model_of("qwen2")
-    spec = layout_spec(path, "deepspeed_train", {"zero_optimization": {"stage": 2}}, training=SCHEDULE)
-    ranks.run(save_with_deepspeed, 1, spec, tmp_path)
+    saved, _ = written(save_with_deepspeed, 1, theirs_of(path, 2))
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     (file,) = (tmp_path / "theirs").rglob("*_optim_states.pt")
     states = torch.load(file, weights_only=False)
     states["more"] = Touch(str(tmp_path / "touched"))

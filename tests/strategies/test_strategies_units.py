@@ -6,10 +6,24 @@ import functools
 
 import pytest
 import torch
-from layout_contract import STEPS, by_hand, differences, layout_spec, play, run_layout
+from layout_contract import (
+    CP2,
+    FSDP,
+    OVERLAP,
+    PACKED,
+    PLAIN,
+    PP2,
+    SP,
+    STEPS,
+    TP2,
+    by_hand,
+    differences,
+    each,
+    layout_spec,
+    play,
+    put_together,
+)
 from test_deepspeed_steps import STAGES
-from test_megatron_layouts import CP2, OVERLAP, PACKED, PLAIN, PP2, SP, TP2
-from test_strategies_layouts import FSDP
 from train_contract import make_batch
 
 from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
@@ -105,15 +119,18 @@ def dealt(batch, dp_rank, dp_size):
     return split_batch(batch, [RankLayout(rank, dp_size) for rank in range(dp_size)], balance=True)[dp_rank]
 
 
-def play_pairs(info, spec, look):
-    return play(info, spec, look, pair_batch, PAIR_LOSS, dealt)
+def play_pairs(info, spec):
+    return play(info, spec, None, pair_batch, PAIR_LOSS, dealt)
 
 
-def check_pairs(ranks, path, strategy, options, world, *, tolerance=1e-4, **changes):
-    run = run_layout(ranks, layout_spec(path, strategy, options, **changes), world, play=play_pairs)
-    wrong = {name: value for name, value in differences(run, reference(path)).items() if not value <= tolerance}
-    assert len(run.losses) == STEPS
-    assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
+def check_pairs(ranks, path, strategy, world, cases, tolerance=1e-4):
+    """Of roles that share a process group: name -> (options, changes)."""
+    specs = [layout_spec(path, strategy, options, **changes) for options, changes in cases.values()]
+    for name, *answers in zip(cases, *ranks.run(each, world, play_pairs, specs), strict=True):
+        run = put_together(answers)
+        wrong = {key: value for key, value in differences(run, reference(path)).items() if not value <= tolerance}
+        assert len(run.losses) == STEPS
+        assert not wrong, f"{strategy}, {name} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
 
 
 MICRO = {
@@ -125,47 +142,38 @@ MICRO = {
 }
 
 
-@pytest.mark.parametrize("micro", MICRO)
-def test_pairs_in_micro_batches_of_any_size(ranks, model_of, micro):
-    check_pairs(ranks, model_of("llama"), "fsdp2_train", {}, 1, **MICRO[micro])
+def test_pairs_on_one_rank_in_micro_batches_of_any_size(ranks, model_of):
+    cases = {"two rows": ({}, {}), **{name: ({}, changes) for name, changes in MICRO.items()}}
+    check_pairs(ranks, model_of("llama"), "fsdp2_train", 1, cases)
 
 
-@pytest.mark.parametrize("layout", FSDP)
-def test_pairs_on_fsdp2(ranks, model_of, layout):
-    world, options = FSDP[layout]
-    check_pairs(ranks, model_of("llama"), "fsdp2_train", options, world)
+def test_pairs_on_fsdp2(ranks, model_of):
+    cases = {name: (options, {}) for name, (world, options) in FSDP.items() if world == 2}
+    cases["ranks that share sequences"] = ({}, {"model": {"ulysses_size": 2}})
+    check_pairs(ranks, model_of("llama"), "fsdp2_train", 2, cases)
+    check_pairs(ranks, model_of("llama"), "fsdp2_train", 4, {"more ranks than pairs": ({}, {})})
 
 
-def test_pairs_on_ranks_that_share_sequences_and_on_more_ranks_than_pairs(ranks, model_of):
-    ulysses = {"model": {"ulysses_size": 2}}
-    check_pairs(ranks, model_of("llama"), "fsdp2_train", {}, 2, **ulysses)
-    check_pairs(ranks, model_of("llama"), "fsdp2_train", {}, 4)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_pairs_on_deepspeed(ranks, model_of, stage):
-    check_pairs(ranks, model_of("llama"), "deepspeed_train", {"zero_optimization": STAGES[stage]}, 2)
+def test_pairs_on_deepspeed(ranks, model_of):
+    cases = {stage: ({"zero_optimization": zero}, {}) for stage, zero in STAGES.items()}
+    check_pairs(ranks, model_of("llama"), "deepspeed_train", 2, cases)
 
 
 MEGATRON = {
-    "one rank": (1, {}, {}),
-    "data 2": (2, {}, {}),
-    "data 2, whole optimizer": (2, PLAIN, {}),
-    "data 2, overlapped": (2, OVERLAP, {}),
-    "data 4": (4, {}, {}),
-    "tensor 2, sequence": (2, {**TP2, **SP}, {}),
-    "pipeline 2": (2, PP2, {}),
-    "context 2": (2, CP2, {}),
-    "context 2, packed": (2, CP2, PACKED),
-    "tensor 2 x data 2, sequence": (4, {**TP2, **SP}, {}),
-    "pipeline 2 x data 2, packed": (4, PP2, PACKED),
+    "one rank": (1, {"padded": ({}, {})}),
+    "data 2": (2, {"sharded optimizer": ({}, {}), "whole optimizer": (PLAIN, {}), "overlapped": (OVERLAP, {})}),
+    "data 4": (4, {"padded": ({}, {})}),
+    "tensor 2": (2, {"sequence": ({**TP2, **SP}, {})}),
+    "pipeline 2": (2, {"padded": (PP2, {})}),
+    "context 2": (2, {"padded": (CP2, {}), "packed": (CP2, PACKED)}),
+    "tensor 2 x data 2": (4, {"sequence": ({**TP2, **SP}, {})}),
+    "pipeline 2 x data 2": (4, {"packed": (PP2, PACKED)}),
 }
 
 
 @pytest.mark.parametrize("layout", MEGATRON)
 def test_pairs_on_megatron(ranks, model_of, layout):
-    world, options, changes = MEGATRON[layout]
-    check_pairs(ranks, model_of("llama"), "megatron_train", options, world, **changes)
+    check_pairs(ranks, model_of("llama"), "megatron_train", *MEGATRON[layout])
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,13 @@ def token_mean_loss(outputs, batch, sizes):
     return LossTerms(loss, metrics)
 
 
+def squared(outputs, batch, sizes):
+    return LossTerms(((outputs.values - 1.0).square() * batch.loss_mask).sum() / sizes.tokens)
+
+
 LOSS = LossFn(compute=token_mean_loss, needs=("logprobs",))
+VALUE_LOSS = LossFn(compute=squared, needs=("values",))
+LOSSES = {"policy": LOSS, "value": VALUE_LOSS}
 
 
 def build(spec, info=None):
