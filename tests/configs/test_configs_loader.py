@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -105,3 +107,13 @@ def test_two_loads_in_one_process_do_not_disturb_each_other(job):
     first = load_config(job, "job", ["seed=1"])
     assert load_config(job, "job").seed == 42
     assert first.seed == 1
+
+
+def test_a_key_with_the_name_of_one_of_hydras_own_files_is_unknown(job):
+    """In a process of its own: these tests leave Hydra's files out."""
+    (job / "more.yaml").write_text("defaults: [job, _self_]\nbasic: 1\ndefault: {x: 1}\n")
+    code = "import sys; from roll.configs.parsing.loader import load_config; load_config(sys.argv[1], 'more')"
+    shown = subprocess.run([sys.executable, "-c", code, str(job)], capture_output=True, text=True)
+    assert shown.returncode == 1
+    assert "basic: " in shown.stderr
+    assert "default: " in shown.stderr

@@ -191,7 +191,9 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
         reason = reason if isinstance(error, RecursionError) else f"{type(error).__name__}: {_one_line(error)[:300]}"
         violation = Violation(str(file), f"a file that composes; {reason}", "look at `defaults` and at ${...} in it")
         raise ConfigError([violation], str(file)) from error
-    names = {PurePosixPath(part.config_path).name for part in parts if part.config_path}
+    # Hydra adds files of its own, below hydra/: a key that bears the name of one is unknown like any other.
+    ours = [part.config_path for part in parts if part.config_path and not part.config_path.startswith("hydra/")]
+    names = {PurePosixPath(path).name for path in ours}
     return tree, names - {file.stem}
 
 
