@@ -19,7 +19,7 @@ from roll.strategies.deepspeed.deepspeed_strategy import DeepSpeedStrategy
 from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.types.batch import TokenOutputs
 
-STEPS = 3
+STEPS = 5
 """The first has no moments yet, the last is taken on weights that moments of two steps have moved."""
 LEARNING_RATE = 1e-3
 CLIP = 0.5
