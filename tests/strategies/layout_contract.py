@@ -20,7 +20,7 @@ from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 from roll.types.batch import TokenOutputs
 
 STEPS = 5
-"""The first has no moments yet, the last is taken on weights that moments of two steps have moved."""
+"""The first has no moments yet, the last is taken on weights that moments of four steps have moved."""
 LEARNING_RATE = 1e-3
 CLIP = 0.5
 DECAY = 0.1
