@@ -124,7 +124,7 @@ def head(args: argparse.Namespace) -> None:
 
 def attend(tensors: tuple[Any, Any, Any], plan: Any, *, one_call: bool) -> Any:
     """Compute attention over rows, forward and backward, in one call of the kernel or row by row: [N, H, D]."""
-    from roll.strategies.attention.attention import attention as module
+    from roll.strategies.attention import attention as module
 
     chosen = module.has_varlen_kernel
     module.has_varlen_kernel = lambda *_: one_call

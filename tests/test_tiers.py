@@ -63,8 +63,8 @@ def test_files_with_long_tests_begin_first():
         ("benchmarks/test_benchmarks.py", "", {"full", "evidence"}),
         ("utils/test_x.py", "def test_y(): ...", {"fast", "evidence"}),
         ("strategies/test_x.py", "def test_y(ranks): ...", {"fast", "full", "evidence"}),
-        ("pipelines/test_pipelines_dpo.py", "", {"fast", "full", "evidence"}),
-        ("pipelines/test_pipelines_resume.py", "", {"fast", "full", "evidence"}),
+        ("pipelines/test_pipelines_contract.py", "", {"fast", "full", "evidence"}),
+        ("pipelines/test_pipelines_resume.py", "", {"full", "evidence"}),
     ],
 )
 def test_a_file_is_read_for_the_tiers_that_may_have_tests_in_it(file: str, text: str, tiers: set[str]):

@@ -174,8 +174,8 @@ FAULTS = (
     _fault(
         "a token is scored by its own hidden state",
         "strategies/training/micro.py",
-        "index=(place[flat] - int(ahead))",
-        "index=place[flat]",
+        "index=(position_of[flat] - int(ahead))",
+        "index=position_of[flat]",
         "strategies/test_strategies_train.py",
         "strategies/test_hf_packing.py",
     ),

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from small import row_of, run_small
-from test_pipelines_sft import config_of, run, write
 from tiny_models import CHATML, char_tokenizer
+from toy import config_of, run_toy
+from toy_sft import write_sft
 
 from roll.configs.checks.chat_template_checks import template_notes
 from roll.configs.errors import ConfigError
@@ -47,8 +48,8 @@ def with_template(model: Path, target: Path, template: str) -> Path:
 def test_the_exported_folder_declares_the_end_that_was_taught(tiny_model: Path, tmp_path: Path) -> None:
     # The base model's settings know </s> alone, and its template ends turns with <|im_end|>.
     assert ends_in(tiny_model) == {"</s>"}
-    folder = write(tmp_path, tiny_model)
-    run(folder, "max_steps=1", "save_steps=1")
+    folder = write_sft(tmp_path, tiny_model)
+    run_toy(folder, "max_steps=1", "save_steps=1")
     assert ends_in(folder / "output" / "hf_model") == {"</s>", "<|im_end|>"}
     # What `roll export` makes of a checkpoint takes its settings from here.
     assert ends_in(folder / "output" / "checkpoints" / "checkpoint-1" / "actor_train" / "hf_config") == {
@@ -57,12 +58,12 @@ def test_the_exported_folder_declares_the_end_that_was_taught(tiny_model: Path, 
 
 
 def test_a_template_of_the_configuration_says_what_is_declared(tiny_model: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path, tiny_model)
+    folder = write_sft(tmp_path, tiny_model)
     template = OWN.replace("'", "\\'")
-    run(folder, "max_steps=1", f"actor_train.data_args.template='{template}'")
+    run_toy(folder, "max_steps=1", f"actor_train.data_args.template='{template}'")
     assert ends_in(folder / "output" / "hf_model") == {"</s>", "<|im_start|>"}
-    folder = write(tmp_path / "text", tiny_model)
-    run(folder, "max_steps=1", "actor_train.data_args.template=question_answer")
+    folder = write_sft(tmp_path / "text", tiny_model)
+    run_toy(folder, "max_steps=1", "actor_train.data_args.template=question_answer")
     assert ends_in(folder / "output" / "hf_model") == {"</s>"}
 
 
@@ -78,12 +79,12 @@ def test_check_names_tokens_beyond_the_embedding(tiny_model: Path, tmp_path: Pat
     beyond = len(tokenizer) - rows  # the tiny model's embedding may have rows to spare
     tokenizer.add_tokens([f"<x{i}>" for i in range(2 - beyond)], special_tokens=True)
     tokenizer.save_pretrained(model)
-    note = next(template_notes(config_of(write(tmp_path, tiny_model), f"pretrain={model}")))
+    note = next(template_notes(config_of(write_sft(tmp_path, tiny_model), f"pretrain={model}")))
     assert note.startswith(f"the tokenizer has 2 tokens beyond the model's embedding of {rows} (")
 
 
 def test_check_says_what_ends_a_response(tiny_model: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path, tiny_model)
+    folder = write_sft(tmp_path, tiny_model)
     assert list(template_notes(config_of(folder))) == ["a response ends with '</s>', '<|im_end|>'"]
     by_text, why = template_notes(config_of(folder, f"pretrain={with_template(tiny_model, tmp_path / 'text', TEXT)}"))
     assert by_text == "a response ends with '</s>'"
@@ -117,8 +118,8 @@ def test_variables_of_the_template_are_in_prompts_that_are_sampled_from_and_trai
 
 
 def test_a_variable_that_the_template_doesnt_read_is_refused_before_the_run(tiny_model: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path, with_template(tiny_model, tmp_path / "model", SWITCH))
+    folder = write_sft(tmp_path, with_template(tiny_model, tmp_path / "model", SWITCH))
     with pytest.raises(ConfigError, match=r"chat_template_kwargs.enable_thinking: .*it reads thinks"):
-        run(folder, "chat_template_kwargs={enable_thinking: false}")
+        run_toy(folder, "chat_template_kwargs={enable_thinking: false}")
     with pytest.raises(ConfigError, match=r"chat_template_kwargs: .*the template 'plain' is a text"):
-        run(folder, "chat_template_kwargs={thinks: false}", "actor_train.data_args.template=plain")
+        run_toy(folder, "chat_template_kwargs={thinks: false}", "actor_train.data_args.template=plain")

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from same_runs import comparable
-from test_pipelines_agentic_runs import EVERYTHING, faulty
 from test_pipelines_branches import FORK, episode, task, turn
 from test_pipelines_multi_agent import write_duel
+from test_pipelines_resume import AGENTIC
 from test_pipelines_rollout import TWICE
 from toy import metrics_of, run_toy, write_toy
-from toy_env import write_toy_env
+from toy_env import faulty, write_toy_env
 
 import roll
 from roll.configs.parsing.loader import load_config
@@ -147,7 +147,7 @@ def run_forks(folder: Path, model: Path) -> tuple[str, ...]:
 
 def run_letters(folder: Path, model: Path) -> tuple[str, ...]:
     write_toy_env(folder, model)
-    return (*EVERYTHING, *faulty(folder, "raise", share=0.05), "max_steps=2", "eval_steps=0")
+    return (*AGENTIC, *faulty(folder, "raise", share=0.05), "max_steps=2", "eval_steps=0")
 
 
 def run_duel(folder: Path, model: Path) -> tuple[str, ...]:

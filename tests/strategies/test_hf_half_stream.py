@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_spec, weights_of, with_worker
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
-from roll.strategies.attention.attention import attention
+from roll.strategies.attention import attention
 from roll.strategies.hf import hf_build
 from roll.strategies.hf.hf_build import blocks, compile_blocks, hf_module, narrow_stream, narrows_stream
 from roll.strategies.hf.hf_model import PolicyModel

@@ -13,7 +13,8 @@ from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec, with_worker
 
 from roll.distributed.process_group import init_process_group
-from roll.strategies.attention.attention import ring_attention, varlen_attention
+from roll.strategies.attention import ring_attention
+from roll.strategies.attention.attention import varlen_attention
 from roll.strategies.attention.ring_attention import block_attention, block_gradients, merge
 from roll.strategies.attention.varlen_kernel import RowPlan
 from roll.strategies.attention.zigzag import RingPlan, pieces, zigzag_order

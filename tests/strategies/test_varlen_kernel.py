@@ -17,7 +17,8 @@ from train_contract import LOSS, build, make_batch, make_spec, with_worker
 from varlen_stand_in import kernel_replaced
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.attention.attention import attention, split_attention, varlen_attention, varlen_kernel
+from roll.strategies.attention import attention, varlen_kernel
+from roll.strategies.attention.attention import split_attention, varlen_attention
 from roll.strategies.attention.varlen_kernel import RowPlan, has_varlen_kernel
 from roll.strategies.training.logits import HeadRequest
 from roll.strategies.training.micro import lay_out

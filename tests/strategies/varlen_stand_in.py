@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from roll.strategies.attention.attention import attention, varlen_kernel
+from roll.strategies.attention import attention, varlen_kernel
 
 
 def stand_in(
