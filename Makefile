@@ -88,11 +88,21 @@ install-test-full: $(INSTALLED_FULL) install-hubs
 PYTEST := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) \
 	$(PY) -m pytest --durations=25 -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
+# A test of real processes may miss a deadline because the other tests have the cores. So the few tests that fail in a
+# whole tier run once more, alone, and count as failed if they fail again; their names stand in both reports.
+FEW_FAILURES := $(PY) tests/few_failures.py
+define run_tier
+	$(PYTEST) --cache-clear --tier $(1) $(PYTEST_ARGS) || { [ $$? = 1 ] && [ -z "$(PYTEST_ARGS)" ] && $(FEW_FAILURES) && \
+	$(PYTEST_ALONE) --tier $(1); }
+endef
+PYTEST_ALONE := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) \
+	$(PY) -m pytest --last-failed --last-failed-no-failures none -n 0
+
 test: $(INSTALLED_TEST)
-	$(PYTEST) --tier fast $(PYTEST_ARGS)
+	$(call run_tier,fast)
 
 test-full: $(INSTALLED_FULL) install-hubs
-	$(PYTEST) --tier full $(PYTEST_ARGS)
+	$(call run_tier,full)
 	if [ -z "$(PYTEST_ARGS)" ] && $(HAS_ENGINES); then $(MAKE) --no-print-directory test-sglang; fi
 
 test-sglang: $(INSTALLED_SGLANG)
