@@ -64,7 +64,7 @@ def small_disk(place: Path, mib: int) -> tuple[str, ...]:
 RUN = "import sys; from roll.cli.__main__ import main; sys.argv[0] = 'roll'; sys.exit(main())"
 FULL_AT_2 = """
 import functools
-from roll.pipelines.workers import train
+from roll.pipelines.workers import train_worker as train
 save, saves = train.TrainWorker.save, []
 @functools.wraps(save)
 def filled(self, folder, *contents):
