@@ -15,10 +15,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.distributed.layout import RankLayout
-from roll.types.batch import TokenBatch
 from roll.utils.partition import partition_balanced
 
 if TYPE_CHECKING:
+    from roll.types.batch import TokenBatch
     from roll.types.ragged import Ragged
 
 F = TypeVar("F", bound=Callable[..., Any])
