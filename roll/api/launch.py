@@ -111,7 +111,7 @@ def relocated(config: RunConfig, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def inside(directory: Path) -> Iterator[None]:
-    """Yield work in a directory for the time being: relative paths of a run are seen from where it was started."""
+    """Work in a directory inside the block: a run's relative paths are read from where it was started."""
     before = Path.cwd()
     os.chdir(directory)
     try:

@@ -171,7 +171,7 @@ def other_interpreter(python: Any) -> str | None:
 
 
 def findings_of(probes: Probes, order: Order, total_s: float = math.inf) -> Iterator[Finding]:
-    """Return what the checks find, one or more per check, as they are done. After `total_s` seconds no further one
+    """Yield what the checks find, one or more per check, as they are done. After `total_s` seconds no further one
     begins."""
     until = time.monotonic() + total_s
     for name in CHECKS:

@@ -20,6 +20,6 @@ class Console(RichConsole):
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
-        """Return the segments of what is printed, escaped; those that move the cursor are rich's own."""
+        """Yield the segments of what is printed, escaped; those that move the cursor are rich's own."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)

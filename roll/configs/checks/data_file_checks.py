@@ -50,7 +50,7 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
 def _columns(
     path: str, data: DataArgs | OfflineDataArgs, columns: Mapping[str, str | tuple[str, ...]], source: Source
 ) -> Iterator[Violation]:
-    """Return the columns of a text file's first row; other formats, and later rows, are checked when they are read."""
+    """Yield the columns of a text file's first row; other formats, and later rows, are checked when they are read."""
     file = Path(source.location)
     if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
         return

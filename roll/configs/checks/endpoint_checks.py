@@ -14,7 +14,7 @@ from roll.utils.json_service import key_in, why_unreachable
 
 
 def endpoint_notes(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Return what the run would be refused for if it started now."""
+    """Yield what the run would be refused for if it started now."""
     for path, endpoint, variable in _endpoints(config):
         if key_in(environ, variable) is None:
             yield f"{path}.api_key_env: the environment variable {variable} is not set here; export it for the run"

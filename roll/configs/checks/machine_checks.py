@@ -211,7 +211,7 @@ def _compiled(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Vio
 
 
 def _accelerator_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, object, str | None]]:
-    """Return what only runs on an accelerator: (key, its value, package it needs or None)."""
+    """Yield what only runs on an accelerator: (key, its value, package it needs or None)."""
     for path, section in sections_below(worker, role):
         for spec in fields(section):
             needs, value = spec.metadata.get("accelerator", {}), getattr(section, spec.name)

@@ -233,7 +233,7 @@ def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def warnings(config: AgenticConfig) -> Iterator[str]:
-    """Return what is allowed but probably not meant."""
+    """Yield what is allowed but probably not meant."""
     longest = max((env.max_steps for env in config.custom_envs.values()), default=0)
     if config.estimator.credits_turns and longest == 1:
         yield f"adv_estimator {config.adv_estimator} credits turns, but max_steps is 1: every episode is one turn"

@@ -133,7 +133,7 @@ def _score(path: str, agent: AgentEnv) -> Iterator[Violation]:
 
 
 def warnings(config: AgenticConfig) -> Iterator[str]:
-    """Return what is allowed but probably not meant."""
+    """Yield what is allowed but probably not meant."""
     for tag, env in config.custom_envs.items():
         agent = env.agent
         if agent is None or agent.max_agents is None:

@@ -45,7 +45,7 @@ def sections_of(config: OfflineConfig) -> dict[str, OfflineDataArgs]:
 
 
 def warnings(config: OfflineConfig) -> Iterator[str]:
-    """Return what is allowed but probably not meant."""
+    """Yield what is allowed but probably not meant."""
     if config.validates and not (config.eval_steps or config.val_before_train):
         yield "rows are held out, but eval_steps and val_before_train are off: validation won't run"
 
@@ -54,7 +54,7 @@ RULES = (length_rules, file_rules)
 
 
 def sft_warnings(config: SFTConfig) -> Iterator[str]:
-    """Return what is allowed but probably not meant."""
+    """Yield what is allowed but probably not meant."""
     yield from warnings(config)
     data = config.actor_train.data_args
     if config.train_on == "all" and data.prompt is not None and data.response is not None:
@@ -93,7 +93,7 @@ def loss_rules(config: DPOConfig) -> Iterator[Violation]:
 
 
 def dpo_warnings(config: DPOConfig) -> Iterator[str]:
-    """Return what is allowed but probably not meant."""
+    """Yield what is allowed but probably not meant."""
     yield from warnings(config)
     if config.loss_type == "simpo" and config.loss_options["beta"] < _SIMPO_BETA:
         yield f"simpo was published with beta 2.0 to 2.5; it is {config.loss_options['beta']:g}"

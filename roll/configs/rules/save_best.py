@@ -19,7 +19,7 @@ _LOGPROBS = ("chosen_logprob", "rejected_logprob")
 
 
 def save_best_rules(config: RunConfig) -> Iterator[Violation]:
-    """Return whether checkpoints can be compared by what `save_best` names."""
+    """Yield why checkpoints can't be compared by what `save_best` names."""
     if config.save_best is None or not config.validates or not config.eval_steps:
         return  # without validations `acts_if_rules` has said so
     best, names = best_by(config.save_best), validation_metrics(config)

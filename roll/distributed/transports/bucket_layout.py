@@ -114,7 +114,7 @@ def entry_bytes(entry: Entry) -> int:
 
 
 def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
-    """Return the tensors of a bucket, as views of its buffer."""
+    """Yield the tensors of a bucket, as views of its buffer."""
     for entry in entries:
         name, type_name, shape, start = entry
         yield name, flat[start : start + entry_bytes(entry)].view(getattr(torch, type_name)).view(shape)

@@ -102,7 +102,7 @@ class OfflinePipeline(Loop, Generic[R]):
         return self.batches_of(self._data.held_out)
 
     def batches_of(self, rows: Sequence[R]) -> Iterator[TokenBatch]:
-        """Return rows in order, as many at once as a call of the workers takes."""
+        """Yield rows in order, as many at once as a call of the workers takes."""
         worker = self.config.actor_train
         sequences = self.clusters.actor_train.dp_size * worker.infer_batch_size * _FORWARD_PASSES
         size = max(1, sequences // self.config.sequences_per_row)

@@ -37,7 +37,7 @@ def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
 
 
 def gathered(engine: Any, stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
-    """Return whole tensors in the types that they are sent in, see `roll.strategies.hf.gather.Gather`.
+    """Yield whole tensors in the types that they are sent in, see `roll.strategies.hf.gather.Gather`.
 
     Weights that compute in the type that is sent, or in float32, are what is sent: ZeRO rounds them from its float32
     weights after every step. ZeRO 3 gathers them many at a time.

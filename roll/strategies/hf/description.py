@@ -104,7 +104,7 @@ def generation_config(args: ModelArgs, model: Any) -> Any:
 
 
 def checkpoint_tensors(model_type: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Return the tensor or tensors of a checkpoint that hold `tensor` of a transformers module; views, not copies.
+    """Yield the tensor or tensors of a checkpoint that hold `tensor` of a transformers module; views, not copies.
 
     They differ for experts: modules have one stacked tensor per layer, checkpoints keep each expert's matrices apart.
     """

@@ -133,7 +133,7 @@ class Adapters:
                     dropout.eval()
 
     def weights(self, model: nn.Module, gathered: Gather, part: WeightPart, dtype: torch.dtype | None) -> NamedWeights:
-        """Return a part of the weights; `merged` is W + scaling * B A for adapted layers, computed in float32.
+        """Yield a part of the weights; `merged` is W + scaling * B A for adapted layers, computed in float32.
 
         `merged` and `base` have the tensors and names of the plain model, and are cast as `sent_types` says.
         `adapters` have peft's names; B is scaled.

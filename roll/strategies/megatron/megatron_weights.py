@@ -158,12 +158,12 @@ def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, Entr
 
 
 def all_entries(table: WeightTable, kind: str) -> Iterator[Entry]:
-    """Return all entries of a model, see `entries_of`."""
+    """Yield all entries of a model, see `entries_of`."""
     yield from (entry for _, entry in entries_of(table, kind))
 
 
 def held_by(chunk: TokenGPT, ranks: Ranks) -> Iterator[Held]:
-    """Return what of the table a chunk holds; every parameter but adapters and a value head's exactly once."""
+    """Yield what of the table a chunk holds; every parameter but adapters and a value head's exactly once."""
     table = ranks.table(chunk)
     parameters = {name: p for name, p in chunk.named_parameters() if not name.startswith(_BESIDE)}
     left = set(parameters)
@@ -187,7 +187,7 @@ def _of_stack(matrix: Tensor, name: str, expert: int, experts: int, hidden: int)
 
 
 def _places(chunk: TokenGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
-    """Return (what stands before the parameter's name, entry) for what the chunk was built with."""
+    """Yield (what stands before the parameter's name, entry) for what the chunk was built with."""
     if chunk.pre_process:
         yield "", table.embedding
     for i, layer in enumerate(chunk.decoder.layers):

@@ -90,7 +90,7 @@ class Optimizer:
         self._anchor = [main.detach().clone() for main in self._mains()] if l2 > 0 else []
 
     def _mains(self) -> Iterator[Tensor]:
-        """Return the float32 weights (or this rank's shards of them) that AdamW steps on."""
+        """Yield the float32 weights (or this rank's shards of them) that AdamW steps on."""
         for group in self.megatron.param_groups:
             yield from group["params"]
 

@@ -14,7 +14,7 @@ Block = tuple[list[int], list[int]]
 
 
 def blocks_between(sizes: Sequence[int], strides: Sequence[int], start: int, stop: int) -> Iterator[Block]:
-    """Return blocks of a strided array that are together its elements at places `start` to `stop` of its memory.
+    """Yield blocks of a strided array that are together its elements at places `start` to `stop` of its memory.
 
     Of a matrix that lies row by row: the rest of a row, whole rows, the beginning of a row. No two elements share a
     place.
@@ -113,7 +113,7 @@ def rectangles_of(sharded: Any, parameter: nn.Parameter) -> list[Rectangle]:
 
 
 def _divided(sharded: Any, parameter: nn.Parameter) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
-    """Return each tensor that holds a share of the parameter, the place of its first element there, its strides."""
+    """Yield each tensor that holds a share of the parameter, the place of its first element there, its strides."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 

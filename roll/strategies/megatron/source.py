@@ -76,7 +76,7 @@ class WeightSource:
 
 @contextlib.contextmanager
 def open_weights(source: str | Path | Mapping[str, Tensor]) -> Iterator[WeightSource]:
-    """Return the weights of a folder, a hub id, a GGUF file, or tensors that are there already.
+    """Yield the weights of a folder, a hub id, a GGUF file, or tensors that are there already.
 
     Only GGUF files and folders without safetensors are loaded as a whole, by transformers. Raises `ValueError` if a
     file is torn.

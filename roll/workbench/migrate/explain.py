@@ -78,6 +78,12 @@ def _theirs(system: str, words: Sequence[str]) -> Iterator[Answer]:
     return (_answer(system, key, rows.find(key.split("."))) for key in near)
 
 
+def _subject(docstring: str) -> str:
+    """Return what a conversion translates, by the first line of its docstring."""
+    text = docstring.partition("\n")[0].rstrip(".").removeprefix("Translate ")
+    return text[:1].upper() + text[1:]
+
+
 def _answer(system: str, key: str, row: Row | None) -> Answer:
     theirs = {job: keys[key][1] for job, keys in peers.jobs(system).items() if key in keys}
     if row is None:
@@ -90,7 +96,7 @@ def _answer(system: str, key: str, row: Row | None) -> Answer:
     return Answer(
         key=key, fate=row.fate, project=_title(system), ours=key_paths, note=row.note,
         earlier=f"now {row.now}" if row.now else "of earlier versions" * is_earlier(system, row),
-        value=", ".join(values) or how.partition("\n")[0].rstrip("."), their_default=theirs,
+        value=", ".join(values) or _subject(how), their_default=theirs,
         our_default=_default(*key_paths[:1]) if row.fate in _HERE else UNKNOWN,
     )  # fmt: skip
 
