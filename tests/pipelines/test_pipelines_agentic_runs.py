@@ -45,7 +45,7 @@ def test_the_game_is_learnt_on_episodes_of_older_weights_from_environments_that_
     training = [row for row in rows if row["step"] > 0]
     assert [row["step"] for row in rows] == list(range(46))
     assert fmean(row["env/letters/success"] for row in training[:2]) < 0.2
-    assert fmean(row["env/letters/success"] for row in training[-3:]) > 0.7
+    assert fmean(row["env/letters/success"] for row in training[-10:]) > 0.7
     assert rows[-1]["val/accuracy"] > 0.7 > rows[0]["val/accuracy"]
     assert max(row["staleness/max"] for row in training) == 1
     assert sum(row["env/restarts"] for row in training) > 0
