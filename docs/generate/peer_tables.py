@@ -28,7 +28,7 @@ import yaml
 
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.peers import leaves_of
-from roll.workbench.migrate.table import NOT_GIVEN, Row, is_earlier, patterns, systems
+from roll.workbench.migrate.table import NOT_GIVEN, PeerKey, is_earlier, patterns, systems
 
 TABLES = Path(__file__).parents[2] / "roll" / "workbench" / "migrate"
 TRL = {
@@ -237,7 +237,7 @@ def unknown_rows(name: str, folder: Path) -> list[str]:
              for key, (_, default) in job.items() if default in (None, {})}  # fmt: skip
     empty |= {key for key, is_open in others.items() if is_open}
 
-    def is_known(row: Row) -> bool:
+    def is_known(row: PeerKey) -> bool:
         words = row.key.split(".")
         inside = {".".join(words[:end]) for end in range(1, len(words))} | {f"*.{word}" for word in words[:-1]}
         pattern = re.escape(row.key).replace(r"\*\*", r".+").replace("<role>", r"[^.]+").replace("<name>", r"[^.]+")
@@ -247,7 +247,7 @@ def unknown_rows(name: str, folder: Path) -> list[str]:
     return [f"{system}: {row.key}" for system, row in _rows(name) if not is_earlier(system, row) and not is_known(row)]
 
 
-def _rows(name: str) -> Iterator[tuple[str, Row]]:
+def _rows(name: str) -> Iterator[tuple[str, PeerKey]]:
     for system in peers.SYSTEMS[name]:
         yield from ((system, row) for row in systems()[system].rows)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from roll.cli.exits import Exit
 from roll.utils.terminal import say
 from roll.workbench.migrate.explain import as_json, as_text, explain
-from roll.workbench.migrate.report import Report, as_yaml, write_whole
+from roll.workbench.migrate.report import MigrationReport, as_yaml, write_whole
 from roll.workbench.migrate.translate import migrate as translated
 
 
@@ -56,11 +56,11 @@ def _explained(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _as(report: Report, as_json: bool) -> str:
+def _as(report: MigrationReport, as_json: bool) -> str:
     return report.json() if as_json else report.text()
 
 
-def _close(report: Report, options: argparse.Namespace) -> None:
+def _close(report: MigrationReport, options: argparse.Namespace) -> None:
     """Say in a line or two how it went."""
     say(report.summary())
     if report.missing:

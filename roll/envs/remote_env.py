@@ -20,7 +20,7 @@ from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepRes
 from roll.envs.env_messages import unpack_observation, unpack_step
 from roll.envs.wrappers import EnvSpec
 from roll.isolation.processes.process_pool import ProcessPool
-from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
+from roll.isolation.processes.worker_process import Call, WorkerExit, WorkerProcess
 
 _CALL_S = 300.0  # A solution may be searched for long
 _START_S = 60.0
@@ -123,7 +123,7 @@ class _Host(ProcessPool[_Asked]):
     def answered(self, process: WorkerProcess[_Asked], call: Call, answer: tuple[Any, ...]) -> None:
         process.assigned.pop(call.key).answer.set_result(answer)
 
-    def _lost(self, items: Sequence[_Asked], ended: Ended, successor: WorkerProcess[_Asked] | None) -> None:  # noqa: ARG002
+    def _lost(self, items: Sequence[_Asked], ended: WorkerExit, successor: WorkerProcess[_Asked] | None) -> None:  # noqa: ARG002
         for item in items:
             unusable = RemoteEnvError(f"env_workers.python: {self.python}: {ended.reason}")
             item.answer.set_exception(RuntimeError(str(unusable)) if ended.was_ready else unusable)

@@ -15,7 +15,7 @@ from roll.gateway.base import RefusedCall
 from roll.gateway.bodies import read_json
 from roll.gateway.protocols.openai_chat import openai_error
 from roll.gateway.protocols.wire import Asked, WireFormat
-from roll.gateway.registry import Opened, Sessions
+from roll.gateway.registry import OpenSession, Sessions
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -115,13 +115,13 @@ class App:
             failure = RefusedCall(500, "the endpoint failed at this request; its log says why")
             await _refuse(failure, wire, request)
 
-    def _find(self, request: _Request) -> Opened:
+    def _find(self, request: _Request) -> OpenSession:
         session = self._sessions.find(request.name, _key(request))
         if isinstance(session, int):
             raise RefusedCall(session, _WHY[session], code="session_closed" if session == 409 else "")
         return session
 
-    async def _serve(self, opened: Opened, wire: WireFormat | None, request: _Request) -> None:
+    async def _serve(self, opened: OpenSession, wire: WireFormat | None, request: _Request) -> None:
         route = request.route
         if route == "models" or route.startswith("models/"):
             _expect("GET", request)
@@ -170,7 +170,7 @@ class App:
 
         return await read_json(hashed(), self._limits), sent
 
-    async def _answered(self, opened: Opened, call: Awaitable[T], request: _Request) -> T:
+    async def _answered(self, opened: OpenSession, call: Awaitable[T], request: _Request) -> T:
         """Return what a call gives, unless the client leaves, the session is closed or time is up before."""
         waiting = _Waiting(opened, call, request.receive, self._limits.call_seconds)
         try:
@@ -179,7 +179,7 @@ class App:
         finally:
             await waiting.end()
 
-    async def _stream(self, opened: Opened, asked: Asked, wire: WireFormat, request: _Request) -> None:
+    async def _stream(self, opened: OpenSession, asked: Asked, wire: WireFormat, request: _Request) -> None:
         """Send the response once it is whole; comments show until then that the connection is alive.
 
         What goes wrong before the first of them is an error of HTTP, later it is an event.
@@ -220,7 +220,7 @@ class App:
 class _Waiting:
     """A call under way, and what may end it early."""
 
-    def __init__(self, opened: Opened, call: Awaitable[T], receive: Receive, seconds: float) -> None:
+    def __init__(self, opened: OpenSession, call: Awaitable[T], receive: Receive, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self._call: asyncio.Future[Any] = asyncio.ensure_future(call)
         self._gone = loop.create_task(_gone(receive))
@@ -294,7 +294,7 @@ def _object(body: Any) -> Mapping[str, Any]:
     return body
 
 
-def _models(opened: Opened, name: str) -> dict[str, Any]:
+def _models(opened: OpenSession, name: str) -> dict[str, Any]:
     known = list(opened.session.models)
     shown = [
         {"id": model, "object": "model", "type": "model", "display_name": model, "created": 0,

@@ -42,7 +42,7 @@ _ALL_ROWS = "`roll data check` reads all of them"
 
 
 @dataclass
-class Answer:
+class CheckResult:
     """What the process has found: (key, sentence, fix) of what stops the run, and sentences of the rest."""
 
     violations: list[tuple[str, str, str]] = field(default_factory=list)
@@ -177,14 +177,14 @@ def _elsewhere(config: RunConfig, names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _answers_of_process(configs: list[RunConfig]) -> list[Answer]:
+def _answers_of_process(configs: list[RunConfig]) -> list[CheckResult]:
     if not configs:
         return []
     command = [sys.executable, "-m", "roll.pipelines.check_process"]
     try:
         asked = pickle.dumps(configs)
         done = subprocess.run(command, input=asked, capture_output=True, timeout=_PROCESS_S)
-        return [Answer(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+        return [CheckResult(**each) for each in json.loads(done.stdout.splitlines()[-1])]
     except subprocess.TimeoutExpired:
         why = f"reading them took more than {_PROCESS_S:.0f} seconds"
     except (IndexError, ValueError, TypeError):
@@ -193,18 +193,18 @@ def _answers_of_process(configs: list[RunConfig]) -> list[Answer]:
     except (OSError, pickle.PicklingError, AttributeError) as error:
         why = str(error)
     unread = [f"tokenizer, chat template, rows and the model's options: {why}"]
-    return [Answer(unread=unread), *(Answer() for _ in configs[1:])]
+    return [CheckResult(unread=unread), *(CheckResult() for _ in configs[1:])]
 
 
 # --- in the process -------------------------------------------------------------------------------------------------
 
 
-def look(config: RunConfig) -> Answer:
+def look(config: RunConfig) -> CheckResult:
     """Return what is to be said; loads the tokenizer and reads rows."""
     from roll.data.data_check import Progress
     from roll.pipelines.run_data import RunData
 
-    answer = Answer()
+    answer = CheckResult()
     tokenizer = _tokenizer(config, answer)
     if answer.violations:
         return answer
@@ -235,7 +235,7 @@ def look(config: RunConfig) -> Answer:
     return answer
 
 
-def _tokenizer(config: RunConfig, answer: Answer) -> Any:
+def _tokenizer(config: RunConfig, answer: CheckResult) -> Any:
     """Return the policy's tokenizer; None where it isn't here."""
     from roll.strategies.training.pretrained import load_tokenizer
 
@@ -273,7 +273,7 @@ class _InProcess:
         return future
 
 
-def _scorers(config: RLVRConfig, answer: Answer) -> dict[str, Any]:
+def _scorers(config: RLVRConfig, answer: CheckResult) -> dict[str, Any]:
     """Return the rewards of this package by domain; functions of one's own and services aren't called by a check."""
     from roll.configs.catalog.reward_table import REWARDS
     from roll.pipelines.rollouts.reward_router import in_run, reward_spec

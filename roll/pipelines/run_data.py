@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from roll.configs.checks.data_file_checks import procedural_checks
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
@@ -20,7 +20,7 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.data_check import LISTED, Encode, Findings, LearntOf, Progress, check_conversations, check_prompts
-from roll.rewards.base import Reward, RewardRequest, RewardResult
+from roll.rewards.base import Reward, RewardRequest, RewardResult, Scorer
 from roll.rewards.references import MATH_RULE, answer_in_sentence
 from roll.types.trajectory import Task
 
@@ -42,13 +42,6 @@ class Remark:
     key: str = ""
     """Of the configuration, where it is about one."""
     fix: str = ""
-
-
-class Scorer(Protocol):
-    """Scores a response, as a pool of processes does."""
-
-    def submit(self, request: RewardRequest) -> Future[RewardResult]:
-        """Queue one response."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ _MIN_FAILED_GROUPS = 8
 """Groups that may fail as a whole, without any that doesn't, before the run ends; or as many as a step needs."""
 
 
-class TaskSource(Protocol):
+class TaskStream(Protocol):
     """Where tasks come from."""
 
     def take(self, n: int) -> list[Task]:
@@ -48,7 +48,7 @@ class TaskSource(Protocol):
         """Hand back tasks that were not played to their end; they come first next time."""
 
 
-class ResumableTaskSource(TaskSource, Protocol):
+class ResumableTaskSource(TaskStream, Protocol):
     """A source whose cursor goes into checkpoints."""
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:

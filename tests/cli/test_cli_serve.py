@@ -16,7 +16,7 @@ from tiny_models import build_tiny_model, char_tokenizer
 from roll.cli.__main__ import main
 from roll.cli.serve import _name, _usual_length
 from roll.gateway.base import ChatCall, RefusedCall
-from roll.gateway.reading import Reading
+from roll.gateway.reading import ResponseReader
 from roll.gateway.serving import ServedModel
 from roll.rollout.chat_format import ChatTemplate
 from roll.strategies.base import Completion, SamplingParams
@@ -44,7 +44,7 @@ class Engines:
 def served(use, **changes):
     """Await `use(model, engines)`."""
     tokenizer, engines = char_tokenizer(), Engines()
-    reading = Reading(decode=lambda ids: tokenizer.decode(ids), token_text=str)
+    reading = ResponseReader(decode=lambda ids: tokenizer.decode(ids), token_text=str)
     params = SamplingParams(**{"max_new_tokens": 50, "temperature": 0.5, **changes})
 
     async def main_():

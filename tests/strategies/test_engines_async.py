@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roll.pipelines.workers.engine_probe import Probes
+from roll.pipelines.workers.engine_probe import EngineProbes
 from roll.strategies.base import EngineDied, Request, RequestRefused, SamplingParams
 from roll.strategies.engines import async_engine
 from roll.strategies.engines.async_engine import AsyncEngine
@@ -429,7 +429,7 @@ def test_a_request_that_the_engine_refuses_ends_alone(make):
 
 
 def test_a_worker_says_of_each_request_of_a_call_whether_its_engine_refuses_it(make):
-    probes = Probes(make(Choosy(), max_context=20), timeout=10.0)
+    probes = EngineProbes(make(Choosy(), max_context=20), timeout=10.0)
     probes.submit([request("good"), request("long", range(1, 30)), request("hot", temperature=-1.0)])
     done, end = {}, time.monotonic() + 10
     while len(done) < 3 and time.monotonic() < end:

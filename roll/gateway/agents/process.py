@@ -38,7 +38,7 @@ class AgentNotStarted(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AgentExit:
     """How an agent's process ended."""
 
     code: int | None
@@ -61,7 +61,7 @@ class AgentProcess:
         """Of the agent, not of its supervisor."""
         loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = loop.create_future()
-        self._ended: asyncio.Future[Ended] = loop.create_future()
+        self._ended: asyncio.Future[AgentExit] = loop.create_future()
         self._process: subprocess.Popen[bytes]
         self._control: socket.socket
         self._watching: asyncio.Task[None]
@@ -115,7 +115,7 @@ class AgentProcess:
         """Return whether it is gone, with all that it started."""
         return self._ended.done()
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> AgentExit:
         """Wait for its end, and for that of all that it started."""
         return await asyncio.shield(self._ended)
 
@@ -153,7 +153,9 @@ class AgentProcess:
         self._close()
         code = message.get("code")
         # A supervisor that was killed says nothing.
-        self._ended.set_result(Ended(None if code is None else int(code), int(message.get("signal", signal.SIGKILL))))
+        self._ended.set_result(
+            AgentExit(None if code is None else int(code), int(message.get("signal", signal.SIGKILL)))
+        )
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()

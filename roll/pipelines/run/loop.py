@@ -18,7 +18,7 @@ from roll.pipelines.run.checkpoints import Checkpoints
 from roll.pipelines.run.clusters import Clusters
 from roll.pipelines.run.kept_config import keep_config
 from roll.pipelines.run.recording import RunRecorder
-from roll.pipelines.run.report import Report
+from roll.pipelines.run.report import RunReport
 from roll.pipelines.workers.train_worker import ForwardWorker
 from roll.strategies.base import Output
 from roll.tracking.process_usage import RoleUsage
@@ -48,7 +48,7 @@ class Loop(ABC):
         self.recorder = RunRecorder(config, clusters)
         self._usage = RoleUsage(lambda: {role: cluster.processes for role, cluster in clusters.by_role.items()})
         self.start_step = 0
-        self.report: Report
+        self.report: RunReport
 
     # --- what a pipeline defines ----------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Loop(ABC):
         self.restore()
         # A mere validation of an old checkpoint must not cut off what is on record after it.
         resume_step = None if only_validates else self.start_step or None
-        self.report = Report(
+        self.report = RunReport(
             self.config,
             self.timers,
             self.tokenizer,

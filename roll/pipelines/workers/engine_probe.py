@@ -46,7 +46,7 @@ class LoadedCheck:
             )
 
 
-class Probes:
+class EngineProbes:
     """Keeps the completions of probes apart from those that the scheduler waits for, in whatever thread they come.
 
     The engine may be full: a probe then waits for a place, at most `timeout` seconds.

@@ -27,7 +27,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.pipelines.workers.infer_worker import InferWorker
 from roll.pipelines.workers.judge_endpoint import JudgeFailed
 from roll.pipelines.workers.train_worker import resolved_model_args
-from roll.rewards.judge_cache import Verdict
+from roll.rewards.judge_cache import JudgeVerdict
 from roll.rewards.judge_score import Messages
 from roll.strategies import build_engine
 from roll.strategies.base import Completion, EngineSettings, InferEngine, Request, SamplingParams
@@ -98,8 +98,8 @@ class EngineJudge:
         self._lockstep = is_lockstep(judge.strategy_args.strategy_name)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._gathered: list[tuple[str, Messages, Future[Verdict]]] = []
-        self._batches: queue.SimpleQueue[list[tuple[str, Messages, Future[Verdict]]]] = queue.SimpleQueue()
+        self._gathered: list[tuple[str, Messages, Future[JudgeVerdict]]] = []
+        self._batches: queue.SimpleQueue[list[tuple[str, Messages, Future[JudgeVerdict]]]] = queue.SimpleQueue()
         self._turn = asyncio.Lock()
         self._running: list[dict[str, _Asked]] = [{} for _ in range(cluster.world_size)]
         self._pollers: dict[int, asyncio.Task[None]] = {}
@@ -119,9 +119,9 @@ class EngineJudge:
             variables,
         )
 
-    def ask(self, key: str, messages: Messages) -> Future[Verdict]:
+    def ask(self, key: str, messages: Messages) -> Future[JudgeVerdict]:
         """Queue one request. The future raises `JudgeFailed` where there is no answer, and what ended the cluster."""
-        future: Future[Verdict] = Future()
+        future: Future[JudgeVerdict] = Future()
         with self._lock:
             first = not self._gathered
             self._gathered.append((key, messages, future))
@@ -144,14 +144,14 @@ class EngineJudge:
 
     # --- on the loop --------------------------------------------------------------------------------------------------
 
-    async def _batch(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
+    async def _batch(self, gathered: Sequence[tuple[str, Messages, Future[JudgeVerdict]]]) -> None:
         if self._lockstep:
             async with self._turn:
                 await self._answer_all(gathered)
         else:
             await self._answer_all(gathered)
 
-    async def _answer_all(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
+    async def _answer_all(self, gathered: Sequence[tuple[str, Messages, Future[JudgeVerdict]]]) -> None:
         """Answer all of them, whatever happens: a future that stays open would hold its response for ever."""
         try:
             await self._place_and_wait(gathered)
@@ -160,8 +160,8 @@ class EngineJudge:
                 _end(future, error=JudgeFailed(f"the judge was ended: {type(error).__name__}"))
             raise
 
-    async def _place_and_wait(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
-        waiting: list[tuple[Future[Verdict], Request, asyncio.Future[Completion]]] = []
+    async def _place_and_wait(self, gathered: Sequence[tuple[str, Messages, Future[JudgeVerdict]]]) -> None:
+        waiting: list[tuple[Future[JudgeVerdict], Request, asyncio.Future[Completion]]] = []
         by_rank: dict[int, list[_Asked]] = {}
         for index, (key, messages, future) in enumerate(gathered):
             try:
@@ -224,12 +224,12 @@ class EngineJudge:
         seed = stable_hash("judge", key, bits=128)
         return Request(id=f"judge-{number}", prompt_ids=ids, params=self._params, seed=seed, order=(number,))
 
-    def _verdict(self, request: Request, completion: Completion) -> Verdict:
+    def _verdict(self, request: Request, completion: Completion) -> JudgeVerdict:
         text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        return Verdict(text, len(request.prompt_ids), completion.num_tokens)
+        return JudgeVerdict(text, len(request.prompt_ids), completion.num_tokens)
 
 
-def _end(future: Future[Verdict], verdict: Verdict | None = None, error: Exception | None = None) -> None:
+def _end(future: Future[JudgeVerdict], verdict: JudgeVerdict | None = None, error: Exception | None = None) -> None:
     """Give a future its end, unless whoever waited has cancelled it."""
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error) if verdict is None else future.set_result(verdict)

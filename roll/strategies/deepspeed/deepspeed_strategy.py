@@ -21,8 +21,8 @@ from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointCont
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, NamedWeights, StatePart
 from roll.strategies.deepspeed.build_lock import reported_locks
-from roll.strategies.deepspeed.deepspeed_engine import Engine, Opened, adamw, connect, engine_json
-from roll.strategies.deepspeed.deepspeed_files import COUNTS, Checkpoint, write
+from roll.strategies.deepspeed.deepspeed_engine import Engine, HookableModule, adamw, connect, engine_json
+from roll.strategies.deepspeed.deepspeed_files import COUNTS, DeepSpeedCheckpoint, write
 from roll.strategies.deepspeed.deepspeed_start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
 from roll.strategies.deepspeed.state import (
     Anchor,
@@ -89,7 +89,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
             return model
         import deepspeed
 
-        opened = Opened(model)
+        opened = HookableModule(model)
         made = engine_json(self._spec, options, self._device)
         empty = [] if weights is None else [tensor for _, tensor in weights.waiting(hf_module(model))]
         rounded = self._rounded(model, empty) if self._spec.trains and options.stage else {}
@@ -196,7 +196,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         self._settle()
         if self._adapters is not None:
             self._adapters.check_identity(path)
-        written, saved = Checkpoint(path, self._spec.role), self._kept()
+        written, saved = DeepSpeedCheckpoint(path, self._spec.role), self._kept()
         # ZeRO 3 remembers the shape of the whole tensor beside its part.
         written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in saved})
         if self._spec.trains:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.strategies.megatron.mapping import Entry
+from roll.strategies.megatron.mapping import MappedParameter
 from roll.strategies.megatron.pieces import Rectangle
 
 
@@ -26,7 +26,7 @@ class Share:
     position: int
 
 
-def shares_of(entry: Entry, tensor: int, rank: int, ranks: int) -> list[Share]:
+def shares_of(entry: MappedParameter, tensor: int, rank: int, ranks: int) -> list[Share]:
     """Return what `rank` of `ranks` holds of a tensor of an entry."""
     shares, position = [], 0
     for segment in entry.share(rank, ranks):

@@ -20,7 +20,7 @@ from roll.distributed.byte_account import count_gathered
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.hf.lora import SAMPLED, Adapters, add_adapters, peft_name
 from roll.strategies.megatron.lora_layers import Factors, LinearAdapters, shares_of
-from roll.strategies.megatron.mapping import Entry, HfTensor
+from roll.strategies.megatron.mapping import HfTensor, MappedParameter
 from roll.strategies.megatron.megatron_weights import Ranks, all_entries, held_by, module_name
 from roll.strategies.megatron.pieces import Rectangle
 from roll.strategies.megatron.source import open_weights
@@ -78,7 +78,7 @@ class MegatronAdapters:
                 f"{min(left)} is one; choose among q_proj, k_proj, v_proj and o_proj, or use fsdp2_train"
             )
 
-    def _adapted(self, entry: Entry) -> list[tuple[int, str]]:
+    def _adapted(self, entry: MappedParameter) -> list[tuple[int, str]]:
         """Return (number in the entry, name of the layer) of each of its tensors that gets adapters."""
         names = [module_name(tensor, self._kind).removesuffix(".weight") for tensor in entry.tensors]
         return [(i, name) for i, name in enumerate(names) if name in self.peft.layers]

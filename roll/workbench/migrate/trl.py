@@ -12,7 +12,7 @@ from roll.workbench.migrate import peers
 from roll.workbench.migrate.conversions import DTYPES, conversion, first
 from roll.workbench.migrate.draft import Draft, Step, coerced
 from roll.workbench.migrate.overrides import at
-from roll.workbench.migrate.report import Use
+from roll.workbench.migrate.report import KeyUse
 from roll.workbench.migrate.table import DOMAIN
 
 TRAINERS = {"SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "rlvr", "RLOOConfig": "rlvr", "KTOConfig": "dpo",
@@ -60,7 +60,7 @@ def is_for(draft: Draft, name: str) -> bool:
 
 def ask(draft: Draft, key_path: str, key: str, value: str, note: str) -> None:
     """Have the new file ask for a place for a key that the file leaves out."""
-    draft.ask(Use(key=key, value=value, fate="absent", note=note), key_path)
+    draft.ask(KeyUse(key=key, value=value, fate="absent", note=note), key_path)
 
 
 def _written(step: Step) -> None:

@@ -21,7 +21,7 @@ IN_FLIGHT = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class MicroBatchShape:
     """The largest micro-batch."""
 
     rows: int
@@ -129,7 +129,7 @@ def moment_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: 
     return b * 2 * width // shared + (b + r) * arch.hidden
 
 
-def logits_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: str, backward: bool) -> int:
+def logits_bytes(arch: Architecture, numbers: Numbers, batch: MicroBatchShape, *, kind: str, backward: bool) -> int:
     """Return bytes of the head on its largest chunk of positions, with the gradients of a backward pass."""
     if kind != "policy":
         return 8 * batch.scored
@@ -149,7 +149,7 @@ def logits_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: st
 def activations(
     arch: Architecture,
     numbers: Numbers,
-    batch: Batch,
+    batch: MicroBatchShape,
     *,
     kind: str,
     checkpointed: bool,
@@ -189,7 +189,7 @@ def activations(
     return Activations(saved=saved + ends, moment=moment, logits=head)
 
 
-def forward_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: str, shared: int = 1) -> int:
+def forward_bytes(arch: Architecture, numbers: Numbers, batch: MicroBatchShape, *, kind: str, shared: int = 1) -> int:
     """Return bytes of a pass without gradients: a layer at work, then the head."""
     b, r, h = numbers.computed, numbers.residual, arch.hidden
     if any(arch.sparse):

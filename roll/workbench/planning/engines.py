@@ -8,7 +8,7 @@ from roll.configs.schema.engine_config import EngineConfig, SglangConfig, VllmCo
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import WorkerConfig
-from roll.workbench.planning.activations import Batch, Numbers, forward_bytes
+from roll.workbench.planning.activations import MicroBatchShape, Numbers, forward_bytes
 from roll.workbench.planning.architecture import Architecture
 from roll.workbench.planning.items import RoleMemory, kept, passing
 from roll.workbench.planning.machines import GIB
@@ -97,7 +97,7 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     repeated = layer * arch.heads // arch.kv_heads if role.on_accelerator else layer // 2
     prompt = role.config.prompt_length if isinstance(role.config, RLConfig) else role.longest
     fill = max(prompt, min(PREFILL, rows * prompt))
-    at_once = Batch(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)
+    at_once = MicroBatchShape(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)
     numbers = Numbers(computed=width, residual=width)
     prefill = forward_bytes(arch, numbers, at_once, kind="value")
     drawing = rows * arch.vocab * (width + 3 * 4)
@@ -137,7 +137,7 @@ def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:
         batched = options.max_num_batched_tokens
     tokens = batched if isinstance(batched, int) and batched > 0 else BATCHED
     numbers = Numbers(computed=width, residual=width)
-    at_once = Batch(rows=1, width=tokens, tokens=tokens, scored=0, packed=True)
+    at_once = MicroBatchShape(rows=1, width=tokens, tokens=tokens, scored=0, packed=True)
     passes = forward_bytes(arch, numbers, at_once, kind="value", shared=options.tensor_parallel_size)
     passes += role.requests * arch.vocab * 4 * 2
     share, inside = _share(role, options)

@@ -11,7 +11,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import ForwardConfig, TrainConfig
-from roll.workbench.planning.activations import Activations, Batch, Numbers, activations, forward_bytes
+from roll.workbench.planning.activations import Activations, MicroBatchShape, Numbers, activations, forward_bytes
 from roll.workbench.planning.architecture import Architecture
 from roll.workbench.planning.items import Item, RoleMemory, kept, passing
 from roll.workbench.planning.machines import GIB
@@ -104,7 +104,7 @@ class TrainedRole:
         """Return whether a switch of FSDP2 keeps states on the host while nobody uses them."""
         return self.on_accelerator and bool(getattr(self.worker.strategy_args.strategy_config, key, False))
 
-    def batch(self, *, training: bool) -> Batch:
+    def batch(self, *, training: bool) -> MicroBatchShape:
         """Return the largest micro-batch that the configuration allows."""
         worker, longest = self.worker, self.config.max_sequence_length
         dynamic, rows, budget = worker.use_dynamic_batching_in_infer, worker.infer_batch_size, None
@@ -131,7 +131,9 @@ class TrainedRole:
         shared = isinstance(worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig | MegatronConfig)
         if shared and worker.use_prefix_sharing is not False:
             scored = tokens  # answers to one prompt may fill a pass
-        return Batch(rows=rows, width=width, tokens=-(-tokens // split), scored=-(-scored // split), packed=packed)
+        return MicroBatchShape(
+            rows=rows, width=width, tokens=-(-tokens // split), scored=-(-scored // split), packed=packed
+        )
 
     @property
     def micro_batches(self) -> int:
