@@ -52,7 +52,7 @@ class Refused(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _ProbeCall:
     """One request."""
 
     key: int
@@ -61,7 +61,7 @@ class _Asked:
     future: concurrent.futures.Future[tuple[Any, ...]]
 
 
-class Probe(ProcessPool[_Asked]):
+class Probe(ProcessPool[_ProbeCall]):
     """A process that answers the requests of `probe_worker.py`, and a successor of it when it ends."""
 
     name, handler, what = "probe", "roll.envs.probe_worker:ProbeHandler", "roll.envs"
@@ -95,9 +95,9 @@ class Probe(ProcessPool[_Asked]):
 
     def ask(self, kind: str, order: ProbeRequest, *arguments: Any) -> Any:
         """Return the answer; raises `ProbeEnded` or `Refused`."""
-        asked = _Asked(next(self._keys), (kind, pickle.dumps(order), *arguments), kind, concurrent.futures.Future())
-        self.post(lambda: self.enqueue(asked))
-        match asked.future.result():
+        call = _ProbeCall(next(self._keys), (kind, pickle.dumps(order), *arguments), kind, concurrent.futures.Future())
+        self.post(lambda: self.enqueue(call))
+        match call.future.result():
             case ("refused", str(message), str(where)):
                 raise Refused(message, where)
             case (_, answer):
@@ -110,18 +110,23 @@ class Probe(ProcessPool[_Asked]):
 
     # --- in the pool's thread ----------------------------------------------------------
 
-    def _begin(self, process: WorkerProcess[_Asked], item: _Asked) -> None:
+    def _begin(self, process: WorkerProcess[_ProbeCall], item: _ProbeCall) -> None:
         process.assigned[item.key] = item
         # Every call of the environment restarts the clock.
         process.send(Call(item.key, item.request, item.doing, "", parts=1_000_000))
 
-    def answered(self, process: WorkerProcess[_Asked], call: Call, answer: tuple[Any, ...]) -> None:
+    def answered(self, process: WorkerProcess[_ProbeCall], call: Call, answer: tuple[Any, ...]) -> None:
         item = process.assigned.pop(call.key, None)
         if item is not None:
             item.future.set_result(answer)
         self.assign_queued()
 
-    def _lost(self, items: Sequence[_Asked], ended: WorkerExit, successor: WorkerProcess[_Asked] | None) -> None:  # noqa: ARG002
+    def _lost(
+        self,
+        items: Sequence[_ProbeCall],
+        ended: WorkerExit,
+        successor: WorkerProcess[_ProbeCall] | None,  # noqa: ARG002
+    ) -> None:
         self._note.seek(0)
         doing = self._note.read(NOTE_BYTES).partition(b"\0")[0].decode(errors="replace")
         if ended.status == "timeout" and ended.was_ready:
@@ -131,7 +136,7 @@ class Probe(ProcessPool[_Asked]):
         for item in items:
             item.future.set_exception(ProbeEnded(f"{doing or item.doing}: {reason}"))
 
-    def _abandon(self, item: _Asked, reason: str) -> None:
+    def _abandon(self, item: _ProbeCall, reason: str) -> None:
         item.future.set_exception(ProbeEnded(reason))
 
     def _load_error(self, reason: str) -> Exception:

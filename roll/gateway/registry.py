@@ -40,13 +40,13 @@ class OpenSession:
     formats: Mapping[str, WireFormat] = field(default_factory=wire_formats)
     running: int = 0
     _closed: bool = False
-    _told: set[asyncio.Future[None]] = field(default_factory=set)
+    _waiting: set[asyncio.Future[None]] = field(default_factory=set)
 
     def until_closed(self) -> asyncio.Future[None]:
         """Return what is done once the session is closed; whoever waits no longer cancels it."""
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._told.add(closed)
-        closed.add_done_callback(self._told.discard)
+        self._waiting.add(closed)
+        closed.add_done_callback(self._waiting.discard)
         if self._closed:
             closed.set_result(None)
         return closed
@@ -54,7 +54,7 @@ class OpenSession:
     def close(self) -> None:
         """Tell the calls under way."""
         self._closed = True
-        for future in self._told:
+        for future in self._waiting:
             if not future.done():
                 future.set_result(None)
 

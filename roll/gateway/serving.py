@@ -87,7 +87,7 @@ class ServedModel(Session):
         try:
             chat.check_history(call.messages, call.tools)
             if call.continues:
-                prompt = chat.encode_whole(chat.begun_text(call.messages, call.tools))
+                prompt = chat.encode_prompt(chat.begun_text(call.messages, call.tools))
             else:
                 prompt = chat.prompt(call.messages, call.tools)
         except TemplateError as error:

@@ -64,7 +64,7 @@ class RunData:
 
     def __init__(self, progress: Progress, tokenizer: Any) -> None:
         self._progress, self._tokenizer = progress, tokenizer
-        self.found: list[Findings] = []
+        self.findings: list[Findings] = []
         self.remarks: list[Remark] = []
         self.limit: int | None = None
         self._scorers: Mapping[str, Scorer] = {}
@@ -118,7 +118,7 @@ class RunData:
         for name, key, data in sections:
             template = data.template or train.template or "native"
             findings = Findings(name)
-            self.found.append(findings)
+            self.findings.append(findings)
             encoder = None if self._tokenizer is None else _conversation_encoder(config, self._tokenizer, template)
             check_conversations(
                 findings,
@@ -158,7 +158,7 @@ class RunData:
         key: str = "",
     ) -> Findings:
         findings = Findings(name)
-        self.found.append(findings)
+        self.findings.append(findings)
         tasks = check_prompts(
             findings, data, encoder, prompt_length=limit, default_tag=tag, known=known, progress=self._progress
         )
@@ -235,7 +235,7 @@ class RunData:
             self._say("loss", text, f"rewards.{domain}")
         for domain, listed in self._scores.unscored.items():
             count, tried = self._scores.unscored_count[domain], self._scores.tried[domain]
-            every = "all " if count == tried and not any(findings.unread for findings in self.found) else ""
+            every = "all " if count == tried and not any(findings.unread for findings in self.findings) else ""
             text = listing(f"{every}{count} rows that the reward of {domain!r} can't score", listed)
             fix = "name the column of answers in data_args.ground_truth, mend the rows, or take another reward"
             self._say("stop" if every else "loss", text, f"rewards.{domain}.name", fix)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_key import EpisodeKey
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.progress import RolloutProgress
 from roll.strategies.base import SamplingParams
 from roll.types.metrics import Metrics
@@ -32,7 +32,7 @@ class AllEpisodesFailed(FilterBudgetExhausted):
     """Not one episode ended well; the message shows how the first one failed."""
 
 
-_PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 _MIN_FAILED_GROUPS = 8
 """Groups that may fail as a whole, without any that doesn't, before the run ends; or as many as a step needs."""
@@ -370,5 +370,5 @@ def histogram(values: Sequence[float], bins: int = 5) -> str:
 def _without_traceback(failure: str) -> str:
     """Return the line that says what was raised, with its last file and line; dropped.jsonl has the rest."""
     message, traceback, frames = failure.partition("\nTraceback (most recent call last)")
-    locations = _PLACE.findall(frames)
+    locations = _FRAME.findall(frames)
     return message + (f" ({locations[-1][0]}, line {locations[-1][1]})" if traceback and locations else "")

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, RolloutPlan, TaskStream
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.progress import RolloutProgress
 from roll.types.metrics import Metrics
 from roll.types.trajectory import Group

@@ -175,7 +175,7 @@ def test_a_run_is_served_by_its_last_model(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").touch()
     exported = tmp_path / "exported"
     monkeypatch.setattr(serve, "CONFIG_FILE", "config.yaml")
-    monkeypatch.setattr("roll.api.launch.kept_config", lambda folder: argparse.Namespace(export_path=exported))
+    monkeypatch.setattr("roll.api.launch.stored_config", lambda folder: argparse.Namespace(export_path=exported))
     asked = []
     monkeypatch.setattr("roll.cli.runs.export", asked.append)
     options = argparse.Namespace(model=str(tmp_path), step=None)

@@ -42,7 +42,7 @@ class Counting(EngineBackend):
         if self.broken:
             raise self.broken
 
-    async def stream(self, request_id, prompt_ids, params, seed, *, whole):
+    async def stream(self, request_id, prompt_ids, params, seed, *, final_only):
         self.prompts.append(tuple(prompt_ids))
         self.seeds.append(seed)
         assert params.ignore_eos and not params.stop_strings
@@ -409,10 +409,10 @@ def test_close_ends_everything_and_a_second_call_does_nothing(make):
 class Choosy(Counting):
     """Refuses prompts that begin with 13, as an engine does that knows a rule which nobody else does."""
 
-    async def stream(self, request_id, prompt_ids, params, seed, *, whole):
+    async def stream(self, request_id, prompt_ids, params, seed, *, final_only):
         if prompt_ids[0] == 13:
             raise RequestRefused("the engine has no 13")
-        async for part in super().stream(request_id, prompt_ids, params, seed, whole=whole):
+        async for part in super().stream(request_id, prompt_ids, params, seed, final_only=final_only):
             yield part
 
 

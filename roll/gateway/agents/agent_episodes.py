@@ -141,12 +141,12 @@ class _Play:
 
     async def _run(self, running: Awaitable[AgentOutcome]) -> AgentOutcome:
         task = asyncio.ensure_future(running)
-        given_up = asyncio.ensure_future(self._session.given_up.wait())
+        abandoned = asyncio.ensure_future(self._session.abandoned.wait())
         insisted = asyncio.ensure_future(self._session.insists.lasts(_GRACE_S))
-        ends = [task, given_up, insisted]
+        ends = [task, abandoned, insisted]
         try:
             await asyncio.wait(ends, timeout=self._env.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if self._session.given_up.is_set():
+            if self._session.abandoned.is_set():
                 raise EpisodeError("aborted", "stopped by the scheduler")
             if task.done():
                 return task.result()

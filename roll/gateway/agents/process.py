@@ -140,12 +140,12 @@ class AgentProcess:
 
     async def _watch(self) -> None:
         reader, writer = await asyncio.open_connection(sock=self._control.dup())
-        message = await _said(reader)
+        message = await _next_message(reader)
         if "pid" in message:
             self.pid = int(message["pid"])
             GUARD.add(self.pid)
             self._started.set_result(None)
-            message = await _said(reader)
+            message = await _next_message(reader)
         else:
             self._started.set_exception(AgentNotStarted(f"can't run {message.get('failed', 'it: it was killed')}"))
             self._started.exception()  # looked at, or asyncio would complain where nobody waits any more
@@ -205,7 +205,7 @@ def _waiting(pipe: int) -> int:
     return 0
 
 
-async def _said(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def _next_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Return the next line of a supervisor; empty when it is gone."""
     with contextlib.suppress(ValueError, OSError):
         line = await reader.readline()

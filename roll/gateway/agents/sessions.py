@@ -22,14 +22,14 @@ class AgentSession(EpisodeSession):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.given_up = asyncio.Event()
+        self.abandoned = asyncio.Event()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         try:
             return await super().complete(call)
         except RefusedCall as refused:
             if refused.status == 409:
-                self.given_up.set()
+                self.abandoned.set()
             raise
 
 

@@ -16,9 +16,9 @@ from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.run.checkpoints import Checkpoints
 from roll.pipelines.run.clusters import Clusters
-from roll.pipelines.run.kept_config import keep_config
 from roll.pipelines.run.recording import RunRecorder
 from roll.pipelines.run.report import RunReport
+from roll.pipelines.run.stored_config import store_config
 from roll.pipelines.workers.train_worker import ForwardWorker
 from roll.strategies.base import Output
 from roll.tracking.process_usage import RoleUsage
@@ -89,7 +89,8 @@ class Loop(ABC):
         """Walk from the start, or from a checkpoint, to the last step."""
         only_validates = self.config.only_validates
         if not only_validates:
-            keep_config(self.config)  # before the checkpoint is looked at: a start that fails can be mended and resumed
+            # Before the checkpoint is looked at: a start that fails can be mended and resumed.
+            store_config(self.config)
         self.restore()
         # A mere validation of an old checkpoint must not cut off what is on record after it.
         resume_step = None if only_validates else self.start_step or None

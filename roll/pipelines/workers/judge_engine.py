@@ -59,7 +59,7 @@ class JudgeWorker(InferWorker):
 
 
 @dataclass
-class _Asked:
+class _EngineCall:
     """A request on its way."""
 
     request: Request
@@ -101,7 +101,7 @@ class EngineJudge:
         self._gathered: list[tuple[str, Messages, Future[JudgeVerdict]]] = []
         self._batches: queue.SimpleQueue[list[tuple[str, Messages, Future[JudgeVerdict]]]] = queue.SimpleQueue()
         self._turn = asyncio.Lock()
-        self._running: list[dict[str, _Asked]] = [{} for _ in range(cluster.world_size)]
+        self._running: list[dict[str, _EngineCall]] = [{} for _ in range(cluster.world_size)]
         self._pollers: dict[int, asyncio.Task[None]] = {}
         self._thread = LoopThread("judge")
 
@@ -162,7 +162,7 @@ class EngineJudge:
 
     async def _place_and_wait(self, gathered: Sequence[tuple[str, Messages, Future[JudgeVerdict]]]) -> None:
         waiting: list[tuple[Future[JudgeVerdict], Request, asyncio.Future[Completion]]] = []
-        by_rank: dict[int, list[_Asked]] = {}
+        by_rank: dict[int, list[_EngineCall]] = {}
         for index, (key, messages, future) in enumerate(gathered):
             try:
                 request = self._request(key, messages)
@@ -172,13 +172,13 @@ class EngineJudge:
             rank = index % self._cluster.world_size
             if not self._lockstep:
                 rank = min(range(self._cluster.world_size), key=lambda r: (len(self._running[r]), r))
-            asked = _Asked(request, asyncio.get_running_loop().create_future())
-            self._running[rank][request.id] = asked
-            by_rank.setdefault(rank, []).append(asked)
-            waiting.append((future, request, asked.future))
+            call = _EngineCall(request, asyncio.get_running_loop().create_future())
+            self._running[rank][request.id] = call
+            by_rank.setdefault(rank, []).append(call)
+            waiting.append((future, request, call.future))
         for rank, batch in by_rank.items():
             try:
-                requests = [asked.request for asked in batch]
+                requests = [call.request for call in batch]
                 await self._cluster.call_rank_async(rank, InferWorker.submit, requests)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits
                 self._fail(rank, error)
@@ -199,17 +199,17 @@ class EngineJudge:
             while running:
                 budget = _DECODE_STEPS if self._lockstep else _POLL_SECONDS
                 for completion in await self._cluster.call_rank_async(rank, InferWorker.poll, budget):
-                    asked = running.pop(completion.id, None)
-                    if asked is not None:
-                        settle(asked.future, completion)
+                    call = running.pop(completion.id, None)
+                    if call is not None:
+                        settle(call.future, completion)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             self._fail(rank, error)
 
     def _fail(self, rank: int, error: Exception) -> None:
         running, self._running[rank] = self._running[rank], {}
-        for asked in running.values():
-            if not asked.future.done():
-                asked.future.set_exception(error)
+        for call in running.values():
+            if not call.future.done():
+                call.future.set_exception(error)
 
     def _request(self, key: str, messages: Messages) -> Request:
         text = render_chat(self._tokenizer, messages, opens_answer=True, variables=self._judge.chat_template_kwargs)

@@ -61,7 +61,7 @@ class JudgeClient:
         self._lock = threading.Lock()
         self._asked: dict[str, Future[JudgeVerdict]] = {}
         self._metrics = Metrics()
-        self._retries_told = 0
+        self._retries_reported = 0
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one response. The future gets a result, or raises what ended the judge's cluster."""
@@ -89,8 +89,8 @@ class JudgeClient:
         with self._lock:
             metrics, self._metrics = self._metrics, Metrics()
             retried = self._backend.retried
-            metrics.add_sum("judge/retries", retried - self._retries_told)
-            self._retries_told = retried
+            metrics.add_sum("judge/retries", retried - self._retries_reported)
+            self._retries_reported = retried
             return metrics
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from roll.strategies.deepspeed.deepspeed_files import COUNTS, DeepSpeedCheckpoin
 from roll.strategies.deepspeed.deepspeed_start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
 from roll.strategies.deepspeed.state import (
     Anchor,
+    full_tensor,
     gathered,
     link_moments,
     make_moments,
@@ -33,7 +34,6 @@ from roll.strategies.deepspeed.state import (
     offload,
     publish,
     set_whole,
-    whole,
 )
 from roll.strategies.deepspeed.windows import abandon, finish_gathers, forget_gradients
 from roll.strategies.hf.gather import Travelling
@@ -165,7 +165,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return gathered(self._engine, stream)
 
     def _full(self, tensor: Tensor) -> Tensor:
-        return whole(self._engine, tensor)
+        return full_tensor(self._engine, tensor)
 
     def _kept(self) -> list[tuple[str, Tensor]]:
         """Return what a checkpoint holds: of a model with adapters, those alone."""
@@ -176,10 +176,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
         if moments:
             link_moments(self._engine)
         for name, tensor in self._kept():
-            yield name, whole(self._engine, tensor)
+            yield name, full_tensor(self._engine, tensor)
             if moments and tensor.requires_grad:
                 for moment in MOMENTS:
-                    yield f"{moment}:{name}", whole(self._engine, tensor, moment)
+                    yield f"{moment}:{name}", full_tensor(self._engine, tensor, moment)
 
     def save(
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from roll.configs.catalog.transport_table import MOST_SENDERS
+from roll.configs.catalog.transport_table import MAX_SENDERS
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import ALIGN, SLOTS, Entry, entry_of, unpacked
 from roll.distributed.transports.shm_places import ShmRegion, locate
@@ -44,7 +44,7 @@ class WeightBatch(NamedTuple):
     """Whether nobody writes there before the whole update is over."""
 
 
-_MAPS = SLOTS * MOST_SENDERS + 1  # memory that a reader keeps open: what senders fill in turn, and the owner's bucket
+_MAPS = SLOTS * MAX_SENDERS + 1  # memory that a reader keeps open: what senders fill in turn, and the owner's bucket
 _DEVICE_MAPS = SLOTS + 1  # the same on an accelerator, where one rank sends, and what is closed can be opened again
 
 

@@ -87,7 +87,7 @@ class Factors(nn.Module):
     def rectangles(self, matrix: str, key: str) -> list[Rectangle]:
         """Return where this rank's part of a matrix is in the whole one."""
         rows, columns = (self.a if matrix == "A" else self.b).shape
-        shape, common = self.shapes[matrix], {"key": key, "whole": self.shapes[matrix], "strides": (columns, 1)}
+        shape, common = self.shapes[matrix], {"key": key, "full_shape": self.shapes[matrix], "strides": (columns, 1)}
         if not self.divided(matrix):
             return [Rectangle(begins=(0, 0), sizes=shape, offset=0, **common)]  # type: ignore[arg-type]
         result, position = [], 0

@@ -133,11 +133,11 @@ class MegatronAdapters:
         """Yield whole matrices under peft's names, float32, B scaled; a collective of the model's ranks."""
         for name, layer in self.peft.layers.items():
             (scaling,) = layer.scaling.values()
-            yield peft_name(name, "A"), self.whole(name, "A")
-            yield peft_name(name, "B"), scaling * self.whole(name, "B")
+            yield peft_name(name, "A"), self.full_matrix(name, "A")
+            yield peft_name(name, "B"), scaling * self.full_matrix(name, "B")
 
     @torch.no_grad()
-    def whole(self, name: str, matrix: str) -> Tensor:
+    def full_matrix(self, name: str, matrix: str) -> Tensor:
         """Return matrix `A` or `B` of a layer on every rank; each adds its part to zeros."""
         from megatron.core import parallel_state
 
@@ -173,7 +173,7 @@ class MegatronAdapters:
         tensors = {}
         for name in self.peft.layers:
             for matrix in "AB":
-                full = self.whole(name, matrix)
+                full = self.full_matrix(name, matrix)
                 if writes:
                     tensors[peft_name(name, matrix)] = full.to("cpu")
         if writes:

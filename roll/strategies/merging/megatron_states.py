@@ -44,7 +44,7 @@ def megatron_weights(state: Path, config: Any, kind: str) -> dict[str, Tensor]:
         for tensor, full in zip(entry.tensors, assembled(entry, [matrix]), strict=True):
             weights[owner + module_name(tensor, kind)] = full
     if kind in _HEADS:
-        head = stored.whole(_HEADS[kind])
+        head = stored.full_tensor(_HEADS[kind])
         weights["value_head.weight" if kind == "value" else "classifier.score.weight"] = head
     return weights
 
@@ -53,7 +53,7 @@ class _Stored:
     def __init__(self, tensors: dict[str, Tensor], state: Path) -> None:
         self._tensors, self._state = tensors, state
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             raise ValueError(f"{self._state} lacks {name}, which the model has")
         return self._tensors[name]

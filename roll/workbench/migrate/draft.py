@@ -38,7 +38,7 @@ class Draft:
     """Processes that a launcher starts."""
     peer_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What they take for keys that nobody writes, by dotted key."""
-    asked: list[tuple[KeyUse, str]] = field(default_factory=list)
+    unresolved: list[tuple[KeyUse, str]] = field(default_factory=list)
     """Keys without a counterpart, with the places that the new file asks for."""
     unexpanded: list[tuple[str, KeyUse]] = field(default_factory=list)
     """Places whose values would have to be worked out."""
@@ -98,7 +98,7 @@ class Draft:
 
         Where this pipeline has no such place it asks for `exp_name`, which every one has.
         """
-        self.asked.append((use, key_path if key_path and self.knows(key_path) else "exp_name"))
+        self.unresolved.append((use, key_path if key_path and self.knows(key_path) else "exp_name"))
 
     def drop(self, path: str) -> None:
         """Take out a key, and sections that are empty without it."""
@@ -135,7 +135,7 @@ class Step:
     draft: Draft
     row: PeerKey
     use: KeyUse
-    places: tuple[str, ...]
+    key_paths: tuple[str, ...]
     """Counterparts, with roles and names filled in."""
 
     @property
@@ -144,9 +144,9 @@ class Step:
         return self.use.value
 
     @property
-    def place(self) -> str:
+    def key_path(self) -> str:
         """Return where the value goes."""
-        return self.places[0]
+        return self.key_paths[0]
 
     @property
     def last(self) -> str:
@@ -156,11 +156,11 @@ class Step:
     @property
     def role(self) -> str:
         """Return the first word of ours."""
-        return self.place.split(".")[0]
+        return self.key_path.split(".")[0]
 
     def put(self, value: Any, key_path: str | None = None) -> None:
         """Write a value at a place, the first if none is given; null where null is no value leaves the default."""
-        key_path = key_path or self.place
+        key_path = key_path or self.key_path
         hint = self.draft.hint(key_path)
         if reason := self._reserved(key_path):
             self.dead(reason)
@@ -196,7 +196,7 @@ class Step:
     def absent(self, why: str) -> None:
         """Count it as without a counterpart though it changes the training: the new file asks for the place."""
         self.use.fate, self.use.note = "absent", why
-        self.draft.ask(self.use, self.place)
+        self.draft.ask(self.use, self.key_path)
 
     def quiet(self, why: str) -> None:
         """Count it as without a counterpart, where the training is the same without it."""

@@ -14,7 +14,7 @@ from roll.utils.terminal import printable
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.draft import UNKNOWN, Draft
 from roll.workbench.migrate.report import TITLES, MigrationReport, shown
-from roll.workbench.migrate.table import NOT_GIVEN, PeerKey, canonical, counterparts, is_earlier, patterns, systems
+from roll.workbench.migrate.table import NO_DEFAULT, PeerKey, canonical, counterparts, is_earlier, patterns, systems
 from roll.workbench.migrate.translate import CONVERSIONS
 
 _LISTED = 4  # keys of one project with the same words that the text explains one by one
@@ -89,7 +89,7 @@ def _answer(system: str, key: str, row: PeerKey | None) -> KeyExplanation:
     if row is None:
         note = "nothing is known about this key"
         return KeyExplanation(key=key, fate="absent", project=_title(system), note=note, their_default=theirs)
-    theirs |= {system: row.default} if not theirs and row.default is not NOT_GIVEN else {}
+    theirs |= {system: row.default} if not theirs and row.default is not NO_DEFAULT else {}
     how = "" if row.how in ("", "nothing") else getattr(CONVERSIONS.get(row.how), "__doc__", None) or ""
     values = [f"{shown(theirs)} is {shown(ours)}" for theirs, ours in row.values.items()]
     key_paths = counterparts(row, key.split("."), system)

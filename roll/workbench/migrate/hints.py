@@ -9,7 +9,7 @@ from roll.workbench.migrate.table import ROLE, PeerKey, by_word, canonical, patt
 _OFFLINE = "Fine-tuning, preferences, distillation"
 _SHOWN = 3
 """Counterparts that one hint names."""
-_WHOLE = "roll migrate translates the whole file"
+_USE_MIGRATE = "roll migrate translates the whole file"
 
 
 def foreign_hint(path: str, role: str = "", *, offline: bool = False) -> str:
@@ -67,7 +67,7 @@ def section_hint(words: Sequence[str]) -> str:
         if rows:
             pairs = [f"{row.key.removeprefix(path).lstrip('.')} is {row.to[0]}" for row in rows[:_SHOWN]]
             hints.append(f"a section of {system.name}; its keys are elsewhere here: {', '.join(pairs)}, ...")
-    return f"{hints[0]} ({_WHOLE})" if hints else ""
+    return f"{hints[0]} ({_USE_MIGRATE})" if hints else ""
 
 
 def unneeded(path: Sequence[str]) -> str:

@@ -214,7 +214,7 @@ def ordered(hint: Any, tree: Any) -> Any:
     return {key: ordered(hints.get(key), tree[key]) for key in keys}
 
 
-def write_whole(file: Path, text: str, *, force: bool) -> None:
+def write_file(file: Path, text: str, *, force: bool) -> None:
     """Write a file whole or not at all; raise `ValueError` if it is there and not `force`, or can't be written."""
     if file.exists() and not force:
         raise ValueError(f"{file} is there already: choose another name, or --force to replace it")

@@ -18,7 +18,8 @@ from roll.utils.shipped import shipped
 from roll.workbench.migrate import openrlhf_flags
 from roll.workbench.migrate.overrides import Filler, Overrides, Unexpanded, merged, read_flags, read_overrides
 from roll.workbench.migrate.peers import table
-from roll.workbench.migrate.shell_words import Script, Word, read_script
+from roll.workbench.migrate.shell_expansions import Script, Word
+from roll.workbench.migrate.shell_words import read_script
 
 _SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
 _VERL = re.compile(r"(?:^|[./])(main_\w+|fsdp_sft_trainer|sft_trainer\w*|main)(?:\.py)?$")

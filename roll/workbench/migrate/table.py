@@ -34,7 +34,7 @@ from typing import Any, Literal
 import yaml
 
 Fate = Literal["translated", "decided", "dead", "quiet", "absent"]
-NOT_GIVEN: Any = object()
+NO_DEFAULT: Any = object()
 """In place of a default that no row has."""
 ROLE = "<role>"
 CONDITIONS = ("if", "else", "also", "given", "trained")
@@ -82,7 +82,7 @@ class PeerKey:
     @cached_property
     def default(self) -> Any:
         """Return theirs, if the row says it."""
-        return yaml.safe_load(self.default_text) if self.default_text else NOT_GIVEN
+        return yaml.safe_load(self.default_text) if self.default_text else NO_DEFAULT
 
 
 @dataclass(kw_only=True)
@@ -147,7 +147,7 @@ def _logical(text: str) -> Iterator[str]:
 
 class _Reader:
     def __init__(self, systems_read: dict[str, System]) -> None:
-        self._found = systems_read
+        self._systems = systems_read
         self._short: dict[str, str] = {}
         self._under = ""
         self._group = "Keys"
@@ -156,7 +156,7 @@ class _Reader:
         word, _, rest = line.partition(" ")
         if word == "@system":
             name, _, title = rest.partition(" ")
-            self._system = self._found.setdefault(name, System(name=title))
+            self._system = self._systems.setdefault(name, System(name=title))
             self._system.name = title or self._system.name
             self._under, self._group = "", "Keys" if title else self._group
         elif word == "@let":
@@ -277,7 +277,7 @@ class Patterns:
         """Return whether there are rows below this path."""
         return any(node.keys() - {""} for node in self._nodes(self._tree, path))
 
-    def takes_whole(self, path: Sequence[str]) -> bool:
+    def is_one_key(self, path: Sequence[str]) -> bool:
         """Return whether a section at this path is one key: it has a row, and no key below it has one of its own."""
         nodes = list(self._nodes(self._tree, path))
         return any("" in node for node in nodes) and not any(node.keys() - {"", "**"} for node in nodes)

@@ -25,7 +25,7 @@ from roll.workbench.migrate.overrides import at, unexpanded_in
 from roll.workbench.migrate.report import KeyUse, MigrationReport
 from roll.workbench.migrate.sources import PeerFile, read_source
 from roll.workbench.migrate.systems import job_of, pipeline_of, system_of
-from roll.workbench.migrate.table import NOT_GIVEN, Patterns, PeerKey, counterparts, patterns, systems
+from roll.workbench.migrate.table import NO_DEFAULT, Patterns, PeerKey, counterparts, patterns, systems
 from roll.workbench.migrate.verl_finish import backends, command_of
 
 MODULES = (alibaba_roll, alibaba_roll_tasks, openrlhf, trl, trl_policies, verl, verl_algorithm)
@@ -76,7 +76,7 @@ def migrate(
         use.note = f"devices and batches can't be worked out from its values: {error}"
         report.uses.append(use)
     _without_ours(draft)
-    _ask(draft)
+    _put_placeholders(draft)
     settle(draft, look=look)
     report.fold()
     return report, draft.ours
@@ -106,7 +106,7 @@ def _uses(tree: Mapping[str, Any], table: Patterns, path: tuple[str, ...] = ()) 
     """Yield keys with their values: a section is one key where the table takes it whole."""
     for key, value in tree.items():
         below = (*path, key)
-        if isinstance(value, Mapping) and value and not table.takes_whole(below):
+        if isinstance(value, Mapping) and value and not table.is_one_key(below):
             yield from _uses(value, table, below)
         else:
             yield ".".join(below), value
@@ -138,7 +138,7 @@ def _step(
         use.fate, use.note = row.fate, row.note
         if row.fate in ("translated", "decided"):
             return Step(draft, row, use, key_paths)
-        if row.fate == "absent" and (why := _asks_nothing(use, row, source.tree, theirs)):
+        if row.fate == "absent" and (why := _why_unneeded(use, row, source.tree, theirs)):
             use.fate, use.note = "dead", why
         elif row.fate == "absent":
             draft.ask(use, key_paths[0] if key_paths else "")
@@ -153,7 +153,7 @@ def _is_own_name(key: str, row: PeerKey | None, source: PeerFile) -> bool:
     return any(".".join(words[:end]) in source.variables for end in range(1, len(words) + 1))
 
 
-def _asks_nothing(use: KeyUse, row: PeerKey, tree: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _why_unneeded(use: KeyUse, row: PeerKey, tree: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return why a key without a counterpart needs nothing, or empty: it has their default, or its section is off."""
     words = use.key.split(".")
     for end in range(1, len(words)):
@@ -161,7 +161,7 @@ def _asks_nothing(use: KeyUse, row: PeerKey, tree: Mapping[str, Any], theirs: Ma
         if at(tree, f"{section}.enable", theirs.get(f"{section}.enable", True)) is False:
             return f"{section}.enable is false"
     default = theirs.get(use.key, row.default)
-    if default is not NOT_GIVEN:
+    if default is not NO_DEFAULT:
         return "their default" if default == use.value and isinstance(default, bool) is isinstance(use.value, bool) \
             else ""  # fmt: skip
     if isinstance(use.value, Mapping):
@@ -182,7 +182,7 @@ def _unlisted(draft: Draft, use: KeyUse, source: PeerFile, table: Patterns) -> S
     elif use.value in (None, {}) and table.is_section(words):
         use.fate, use.note = "dead", "an empty section says nothing"
     else:
-        near = _nearest(table, use.key) if len(draft.asked) < _HINTED else ""
+        near = _nearest(table, use.key) if len(draft.unresolved) < _HINTED else ""
         use.note = f"nothing is known about this key{near}"
         draft.ask(use, "")
     return None
@@ -257,7 +257,7 @@ def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[
         if row is not None and row.fate in ("translated", "decided"):
             yield key, value, row
     for row in systems()[system].rows:
-        if row.default is NOT_GIVEN or row.fate not in ("translated", "decided"):
+        if row.default is NO_DEFAULT or row.fate not in ("translated", "decided"):
             continue
         for key in _instances(row.key, draft, systems()[system].roles):
             if key not in theirs and key not in explicit and draft.their(key) is None:
@@ -274,7 +274,7 @@ def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
 
 def _wanted(draft: Draft, step: Step) -> bool:
     """Return whether a default is of something that the file has, and nothing else has said it."""
-    if not draft.knows(step.place) or draft.has(step.place):
+    if not draft.knows(step.key_path) or draft.has(step.key_path):
         return False
     if step.role in ("critic", "reference", "teacher", "judge", "reward_model", "validation", "val_env_manager"):
         return draft.has(step.role)
@@ -293,11 +293,11 @@ def _without_ours(draft: Draft) -> None:
     draft.report.filled = [use for use in draft.report.filled if use.ours]
 
 
-def _ask(draft: Draft) -> None:
+def _put_placeholders(draft: Draft) -> None:
     """Have the new file ask where a key that changes the training has no counterpart."""
     report = draft.report
     of_file = {id(use) for use in [*report.uses, *(part for use in report.uses for part in use.parts)]}
-    for use, key_path in draft.asked:
+    for use, key_path in draft.unresolved:
         # A default of theirs that is off asks for nothing.
         if use.fate in ("absent", "unexpanded") and (id(use) in of_file or use.value not in (None, False, [], {}, "")):
             if id(use) not in of_file and not any(use is other for other in report.filled):

@@ -104,7 +104,7 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     )
 
 
-def kept_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
+def selective_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
     """Return a layer's bytes per token with selective recomputation: its input, outputs of products and attention."""
     b, h, width = numbers.computed, arch.hidden, 2 * arch.intermediate
     mlp = b * (width // shared + h)
@@ -170,7 +170,7 @@ def activations(
     worst = max(each)
     ends = tokens * (r * h * 2 + 4 * h) + batch.scored * h * numbers.computed + batch.mask
     selective_bytes = [
-        kept_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse
+        selective_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse
     ]
     saved = tokens * sum(selective_bytes[:count] if checkpointed else each)
     again = tokens * max(0, worst - min(selective_bytes)) if checkpointed else 0

@@ -10,7 +10,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import WorkerConfig
 from roll.workbench.planning.activations import MicroBatchShape, Numbers, forward_bytes
 from roll.workbench.planning.architecture import Architecture
-from roll.workbench.planning.items import RoleMemory, kept, passing
+from roll.workbench.planning.items import RoleMemory, lasting, passing
 from roll.workbench.planning.machines import GIB
 from roll.workbench.planning.parameters import BYTES
 from roll.workbench.planning.training import CONTEXT, CPU_PROCESS, HOST_PROCESS
@@ -106,11 +106,11 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     begins = cache * prompt // role.longest + prefill
     working = max(decoding, prefill) if role.waits else max(decoding, begins - cache)
     process = CONTEXT if role.on_accelerator else CPU_PROCESS
-    awake = kept(("weights", weights), ("process", process))
+    awake = lasting(("weights", weights), ("process", process))
     return RoleMemory(
         role=role.role,
         awake=awake,
-        asleep=kept(("process", process)) if role.on_accelerator else awake,
+        asleep=lasting(("process", process)) if role.on_accelerator else awake,
         phases={
             "generate": passing(
                 ("KV cache", cache),
@@ -145,7 +145,7 @@ def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:
     room = cache // max(1, role.cache_per_token(options.tensor_parallel_size) * role.longest)
     graphs = GRAPHS if role.on_accelerator and not _eager(options) else 0
     process = (CONTEXT if role.on_accelerator else CPU_PROCESS) + graphs
-    awake = kept(("weights", weights), ("KV cache", cache), ("process", process))
+    awake = lasting(("weights", weights), ("KV cache", cache), ("process", process))
     adapters = isinstance(role.config, RLConfig) and role.config.lora_sync == "adapters"
     level = options.level_of_sleep(adapters=adapters) if isinstance(options, VllmConfig) else 2
     sleeps = role.on_accelerator and level > 0
@@ -153,7 +153,7 @@ def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:
     return RoleMemory(
         role=role.role,
         awake=awake,
-        asleep=kept(("process", process)) if sleeps else awake,
+        asleep=lasting(("process", process)) if sleeps else awake,
         phases={
             "generate": passing(("activations", passes)),
             "sync": passing(("sync buffers", _largest(arch) * width + _buckets(role))),

@@ -231,7 +231,7 @@ class _Planner:
                     devices[held] = self._device(slot)
         nodes = sorted({self._placement.node_of(slot) for slot in slots})
         hosts = [self._host(node) for node in nodes]
-        fullest = max(hosts, key=lambda place: place.worst.nbytes)
+        fullest = max(hosts, key=lambda host: host.worst.nbytes)
         too_small = {m.role: m.limit for m in self._memories.values() if m.limit is not None}
         notes = [f"{m.role}: {note}" for m in self._memories.values() for note in m.notes]
         return MemoryPlan(

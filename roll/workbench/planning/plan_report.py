@@ -40,21 +40,21 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
     for role, arch in plan.models.items():
         models.setdefault(f"{arch.model_type}, {_count(arch.count())} parameters", []).append(role)
     lines += [f"  {', '.join(roles)}: {model}" for model, roles in models.items()]
-    for memory in _told_apart(plan.devices):
-        lines += _of_place(memory, detailed=True)
+    for memory in _distinct(plan.devices):
+        lines += _memory_lines(memory, detailed=True)
     for memory in plan.hosts:
-        lines += _of_place(memory, detailed=not plan.devices)
+        lines += _memory_lines(memory, detailed=not plan.devices)
     if plan.shared:
         lines.append(f"  of the host's memory, shared by processes during a sync: {gib(plan.shared)}")
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join([*lines, *verdict(plan, fixes)])
 
 
-def _told_apart(devices: Sequence[MemoryLocation]) -> list[MemoryLocation]:
+def _distinct(devices: Sequence[MemoryLocation]) -> list[MemoryLocation]:
     """Return those whose description differs: of ranks that differ by a few bytes only the fullest."""
     alike: dict[tuple[str, ...], list[MemoryLocation]] = {}
     for memory in devices:
-        alike.setdefault(tuple(_of_place(replace(memory, name=""), detailed=True)), []).append(memory)
+        alike.setdefault(tuple(_memory_lines(replace(memory, name=""), detailed=True)), []).append(memory)
     return [
         replace(
             max(group, key=lambda memory: memory.worst.nbytes),
@@ -64,7 +64,7 @@ def _told_apart(devices: Sequence[MemoryLocation]) -> list[MemoryLocation]:
     ]
 
 
-def _of_place(memory: MemoryLocation, *, detailed: bool) -> Iterator[str]:
+def _memory_lines(memory: MemoryLocation, *, detailed: bool) -> Iterator[str]:
     room = f", {gib(memory.capacity)} to use" if memory.capacity is not None else ""
     yield f"{memory.name}{room}   # lasting, + worst moment, . free"
     for label, phases in (("generate", GENERATE), ("train", TRAIN), ("start", ("start",))):
@@ -104,12 +104,12 @@ def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
             yield f"fits if the host has {gib(tightest.worst.nbytes)}"
             return
         left = tightest.capacity - tightest.worst.nbytes
-        alike = [other for other in _told_apart(plan.devices) if tightest.slots and {*tightest.slots} <= {*other.slots}]
+        alike = [other for other in _distinct(plan.devices) if tightest.slots and {*tightest.slots} <= {*other.slots}]
         tightest = alike[0] if alike else tightest
         have = "have" if len(tightest.slots) > 1 else "has"
         yield f"fits: {tightest.name} {have} {gib(left)} left in the worst moment, when {_moment(tightest.worst)}"
         return
-    for tightest in (*_told_apart(plan.devices), *plan.hosts):
+    for tightest in (*_distinct(plan.devices), *plan.hosts):
         if tightest.missing:
             yield f"doesn't fit by {gib(tightest.missing)}: {tightest.name}, when {_moment(tightest.worst)}"
     for role, share in plan.too_small.items():
@@ -138,14 +138,14 @@ def _moment(use: MemoryUse) -> str:
 def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
     """Return the plan as numbers, in bytes."""
 
-    def of_use(use: MemoryUse) -> dict[str, Any]:
+    def use_fields(use: MemoryUse) -> dict[str, Any]:
         items = [
             {"role": role, "what": item.what, "bytes": item.nbytes, "lasting": item.lasting} for role, item in use.items
         ]
         return {"phase": use.phase, "role": use.role, "lasting": use.lasting, "worst": use.nbytes, "items": items}
 
-    def of_place(memory: MemoryLocation) -> dict[str, Any]:
-        uses = [of_use(use) for use in memory.uses]
+    def memory_fields(memory: MemoryLocation) -> dict[str, Any]:
+        uses = [use_fields(use) for use in memory.uses]
         return {"name": memory.name, "capacity": memory.capacity, "missing": memory.missing, "phases": uses}
 
     return {
@@ -158,8 +158,8 @@ def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
             "host_bytes": plan.machines.host_bytes,
         },
         "models": {role: {"type": a.model_type, "parameters": a.count()} for role, a in plan.models.items()},
-        "devices": [of_place(memory) for memory in plan.devices],
-        "hosts": [of_place(memory) for memory in plan.hosts],
+        "devices": [memory_fields(memory) for memory in plan.devices],
+        "hosts": [memory_fields(memory) for memory in plan.hosts],
         "shared_memory": plan.shared,
         "too_small": dict(plan.too_small),
         "notes": list(plan.notes),

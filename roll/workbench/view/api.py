@@ -65,7 +65,7 @@ class Api:
         self._of_run: dict[str, Callable[[Run, Parameters], Any]] = {
             "state": lambda run, _: run.state(),
             "events": lambda run, _: {"events": run.events()},
-            "failures": lambda run, given: {"failures": run.failures()[: _integer(given, "limit", 50)]},
+            "failures": lambda run, query: {"failures": run.failures()[: _integer(query, "limit", 50)]},
             "causes": lambda run, _: {"causes": overview.causes(self._indexes[run.number], run.rollouts)},
             "steps": lambda run, _: run.recorded(),
             "metrics": self._metrics,
@@ -76,7 +76,7 @@ class Api:
             "task": self._task,
             "tasks": self._tasks,
             "pictures": self._pictures,
-            "spans": lambda run, given: {"spans": self._spans[run.number].trace(_text(given, "trace"))},
+            "spans": lambda run, query: {"spans": self._spans[run.number].trace(_text(query, "trace"))},
             "traces": lambda run, _: {"traces": run.traces()},
             "config": lambda run, _: {"config": settings(run.folder)},
         }

@@ -148,7 +148,7 @@ def test_only_a_sections_own_switch_turns_it_off(tmp_path: Path, monkeypatch: py
     row = PeerKey(key="a.x", fate="absent", default_text="true")
 
     def why(key: str, value: Any, row: PeerKey, tree: Any = None, theirs: Any = None) -> str:
-        return translate._asks_nothing(KeyUse(key=key, value=value, fate="absent"), row, tree or {}, theirs or {})
+        return translate._why_unneeded(KeyUse(key=key, value=value, fate="absent"), row, tree or {}, theirs or {})
 
     free = PeerKey(key="a.variables.**", fate="absent")
     assert not why("a.variables.enable_thinking", False, free) and why("a.variables.x", None, free)
