@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from roll.api.arguments import as_file, as_path, first_row, rows_in_words, rows_named
+from roll.api.python_arguments import as_file, as_path, first_row, rows_in_words, rows_named
 
 if TYPE_CHECKING:
     from roll.configs.errors import Violation

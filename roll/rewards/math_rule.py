@@ -8,12 +8,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roll.rewards.answers import MAX_ANSWER_CHARS, ThinkMode, after_thinking, all_boxed, box_is_too_long, find_answer
+from roll.rewards.answers import (
+    MAX_ANSWER_CHARS,
+    ThinkMode,
+    after_thinking,
+    all_boxed,
+    box_is_too_long,
+    find_answer,
+    thought_mode,
+)
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.maths.comparison import ComparisonResult, same
 from roll.rewards.maths.evaluation import TooHard
 from roll.rewards.maths.tokens import is_readable, nesting, written
-from roll.rewards.thoughts import thought_mode
 from roll.types.trajectory import Task
 
 
