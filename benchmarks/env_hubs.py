@@ -27,8 +27,8 @@ from typing import Any
 
 from roll.configs.catalog.env_table import ENV_HUBS
 from roll.envs.conformance import STOPPED
-from roll.envs.env_probe import NOT_PLAYED, ProbeEnded, Probes, Refused, findings_of
-from roll.envs.probe_worker import Order
+from roll.envs.env_probe import NOT_PLAYED, EnvProbes, ProbeEnded, Refused, findings_of
+from roll.envs.probe_worker import ProbeRequest
 from roll.envs.trial import run_seeds
 from roll.envs.wrappers import EnvSpec
 
@@ -66,10 +66,10 @@ def ids_of(hub: str, python: str) -> list[str]:
     return ids
 
 
-def tested(probes: Probes, env_type: str) -> Row:
+def tested(probes: EnvProbes, env_type: str) -> Row:
     """Return what was found of one id: `result` is passed, in part, failed, no start or not for one."""
     spec = EnvSpec(tag="hub", env_type=env_type, action_pattern=None)
-    order = Order(spec, num_seeds=SEEDS, max_steps=STEPS, timeout_s=TIMEOUT_S, budget_s=CHECK_S)
+    order = ProbeRequest(spec, num_seeds=SEEDS, max_steps=STEPS, timeout_s=TIMEOUT_S, budget_s=CHECK_S)
     began = time.perf_counter()
     row: Row = {"id": env_type, "result": "passed", "findings": []}
     try:
@@ -104,7 +104,7 @@ def sweep(hub: str, python: str, folder: Path, only: str, ids: Sequence[str] = (
     done = {row["id"] for row in read(file)}
     ids = [name for name in ids or ids_of(hub, python) if re.search(only, name) and f"{hub}:{name}" not in done]
     interpreter = None if python == sys.executable else python
-    with Probes({**os.environ, **OFFLINE}, timeout_s=TIMEOUT_S, python=interpreter) as probes, file.open("a") as out:
+    with EnvProbes({**os.environ, **OFFLINE}, timeout_s=TIMEOUT_S, python=interpreter) as probes, file.open("a") as out:
         for number, name in enumerate(ids, 1):
             row = tested(probes, f"{hub}:{name}")
             out.write(json.dumps(row) + "\n")

@@ -30,7 +30,7 @@ import psutil
 from gateway_clients import SAID
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, Session
-from roll.gateway.reading import Reading
+from roll.gateway.reading import ResponseReader
 from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
 from roll.gateway.session import EpisodeSession
@@ -152,7 +152,7 @@ def episode_session(tokenizer: Any, agent: Agent, seconds: float, seed: int) -> 
     engines: Any = StubEngines(tokenizer, seconds, seed)
     no_env: Any = None
     episode = Episode(engines, agent, no_env, task, key, SamplingParams(max_new_tokens=512), 1 << 20)
-    reading = Reading(
+    reading = ResponseReader(
         decode=lambda ids: agent.decode_response(ids, ()),
         token_text=lambda token: str(tokenizer.decode([token])),
         tool_parser="hermes",

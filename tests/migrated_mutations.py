@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from roll.workbench.migrate.overrides import leaves_of
-from roll.workbench.migrate.report import Report, as_yaml
+from roll.workbench.migrate.report import MigrationReport, as_yaml
 from roll.workbench.migrate.translate import migrate
 
 _A = "actor_rollout_ref"
@@ -161,7 +161,7 @@ def problems(file: Path, keys: list[str]) -> Iterator[str]:
         yield f"{file.name}: control characters"
 
 
-def _silent(report: Report, tree: Mapping[str, Any]) -> Iterator[str]:
+def _silent(report: MigrationReport, tree: Mapping[str, Any]) -> Iterator[str]:
     """Keys that are translated and went nowhere, or are asked for and the new file doesn't ask."""
     places = {path for path, _ in leaves_of(tree)}
     for use in report.uses:

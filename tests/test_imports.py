@@ -147,6 +147,11 @@ def test_a_file_name_stands_once_in_a_wing(wing: str):
     assert structure.repeated_names(wing) == {}
 
 
+def test_a_public_class_name_stands_once():
+    # The architectures of planning and of Megatron become one with the table of model families.
+    assert structure.repeated_classes().keys() <= {"Architecture"}
+
+
 def test_the_allowed_arrows_have_no_cycle():
     # Peeling off packages whose targets are all gone empties an acyclic table and only that.
     left = {name: {target.split(".")[0] for target in targets} for name, targets in ALLOWED.items()}

@@ -21,7 +21,7 @@ from benchmarks.simulation.simulated_episodes import EpisodeModel, SimulatedAgen
 from benchmarks.simulation.virtual_clock import VirtualClockLoop
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler
 from roll.rollout.continuous_driver import ContinuousDriver
-from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import EngineDied, SamplingParams
 from roll.types.trajectory import Group, Trajectory

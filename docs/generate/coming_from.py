@@ -8,7 +8,7 @@ from itertools import groupby
 
 from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS
 from roll.workbench.migrate import peers
-from roll.workbench.migrate.table import Row, is_earlier, systems
+from roll.workbench.migrate.table import PeerKey, is_earlier, systems
 
 _ORDER = ("verl", "verl_sft", "verl_generation", "verl_evaluation", "trl", "openrlhf", "roll")
 _FATES = {"translated": "=", "decided": "choice", "dead": "not needed", "quiet": "not here", "absent": "**asks**"}
@@ -44,11 +44,11 @@ def _table(name: str) -> Iterator[str]:
             yield f"| {keys} | {fate} | {ours} |"
 
 
-def _is_same(row: Row) -> bool:
+def _is_same(row: PeerKey) -> bool:
     return row.fate == "translated" and row.to == (row.key,) and not row.note
 
 
-def _ours(row: Row) -> str:
+def _ours(row: PeerKey) -> str:
     keys = " and ".join(f"`{key}`" for key in row.to)
     values = ", ".join(f"{theirs} is {ours}" for theirs, ours in row.values.items() if theirs not in (None, ours))
     note = _escaped(row.note or values)

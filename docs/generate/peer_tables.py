@@ -28,7 +28,7 @@ import yaml
 
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.peers import leaves_of
-from roll.workbench.migrate.table import NOT_GIVEN, Row, is_earlier, patterns, systems
+from roll.workbench.migrate.table import NO_DEFAULT, PeerKey, is_earlier, patterns, systems
 
 TABLES = Path(__file__).parents[2] / "roll" / "workbench" / "migrate"
 TRL = {
@@ -174,7 +174,7 @@ def _packed(node: Any, path: str, shared: dict[str, Any]) -> Any:
 def _difference(node: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     difference: dict[str, Any] = {"-": gone} if (gone := [key for key in other if key not in node]) else {}
     for key, value in node.items():
-        before = other.get(key, NOT_GIVEN)
+        before = other.get(key, NO_DEFAULT)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             if value != before:
                 difference[key] = _difference(value, before)
@@ -237,7 +237,7 @@ def unknown_rows(name: str, folder: Path) -> list[str]:
              for key, (_, default) in job.items() if default in (None, {})}  # fmt: skip
     empty |= {key for key, is_open in others.items() if is_open}
 
-    def is_known(row: Row) -> bool:
+    def is_known(row: PeerKey) -> bool:
         words = row.key.split(".")
         inside = {".".join(words[:end]) for end in range(1, len(words))} | {f"*.{word}" for word in words[:-1]}
         pattern = re.escape(row.key).replace(r"\*\*", r".+").replace("<role>", r"[^.]+").replace("<name>", r"[^.]+")
@@ -247,7 +247,7 @@ def unknown_rows(name: str, folder: Path) -> list[str]:
     return [f"{system}: {row.key}" for system, row in _rows(name) if not is_earlier(system, row) and not is_known(row)]
 
 
-def _rows(name: str) -> Iterator[tuple[str, Row]]:
+def _rows(name: str) -> Iterator[tuple[str, PeerKey]]:
     for system in peers.SYSTEMS[name]:
         yield from ((system, row) for row in systems()[system].rows)
 
@@ -292,9 +292,9 @@ def differing(name: str, now: Mapping[str, Any]) -> list[str]:
     after = dict(leaves_of(_short(now, typed)))
     lines = [f"{key}: {before.get(key, 'not in the table')!r}, now {after.get(key, 'gone')!r}"
              for key in {**before, **after}
-             if repr(before.get(key, NOT_GIVEN)) != repr(after.get(key, NOT_GIVEN))]  # fmt: skip
+             if repr(before.get(key, NO_DEFAULT)) != repr(after.get(key, NO_DEFAULT))]  # fmt: skip
     return lines + [f"{system}: {row.key} = {row.default_text}: the table says it" for system, row in _rows(name)
-                    if row.default is not NOT_GIVEN and peers.table(system)]  # fmt: skip
+                    if row.default is not NO_DEFAULT and peers.table(system)]  # fmt: skip
 
 
 def main() -> int:

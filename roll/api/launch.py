@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from roll.checkpoint import CheckpointStore
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS
-from roll.pipelines.run.kept_config import kept_directory, kept_file
+from roll.pipelines.run.stored_config import run_directory, stored_config_file
 from roll.utils.signals import ending_at_once
 from roll.utils.terminal import say
 
@@ -74,14 +74,14 @@ def run_logged(config: RunConfig) -> RunResult:
 def resumed(folder: Path, overrides: Sequence[str]) -> Iterator[RunConfig]:
     """Yield the configuration that goes on with a run, in the directory that it was started from."""
     folder = folder.resolve()
-    file = kept_file(folder)
+    file = stored_config_file(folder)
     keys = {override.lstrip("+").partition("=")[0] for override in overrides}
-    with inside(kept_directory(folder)):
+    with inside(run_directory(folder)):
         extra = [] if "resume_from_checkpoint" in keys else ["resume_from_checkpoint=true"]
         if "checkpoint_config.load_contents" not in keys:  # of what the run itself started from, if at all
             extra.append(f"checkpoint_config.load_contents=[{','.join(STATE_CONTENTS)}]")
-        extra += [] if "output_dir" in keys else relocated(kept_config(folder), folder)
-        config = kept_config(folder, [*overrides, *extra])
+        extra += [] if "output_dir" in keys else relocated(stored_config(folder), folder)
+        config = stored_config(folder, [*overrides, *extra])
         remote = config.checkpoint_config.address is not None  # it is looked at when the run starts
         there = remote or CheckpointStore(config.checkpoint_path).complete()
         if config.resume_from_checkpoint is True and not there:
@@ -94,10 +94,10 @@ def resumed(folder: Path, overrides: Sequence[str]) -> Iterator[RunConfig]:
         yield load(file, [*overrides, *extra])
 
 
-def kept_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def stored_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration that a run keeps; the machine and files that it names aren't looked at."""
-    file = kept_file(folder)
-    with inside(kept_directory(folder)):
+    file = stored_config_file(folder)
+    with inside(run_directory(folder)):
         return load_config(file.parent.resolve(), file.stem, overrides)
 
 

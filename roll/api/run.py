@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from roll.api.given import as_file, as_path, first_row, rows_in_words, rows_named
+from roll.api.python_arguments import as_file, as_path, first_row, rows_in_words, rows_named
 
 if TYPE_CHECKING:
     from roll.configs.errors import Violation
@@ -25,15 +25,15 @@ Config: TypeAlias = "RunConfig | Mapping[str, Any] | str | os.PathLike[str]"
 """A configuration: its YAML file, its keys, or one that is loaded already."""
 Rows: TypeAlias = "Iterable[Mapping[str, Any]] | Iterable[str] | str | os.PathLike[str]"
 """Rows of data, or the file that holds them."""
-Given: TypeAlias = "Callable[..., Any] | str | Mapping[str, Callable[..., Any] | str]"
+FunctionOrPath: TypeAlias = "Callable[..., Any] | str | Mapping[str, Callable[..., Any] | str]"
 """A function or a class, as itself or as its path; or several by domain or tag."""
 
 
 def train(
     config: Config,
     *,
-    reward: Given | None = None,
-    env: Given | None = None,
+    reward: FunctionOrPath | None = None,
+    env: FunctionOrPath | None = None,
     data: Rows | None = None,
     validation_data: Rows | None = None,
     **overrides: Any,
@@ -58,8 +58,8 @@ def train(
 def check(
     config: Config,
     *,
-    reward: Given | None = None,
-    env: Given | None = None,
+    reward: FunctionOrPath | None = None,
+    env: FunctionOrPath | None = None,
     data: Rows | None = None,
     validation_data: Rows | None = None,
     **overrides: Any,
@@ -92,11 +92,11 @@ def resume(run_folder: str | os.PathLike[str], **overrides: Any) -> RunResult:
 
 def load_run(run_folder: str | os.PathLike[str]) -> RunResult:
     """Return what a run has left in its folder, finished or not. Loads no model."""
-    from roll.api.launch import kept_config
+    from roll.api.launch import stored_config
     from roll.pipelines.run.run_result import RunResult
 
     folder = Path(run_folder)
-    return RunResult(folder=folder, config=kept_config(folder))
+    return RunResult(folder=folder, config=stored_config(folder))
 
 
 def configured(
@@ -120,7 +120,7 @@ def configured(
         if name in _OF_TRAINERS:
             raise ValueError(f"{name}: this isn't an argument here; {_OF_TRAINERS[name]}")
     changes = assignments(overrides)
-    with _file_of(config) as file, _told_of(config, file):
+    with _file_of(config) as file, _errors_about(config, file):
         plain, cls = compose_file(file, changes)
         target = Path(plain.get("output_dir") or "output") if folder is None else folder
         changes += [
@@ -129,7 +129,7 @@ def configured(
             *_data(arguments, plain, target),
         ]
         if keeps:
-            changes += _kept(plain, set(cls.__dataclass_fields__), overrides)
+            changes += _recording_overrides(plain, set(cls.__dataclass_fields__), overrides)
         misfits = list(_misfits(arguments["reward"], plain))
         try:
             loaded = load(file, changes)
@@ -156,7 +156,7 @@ _OF_TRAINERS = {
 
 
 @contextlib.contextmanager
-def _told_of(config: Config, file: Path) -> Iterator[None]:
+def _errors_about(config: Config, file: Path) -> Iterator[None]:
     """Have errors speak of what the caller wrote: keys and arguments instead of a file for the time being."""
     from roll.configs.errors import ConfigError, of_no_file
 
@@ -177,7 +177,9 @@ def _told_of(config: Config, file: Path) -> Iterator[None]:
         raise ConfigError(named, error.source) from None
 
 
-def _misfits(argument: Given | None, plain: Mapping[str, Any], config: RunConfig | None = None) -> Iterator[Violation]:
+def _misfits(
+    argument: FunctionOrPath | None, plain: Mapping[str, Any], config: RunConfig | None = None
+) -> Iterator[Violation]:
     """Yield why a run can't call a reward function: its signature, which the checks of files read in its source, and
     with a configuration that was read the columns of its rows."""
     from roll.configs.catalog.signatures import MAKES_REWARDS, TOO_FEW, call_style, reward_problems, signature_of
@@ -280,7 +282,7 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _by_name(argument_value: Given, known: list[str], argument: str, what: str) -> dict[str, Any]:
+def _by_name(argument_value: FunctionOrPath, known: list[str], argument: str, what: str) -> dict[str, Any]:
     """Return what was given by domain or tag; one alone belongs to the only one there is, or to one called `own`."""
     if isinstance(argument_value, Mapping):
         return dict(argument_value)
@@ -297,13 +299,13 @@ def _section(plain: Mapping[str, Any], name: str) -> list[str]:
     return list(map(str, section)) if isinstance(section, Mapping) else []
 
 
-def _rewards(argument: Given | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def _rewards(argument: FunctionOrPath | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
     if argument is not None:
         for domain, function in _by_name(argument, _section(plain, "rewards"), "reward", "domain").items():
             yield f"rewards.{domain}.name={_literal(as_path(function, folder, key='reward'))}"
 
 
-def _envs(argument: Given | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def _envs(argument: FunctionOrPath | None, plain: Mapping[str, Any], folder: Path) -> Iterator[str]:
     if argument is not None:
         for tag, env in _by_name(argument, _section(plain, "custom_envs"), "env", "tag").items():
             yield f"custom_envs.{tag}.env_type={_literal(as_path(env, folder, key='env'))}"
@@ -328,7 +330,7 @@ def _data(arguments: Mapping[str, Any], plain: Mapping[str, Any], folder: Path) 
                 yield f"{section}.data_args.{'messages' if role == 'messages' else 'prompt'}={role}"
 
 
-def _kept(plain: Mapping[str, Any], keys: set[str], overrides: Mapping[str, Any]) -> Iterator[str]:
+def _recording_overrides(plain: Mapping[str, Any], keys: set[str], overrides: Mapping[str, Any]) -> Iterator[str]:
     """Have the run write what its result offers, unless the caller says otherwise."""
     trackers = plain.get("track_with", ["stdout", "jsonl"])
     trackers = trackers if isinstance(trackers, list) else [trackers]

@@ -13,7 +13,7 @@ CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a
 KEYS = "How to look up a key of a configuration: docs/configuration.md."
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Names the nearest command for one that isn't there."""
 
     dashed = ""
@@ -41,10 +41,10 @@ def add_debug(parser: argparse.ArgumentParser, default: object = False) -> None:
     )
 
 
-def command(groups: Any, name: str, help_: str, run: str | None = None) -> Parser:
+def command(groups: Any, name: str, help_: str, run: str | None = None) -> CommandParser:
     """Add a command; `run` is its function as `module:function`, None where it has commands of its own."""
     described = f"{help_[0].upper()}{help_[1:]}."
-    parser: Parser = groups.add_parser(name, help=help_, description=described, epilog=CODES)
+    parser: CommandParser = groups.add_parser(name, help=help_, description=described, epilog=CODES)
     if run is not None:
         parser.set_defaults(run=run)
         add_debug(parser, argparse.SUPPRESS)  # a default would replace what stands before the command

@@ -57,7 +57,7 @@ def check_data(options: argparse.Namespace) -> int:
         check = RunData(Progress(say), _tokenizer(options.model, None, notes))
         data = _data_args(options.file, options.overrides)
         check.files(data, replace(data, file_name=(options.validation,)) if options.validation else None)
-    for findings in check.found:
+    for findings in check.findings:
         _print(console, findings, check.limit)
     messages = [*(("note", note) for note in notes), *((remark.level, remark.text) for remark in check.remarks)]
     for level, text in messages:

@@ -18,12 +18,12 @@ from roll.configs.catalog.env_table import ENV_HUBS, ENVS
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.schema.env_config import CustomEnv
-from roll.envs.baselines import Score
+from roll.envs.baselines import BaselineScore
 from roll.envs.conformance import makes_others_useless
 from roll.envs.env_messages import Packed, unpack_observation
 from roll.envs.env_probe import (
+    EnvProbes,
     ProbeEnded,
-    Probes,
     Refused,
     findings_of,
     findings_of_responses,
@@ -32,9 +32,9 @@ from roll.envs.env_probe import (
     taken,
 )
 from roll.envs.env_registry import load_env
-from roll.envs.probe_worker import Order
+from roll.envs.probe_worker import ProbeRequest
 from roll.envs.recorded_env import read_responses
-from roll.envs.trial import Finding
+from roll.envs.trial import EnvFinding
 from roll.envs.wrappers import EnvSpec
 from roll.utils.console import Console
 from roll.utils.terminal import printable
@@ -111,8 +111,8 @@ def test_env(options: argparse.Namespace) -> int:
     spec = _spec(options.env, content, options.config, options.arguments)
     python = _interpreter(options.python, content)
     recorded = read_responses(options.responses) if options.responses is not None else []
-    order = Order(spec, options.seeds, options.steps, options.timeout_s, options.check_s)
-    with Probes(os.environ, timeout_s=options.timeout_s, python=python) as probes:
+    order = ProbeRequest(spec, options.seeds, options.steps, options.timeout_s, options.check_s)
+    with EnvProbes(os.environ, timeout_s=options.timeout_s, python=python) as probes:
         _make(probes, order)
         findings = list(findings_of(probes, order))
         order = taken(probes, order)
@@ -128,7 +128,7 @@ def test_env(options: argparse.Namespace) -> int:
     return 1
 
 
-def _make(probes: Probes, order: Order) -> None:
+def _make(probes: EnvProbes, order: ProbeRequest) -> None:
     """Raise `ValueError` if the environment can't be made."""
     spec = order.spec
     try:
@@ -140,7 +140,7 @@ def _make(probes: Probes, order: Order) -> None:
         raise ValueError(f"{spec.env_type} can't be made: {error}") from None
 
 
-def _print_episode(console: Console, probes: Probes, order: Order) -> None:
+def _print_episode(console: Console, probes: EnvProbes, order: ProbeRequest) -> None:
     """Print one episode as the policy sees it."""
     assert order.seeds is not None, "they are settled"
     try:
@@ -155,7 +155,7 @@ def _print_episode(console: Console, probes: Probes, order: Order) -> None:
     console.print()
 
 
-def _print_scores(console: Console, probes: Probes, order: Order, episodes: int) -> None:
+def _print_scores(console: Console, probes: EnvProbes, order: ProbeRequest, episodes: int) -> None:
     try:
         console.print(_scores_table(scores_of(probes, order, episodes)))
     except (ProbeEnded, Refused) as error:
@@ -223,7 +223,7 @@ def _argument(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}={default}"
 
 
-def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
+def _findings_table(spec: EnvSpec, findings: Sequence[EnvFinding]) -> Table:
     arguments = " ".join(f"{key}={value!r}" for key, value in spec.env_config.items())
     table = Table(
         "check", "result", "what was found", title=f"{spec.env_type} {arguments}".strip(), title_justify="left"
@@ -237,7 +237,7 @@ def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _scores_table(scores: Sequence[Score]) -> Table:
+def _scores_table(scores: Sequence[BaselineScore]) -> Table:
     table = Table("agent", "episodes", "success", "mean return", "mean steps", "steps/s")
     for score in scores:
         table.add_row(

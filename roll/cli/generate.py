@@ -174,8 +174,8 @@ def _files_of(model: str) -> str | None:
     if not folder.is_dir():
         return None
     files = [path for path in folder.iterdir() if path.is_file()]
-    files_found = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return hashlib.sha256(json.dumps(files_found).encode()).hexdigest()
+    versions = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return hashlib.sha256(json.dumps(versions).encode()).hexdigest()
 
 
 def _question(row: Row, column: str | None) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.schema.run_config import RunConfig
-from roll.pipelines.run.kept_config import CONFIG_FILE, keep_config
+from roll.pipelines.run.stored_config import CONFIG_FILE, store_config
 
 STEPS = 2
 """Steps of the run; the last is reported, as the first also loads and compiles."""
@@ -39,7 +39,7 @@ def measured_step(config: RunConfig, folder: Path, *, timeout: float) -> dict[st
     """
     names = {field.name for field in dataclasses.fields(config)}
     dry = dataclasses.replace(config, **{key: value for key, value in _DRY.items() if key in names})
-    keep_config(dry)
+    store_config(dry)
     command = [sys.executable, "-m", "roll.cli", "train", str(folder / CONFIG_FILE)]
     with open(folder / "dry_run.log", "w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from roll.cli.exits import Exit
 from roll.utils.terminal import say
 from roll.workbench.migrate.explain import as_json, as_text, explain
-from roll.workbench.migrate.report import Report, as_yaml, write_whole
+from roll.workbench.migrate.report import MigrationReport, as_yaml, write_file
 from roll.workbench.migrate.translate import migrate as translated
 
 
@@ -30,11 +30,11 @@ def migrate(options: argparse.Namespace) -> int:
     report, tree = translated(old, options.system, look=True)
     text = "" if tree is None else as_yaml(report, tree)
     if options.output is not None and tree is not None:
-        write_whole(options.output, text, force=options.force)
+        write_file(options.output, text, force=options.force)
     elif tree is not None and not options.json:
         sys.stdout.write(text)
     if options.report is not None:
-        write_whole(options.report, _as(report, options.report.suffix == ".json" or options.json), force=options.force)
+        write_file(options.report, _as(report, options.report.suffix == ".json" or options.json), force=options.force)
     elif options.json:
         sys.stdout.write(report.json())
     elif options.output is not None or tree is None:
@@ -56,11 +56,11 @@ def _explained(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _as(report: Report, as_json: bool) -> str:
+def _as(report: MigrationReport, as_json: bool) -> str:
     return report.json() if as_json else report.text()
 
 
-def _close(report: Report, options: argparse.Namespace) -> None:
+def _close(report: MigrationReport, options: argparse.Namespace) -> None:
     """Say in a line or two how it went."""
     say(report.summary())
     if report.missing:

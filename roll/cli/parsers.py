@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from roll import __version__
-from roll.cli.command_parser import CODES, KEYS, Parser, add_debug, add_overrides, command
+from roll.cli.command_parser import CODES, KEYS, CommandParser, add_debug, add_overrides, command
 from roll.cli.part_parsers import PART_COMMANDS
 
 
 def roll_parser() -> argparse.ArgumentParser:
     """Return the parser of `roll`."""
-    parser = Parser(prog="roll", description="Reinforcement learning for language models.", epilog=CODES)
+    parser = CommandParser(prog="roll", description="Reinforcement learning for language models.", epilog=CODES)
     parser.add_argument("--version", action="version", version=f"roll-rl {__version__}")
     add_debug(parser)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")

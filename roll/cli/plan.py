@@ -124,10 +124,10 @@ class _Checker:
         if shape_violations(changed(self._config, keys)):
             return False
         if self._before is None:
-            self._before = self._said({})
-        return self._said(keys) <= self._before
+            self._before = self._violation_paths({})
+        return self._violation_paths(keys) <= self._before
 
-    def _said(self, keys: Mapping[str, Any]) -> set[str]:
+    def _violation_paths(self, keys: Mapping[str, Any]) -> set[str]:
         overrides = [*self._overrides, *(f"{key}={yaml_value(value)}" for key, value in keys.items())]
         try:
             checked(read_config(self._file, _merged(overrides)), machine=self._machine)

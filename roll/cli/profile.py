@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.api.launch import kept_config
+from roll.api.launch import stored_config
 from roll.cli.exits import Exit
 from roll.cli.plot import rows_of
-from roll.pipelines.run.kept_config import CONFIG_FILE, kept_directory
+from roll.pipelines.run.stored_config import CONFIG_FILE, run_directory
 from roll.tracking.profiling.chrome import label
 from roll.tracking.profiling.recorder import PROFILER
 from roll.tracking.timing import OUTSIDE_STEP
@@ -41,7 +41,7 @@ def profiles_of(run: Path) -> Path:
     usual = run / "logs" / "profiler"
     if usual.is_dir() or not (run / CONFIG_FILE).is_file():
         return usual
-    return kept_directory(run) / kept_config(run).profiler_path
+    return run_directory(run) / stored_config(run).profiler_path
 
 
 def summaries_of(folder: Path, step: int | None) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll.api.launch import inside, kept_config, relocated, resumed
+from roll.api.launch import inside, relocated, resumed, stored_config
 from roll.checkpoint import CheckpointStore
 from roll.checkpoint.best import LINK, best_of
 from roll.checkpoint.files import MANIFEST, Checkpoint, read_manifest
@@ -15,7 +15,7 @@ from roll.cli.exits import Exit
 from roll.cli.train import run
 from roll.configs.schema.checkpoint_config import is_address
 from roll.configs.schema.run_config import RunConfig
-from roll.pipelines.run.kept_config import CONFIG_FILE, kept_directory
+from roll.pipelines.run.stored_config import CONFIG_FILE, run_directory
 from roll.utils.secrets import without_passwords
 from roll.utils.terminal import say
 
@@ -45,9 +45,9 @@ def export(options: argparse.Namespace) -> int:
         return _export_folder(folder, target, options)
     if not (folder / CONFIG_FILE).is_file() and _is_foreign(folder):
         return _export_foreign(folder, target, options)
-    config = kept_config(folder)
-    with inside(kept_directory(folder)):
-        config = kept_config(folder, relocated(config, folder))
+    config = stored_config(folder)
+    with inside(run_directory(folder)):
+        config = stored_config(folder, relocated(config, folder))
         checkpoint = _checkpoint(config, options.step)
         of_role = "" if options.role == "actor_train" else f"-{options.role}"
         target = target or folder / "exported" / f"step-{checkpoint.step}{of_role}"

@@ -19,7 +19,7 @@ from roll.configs.catalog.harness_table import HARNESSES, expand_fields, harness
 from roll.configs.errors import ConfigError, of_no_file
 from roll.configs.schema.agents_config import NEVER_IGNORED
 from roll.configs.schema.model_shape import read_shape
-from roll.pipelines.run.kept_config import CONFIG_FILE
+from roll.pipelines.run.stored_config import CONFIG_FILE
 from roll.types.chat import THINK_TAGS
 from roll.utils.terminal import say
 
@@ -85,10 +85,10 @@ def _model(options: argparse.Namespace, staging: Path) -> Iterator[str]:
             raise ValueError(f"--step: {options.model} is no run, whose checkpoints it chooses from")
         yield options.model
         return
-    from roll.api.launch import kept_config
+    from roll.api.launch import stored_config
     from roll.cli.runs import export
 
-    exported = kept_config(folder.resolve()).export_path
+    exported = stored_config(folder.resolve()).export_path
     if options.step is None and (exported / "config.json").is_file():
         yield str(exported)
         return

@@ -80,7 +80,7 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     try:
         config = load(file, overrides, last=[start.violations])
     except ConfigError:
-        if not start.asked:
+        if not start.has_run:
             say("not looked at, before this is mended: rows of data, tokenizer, chat template, the model's options")
         raise
     for warning in start.warnings:
@@ -122,7 +122,7 @@ def _tells(file: Path, error: Exception) -> bool:
 def _way_on(config: RunConfig) -> str:
     """Say how an interrupted run goes on: from its newest checkpoint, if it has one."""
     from roll.checkpoint import CheckpointStore
-    from roll.pipelines.run.kept_config import CONFIG_FILE
+    from roll.pipelines.run.stored_config import CONFIG_FILE
 
     if config.only_validates:
         return "nothing was trained, so there is nothing to resume"

@@ -9,7 +9,7 @@ from roll.configs.checks.folder_checks import beside
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.errors import ConfigError, Violation
-from roll.configs.parsing.loader import Reading, read_config
+from roll.configs.parsing.loader import ConfigReading, read_config
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.stand_in import collect
 
@@ -42,7 +42,7 @@ def load_checked(
 
 
 def checked(
-    reading: Reading, source: str = "", *, extra: Sequence[Check] = (), machine: Machine | None = None
+    reading: ConfigReading, source: str = "", *, extra: Sequence[Check] = (), machine: Machine | None = None
 ) -> RunConfig:
     """Return the configuration of what has been read; raise as `load_checked` does."""
     violations = list(reading.violations)

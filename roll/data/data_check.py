@@ -60,7 +60,7 @@ PLACEHOLDER_ONLY = "has a place for a picture in its text, such as <image>, and 
 
 
 @dataclass(slots=True)
-class Column:
+class ColumnSummary:
     """What a column holds."""
 
     types: Counter[str] = field(default_factory=Counter)
@@ -76,7 +76,7 @@ class Findings:
 
     name: str
     rows: int = 0
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, ColumnSummary] = field(default_factory=dict)
     bad: int = 0
     bad_listed: list[str] = field(default_factory=list)
     duplicates: int = 0
@@ -101,7 +101,7 @@ class Findings:
     def add_row(self, row: Row) -> None:
         """Take in the columns of a row, nested ones with a dot."""
         for name, value in _flat(row.values):
-            column = self.columns.setdefault(name, Column())
+            column = self.columns.setdefault(name, ColumnSummary())
             column.rows += 1
             column.types[type(value).__name__ if value is not None else "null"] += 1
             column.empty += value is None or value in ("", [])

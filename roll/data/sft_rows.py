@@ -1,6 +1,6 @@
 """Rows of prompts with responses, or of conversations, as tokens to be taught.
 
-files --read_conversations--> Conversation --ConversationEncoder--> TaughtRow --RowOrder--> TokenBatch
+files --read_conversations--> SFTConversation --ConversationEncoder--> TaughtRow --RowOrder--> TokenBatch
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from roll.utils.rows import DataError, Row, Source
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class SFTConversation:
     """One row of a file; the assistant has the last word."""
 
     id: str
@@ -86,12 +86,12 @@ class TaughtRow:
 TaughtRows: TypeAlias = EncodedRows[TaughtRow]
 
 
-def read_conversations(data: SFTDataArgs) -> list[Conversation]:
+def read_conversations(data: SFTDataArgs) -> list[SFTConversation]:
     """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one."""
     return read_all(data.file_name, lambda source, row: conversation_of(source, row, data))
 
 
-def conversation_of(source: Source, row: Row, data: SFTDataArgs) -> Conversation:
+def conversation_of(source: Source, row: Row, data: SFTDataArgs) -> SFTConversation:
     """Return the conversation of a row; raises `DataError`."""
     columns = RowColumns(row)
     messages = _messages(columns, data)
@@ -103,7 +103,7 @@ def conversation_of(source: Source, row: Row, data: SFTDataArgs) -> Conversation
             )
     flags, tools = learning_flags(messages, row.where), tools_of(columns)
     refuse_unheeded(columns, [messages])
-    return Conversation(
+    return SFTConversation(
         f"{source.name}:{row.number}",
         row.where,
         tuple(without_flags(message) for message in messages),
@@ -130,7 +130,7 @@ def _messages(columns: RowColumns, data: SFTDataArgs) -> Messages:
 
 
 def encode_rows(
-    conversations: Sequence[Conversation],
+    conversations: Sequence[SFTConversation],
     encoder: ConversationEncoder,
     *,
     sequence_length: int,
@@ -144,7 +144,7 @@ def encode_rows(
     return encoded_rows(items, rows, sequence_length=sequence_length, truncation=truncation)
 
 
-def encode_conversation(encoder: ConversationEncoder, conversation: Conversation) -> list[TaughtRow]:
+def encode_conversation(encoder: ConversationEncoder, conversation: SFTConversation) -> list[TaughtRow]:
     """Tokenise one row; raises `DataError`. It becomes several where the template writes earlier turns in another way
     than they are sampled."""
     try:

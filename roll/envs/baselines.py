@@ -15,7 +15,7 @@ TEXTS = ("0", "1", "7", "yes", "no", "A", "hello there", "(1 + 2) * 3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class BaselineScore:
     """What an agent achieved."""
 
     agent: str
@@ -43,7 +43,7 @@ def random_action(env: Env, rng: random.Random) -> str:
     return rng.choice(env.actions or TEXTS) if drawn is None else drawn
 
 
-def random_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) -> Score:
+def random_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) -> BaselineScore:
     """Plays each seed at random until the end, or for `max_steps` actions."""
 
     def endless(env: Env, seed: int) -> Iterator[str]:
@@ -54,7 +54,7 @@ def random_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) 
     return _score("random", make, seeds, max_steps, endless)
 
 
-def scripted_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) -> Score | None:
+def scripted_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) -> BaselineScore | None:
     """Plays each seed's solution for `max_steps` actions; None when there is none for any."""
 
     def solved(env: Env, seed: int) -> Iterator[str] | None:  # noqa: ARG001 - the environment knows its seed
@@ -71,7 +71,7 @@ def _score(
     seeds: Iterable[int],
     max_steps: int,
     actions_of: Callable[[Env, int], Iterator[str] | None],
-) -> Score:
+) -> BaselineScore:
     env = make()
     returns: list[float] = []
     episodes = successes = steps = 0
@@ -91,7 +91,7 @@ def _score(
         successes += int(last is not None and 1 in success_metrics(last).values())
     env.close()
     played = max(1, len(returns))
-    return Score(
+    return BaselineScore(
         agent=agent,
         episodes=episodes,
         unplayed=episodes - len(returns),

@@ -13,7 +13,7 @@ from roll.envs import conformance_checks as checks
 from roll.envs import conformance_seeds as seed_checks
 from roll.envs.base import Env
 from roll.envs.shared_generators import restored_generators
-from roll.envs.trial import SEED_BITS, Finding, Findings, Trial, blame, described, run_seeds
+from roll.envs.trial import SEED_BITS, EnvFinding, Findings, Trial, blame, described, run_seeds
 from roll.envs.watched import Clock, OutOfTime
 
 STOPPED = "stopped after"
@@ -44,7 +44,7 @@ def check_env(
     max_steps: int = 50,
     timeout_s: float = 30.0,
     budget_s: float = 120.0,
-) -> list[Finding]:
+) -> list[EnvFinding]:
     """Return one finding or more per check, `ok` included.
 
     Args:
@@ -56,7 +56,7 @@ def check_env(
     """
     clock = Clock(timeout_s, budget_s)
     trial = Trial(make, run_seeds(seeds) if isinstance(seeds, int) else seeds, max_steps, clock)
-    findings: list[Finding] = []
+    findings: list[EnvFinding] = []
     for name in CHECKS:
         findings += (latest := run_check(name, trial))
         if name == SEEDS_TAKEN:
@@ -66,24 +66,24 @@ def check_env(
     return findings
 
 
-def run_check(name: str, trial: Trial) -> list[Finding]:
+def run_check(name: str, trial: Trial) -> list[EnvFinding]:
     """Return what one check found; an environment may raise anything. The shared generators are left as they were."""
-    findings: list[Finding] = []
+    findings: list[EnvFinding] = []
     trial.clock.begin()
     try:
         with restored_generators():
             for level, message, *where in CHECKS[name](trial):
-                findings.append(Finding(level, name, message, *where))
+                findings.append(EnvFinding(level, name, message, *where))
     except OutOfTime:
-        findings.append(Finding("info", name, f"{STOPPED} {trial.clock.budget_s:g} s: not all was played"))
+        findings.append(EnvFinding("info", name, f"{STOPPED} {trial.clock.budget_s:g} s: not all was played"))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - it is a finding
-        findings.append(Finding("error", name, described(error), blame(error)))
-    return findings or [Finding("ok", name)]
+        findings.append(EnvFinding("error", name, described(error), blame(error)))
+    return findings or [EnvFinding("ok", name)]
 
 
-def makes_others_useless(findings: Sequence[Finding]) -> bool:
+def makes_others_useless(findings: Sequence[EnvFinding]) -> bool:
     """Return whether the other checks would say the same."""
     return any(finding.check == PLAYED and finding.level == "error" for finding in findings)
 

@@ -25,7 +25,7 @@ from roll.envs.env_messages import Packed, difference, is_over, is_packed, unpac
 from roll.envs.env_registry import EnvLoadError
 from roll.envs.wrappers import EnvSpec
 from roll.isolation.processes.process_pool import ProcessPool
-from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
+from roll.isolation.processes.worker_process import Call, WorkerExit, WorkerProcess
 from roll.types.trajectory import EpisodeError, Status
 
 logger = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
         else:
             self.end_if_unused(process)
 
-    def _lost(self, items: Sequence[PooledEpisode], ended: Ended, successor: EnvProcess | None) -> None:
+    def _lost(self, items: Sequence[PooledEpisode], ended: WorkerExit, successor: EnvProcess | None) -> None:
         """Fail the episode whose call it was; the others move to the successor."""
         running = ended.running.key if ended.running is not None else None
         whose = next((episode for episode in items if episode.instance == running), None)

@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll.envs.baselines import Score
+from roll.envs.baselines import BaselineScore
 from roll.envs.conformance import CHECKS, ELSEWHERE, SEEDS_TAKEN, makes_others_useless
 from roll.envs.conformance_seeds import OTHER_HASH_SEED
 from roll.envs.env_messages import is_over
-from roll.envs.probe_worker import NOTE_BYTES, Order
+from roll.envs.probe_worker import NOTE_BYTES, ProbeRequest
 from roll.envs.recorded_env import Recorded
-from roll.envs.trial import Finding, run_seeds
+from roll.envs.trial import EnvFinding, run_seeds
 from roll.isolation.processes.interpreter import resolve_interpreter
 from roll.isolation.processes.process_pool import ProcessPool
-from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
+from roll.isolation.processes.worker_process import Call, WorkerExit, WorkerProcess
 
 if TYPE_CHECKING:
     from typing import Self
@@ -52,7 +52,7 @@ class Refused(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _ProbeCall:
     """One request."""
 
     key: int
@@ -61,7 +61,7 @@ class _Asked:
     future: concurrent.futures.Future[tuple[Any, ...]]
 
 
-class Probe(ProcessPool[_Asked]):
+class Probe(ProcessPool[_ProbeCall]):
     """A process that answers the requests of `probe_worker.py`, and a successor of it when it ends."""
 
     name, handler, what = "probe", "roll.envs.probe_worker:ProbeHandler", "roll.envs"
@@ -93,11 +93,11 @@ class Probe(ProcessPool[_Asked]):
             python=python,
         )
 
-    def ask(self, kind: str, order: Order, *arguments: Any) -> Any:
+    def ask(self, kind: str, order: ProbeRequest, *arguments: Any) -> Any:
         """Return the answer; raises `ProbeEnded` or `Refused`."""
-        asked = _Asked(next(self._keys), (kind, pickle.dumps(order), *arguments), kind, concurrent.futures.Future())
-        self.post(lambda: self.enqueue(asked))
-        match asked.future.result():
+        call = _ProbeCall(next(self._keys), (kind, pickle.dumps(order), *arguments), kind, concurrent.futures.Future())
+        self.post(lambda: self.enqueue(call))
+        match call.future.result():
             case ("refused", str(message), str(where)):
                 raise Refused(message, where)
             case (_, answer):
@@ -110,18 +110,23 @@ class Probe(ProcessPool[_Asked]):
 
     # --- in the pool's thread ----------------------------------------------------------
 
-    def _begin(self, process: WorkerProcess[_Asked], item: _Asked) -> None:
+    def _begin(self, process: WorkerProcess[_ProbeCall], item: _ProbeCall) -> None:
         process.assigned[item.key] = item
         # Every call of the environment restarts the clock.
         process.send(Call(item.key, item.request, item.doing, "", parts=1_000_000))
 
-    def answered(self, process: WorkerProcess[_Asked], call: Call, answer: tuple[Any, ...]) -> None:
+    def answered(self, process: WorkerProcess[_ProbeCall], call: Call, answer: tuple[Any, ...]) -> None:
         item = process.assigned.pop(call.key, None)
         if item is not None:
             item.future.set_result(answer)
         self.assign_queued()
 
-    def _lost(self, items: Sequence[_Asked], ended: Ended, successor: WorkerProcess[_Asked] | None) -> None:  # noqa: ARG002
+    def _lost(
+        self,
+        items: Sequence[_ProbeCall],
+        ended: WorkerExit,
+        successor: WorkerProcess[_ProbeCall] | None,  # noqa: ARG002
+    ) -> None:
         self._note.seek(0)
         doing = self._note.read(NOTE_BYTES).partition(b"\0")[0].decode(errors="replace")
         if ended.status == "timeout" and ended.was_ready:
@@ -131,14 +136,14 @@ class Probe(ProcessPool[_Asked]):
         for item in items:
             item.future.set_exception(ProbeEnded(f"{doing or item.doing}: {reason}"))
 
-    def _abandon(self, item: _Asked, reason: str) -> None:
+    def _abandon(self, item: _ProbeCall, reason: str) -> None:
         item.future.set_exception(ProbeEnded(reason))
 
     def _load_error(self, reason: str) -> Exception:
         return ProbeEnded(reason)
 
 
-class Probes:
+class EnvProbes:
     """Processes by PYTHONHASHSEED, each started when it is needed. Use it in a `with` block."""
 
     def __init__(self, environment: Mapping[str, str], *, timeout_s: float, python: str | None = None) -> None:
@@ -170,13 +175,13 @@ def other_interpreter(python: Any) -> str | None:
     return None if path == str(Path(sys.executable).absolute()) else path
 
 
-def findings_of(probes: Probes, order: Order, total_s: float = math.inf) -> Iterator[Finding]:
+def findings_of(probes: EnvProbes, order: ProbeRequest, total_s: float = math.inf) -> Iterator[EnvFinding]:
     """Yield what the checks find, one or more per check, as they are done. After `total_s` seconds no further one
     begins."""
     until = time.monotonic() + total_s
     for name in CHECKS:
         if time.monotonic() > until:
-            yield Finding("info", name, f"{NOT_PLAYED}: those before took over {total_s:g} s")
+            yield EnvFinding("info", name, f"{NOT_PLAYED}: those before took over {total_s:g} s")
             continue
         findings = _checked(probes, order, name)
         yield from findings
@@ -186,7 +191,7 @@ def findings_of(probes: Probes, order: Order, total_s: float = math.inf) -> Iter
             return
 
 
-def taken(probes: Probes, order: Order) -> Order:
+def taken(probes: EnvProbes, order: ProbeRequest) -> ProbeRequest:
     """Return the order with seeds that the environment takes."""
     try:
         return replace(order, seeds=tuple(probes.get().ask("seeds", order)))
@@ -194,17 +199,17 @@ def taken(probes: Probes, order: Order) -> Order:
         return replace(order, seeds=tuple(run_seeds(order.num_seeds)))
 
 
-def _checked(probes: Probes, order: Order, name: str) -> list[Finding]:
+def _checked(probes: EnvProbes, order: ProbeRequest, name: str) -> list[EnvFinding]:
     try:
         traces = (_traces(probes, order),) if name == ELSEWHERE else ()
-        return [Finding(*fields) for fields in probes.get().ask("check", order, name, *traces)]
+        return [EnvFinding(*fields) for fields in probes.get().ask("check", order, name, *traces)]
     except ProbeEnded as error:
-        return [Finding("error", name, str(error))]
+        return [EnvFinding("error", name, str(error))]
     except Refused as error:
-        return [Finding("error", name, str(error), error.where)]
+        return [EnvFinding("error", name, str(error), error.where)]
 
 
-def _traces(probes: Probes, order: Order) -> dict[int, list[Any]]:
+def _traces(probes: EnvProbes, order: ProbeRequest) -> dict[int, list[Any]]:
     """Return the traces that `repeats_itself_elsewhere` compares: those of a hash seed of runs only if another one
     plays otherwise."""
     assert order.seeds is not None, "seeds are settled before"
@@ -222,7 +227,7 @@ def _traces(probes: Probes, order: Order) -> dict[int, list[Any]]:
     return {OTHER_HASH_SEED: [other], 0: same}
 
 
-def findings_of_responses(probes: Probes, order: Order, episodes: Sequence[Recorded]) -> list[Finding]:
+def findings_of_responses(probes: EnvProbes, order: ProbeRequest, episodes: Sequence[Recorded]) -> list[EnvFinding]:
     """Return what comes of recorded responses; each episode is played twice. Those without a seed get those of the
     order."""
     check = "recorded responses"
@@ -234,9 +239,9 @@ def findings_of_responses(probes: Probes, order: Order, episodes: Sequence[Recor
         try:
             one, other = (probes.get().ask("responses", order, seed, episode.responses) for _ in range(2))
         except (ProbeEnded, Refused) as error:
-            return [Finding("error", check, f"{at}: {error}", getattr(error, "where", ""))]
+            return [EnvFinding("error", check, f"{at}: {error}", getattr(error, "where", ""))]
         if one != other:
-            return [Finding("error", check, f"{at} is another one when the same responses are given again")]
+            return [EnvFinding("error", check, f"{at} is another one when the same responses are given again")]
         counts["played"] += len(one["turns"])
         counts["left over"] += len(episode.responses) - len(one["turns"])
         counts["ended"] += bool(one["turns"]) and is_over(one["turns"][-1][1])
@@ -248,9 +253,9 @@ def findings_of_responses(probes: Probes, order: Order, episodes: Sequence[Recor
         f"{counts['left over']} responses after an end"
     )
     useless = counts["format_errors"] + counts["invalid_actions"] >= counts["played"]
-    return [Finding("warning" if useless else "ok", check, summary)]
+    return [EnvFinding("warning" if useless else "ok", check, summary)]
 
 
-def scores_of(probes: Probes, order: Order, episodes: int) -> list[Score]:
+def scores_of(probes: EnvProbes, order: ProbeRequest, episodes: int) -> list[BaselineScore]:
     """Return what the random agent and the solution achieve; raises `ProbeEnded` or `Refused`."""
-    return [Score(**fields) for fields in probes.get().ask("scores", order, episodes)]
+    return [BaselineScore(**fields) for fields in probes.get().ask("scores", order, episodes)]

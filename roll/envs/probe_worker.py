@@ -1,6 +1,6 @@
 """What runs in the process of a `Probe`: the checks of an environment, which may hang or end it.
 
-A request is a kind and a pickled `Order`, plus a name or a number; every answer is made of plain values:
+A request is a kind and a pickled `ProbeRequest`, plus a name or a number; every answer is made of plain values:
 
     made                      ("made",) | ("refused", what it says, where)
     seeds                     ("seeds", the trial's seeds as the environment takes them)
@@ -8,7 +8,7 @@ A request is a kind and a pickled `Order`, plus a name or a number; every answer
     trace SEED                ("lines", lines)
     episode SEED              ("episode", `messages.played`)
     responses SEED RESPONSES  the same for recorded responses
-    scores EPISODES           ("scores", [fields of `baselines.Score`])
+    scores EPISODES           ("scores", [fields of `baselines.BaselineScore`])
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOTE_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ProbeRequest:
     """What is tested, and how much of it is played."""
 
     spec: EnvSpec
@@ -66,7 +66,7 @@ class ProbeHandler:
         kind, packed, *arguments = request
         self._write("")
         try:
-            order: Order = pickle.loads(packed)
+            order: ProbeRequest = pickle.loads(packed)
             clock = Clock(order.timeout_s, order.budget_s, tell)
             seeds = run_seeds(order.num_seeds) if order.seeds is None else order.seeds
             trial = Trial(partial(bare_env, order.spec), seeds, order.max_steps, clock)
@@ -87,14 +87,14 @@ class ProbeHandler:
         encoded = doing.encode(errors="replace")[: NOTE_BYTES - 1]
         self._note[: len(encoded) + 1] = encoded + b"\0"
 
-    def _made(self, trial: Trial, _: Order) -> tuple[Any, ...]:
+    def _made(self, trial: Trial, _: ProbeRequest) -> tuple[Any, ...]:
         trial.make().close()
         return ("made",)
 
-    def _seeds(self, trial: Trial, _: Order) -> tuple[Any, ...]:
+    def _seeds(self, trial: Trial, _: ProbeRequest) -> tuple[Any, ...]:
         return "seeds", list(with_taken_seeds(trial).seeds)
 
-    def _check(self, trial: Trial, _: Order, name: str, traces: Any = None) -> tuple[Any, ...]:
+    def _check(self, trial: Trial, _: ProbeRequest, name: str, traces: Any = None) -> tuple[Any, ...]:
         if traces is not None:
             numbers = itertools.count()
 
@@ -110,16 +110,16 @@ class ProbeHandler:
             (finding.level, finding.check, finding.message, finding.where) for finding in run_check(name, trial)
         ]
 
-    def _trace(self, trial: Trial, _: Order, seed: int) -> tuple[Any, ...]:
+    def _trace(self, trial: Trial, _: ProbeRequest, seed: int) -> tuple[Any, ...]:
         return "lines", list(trace(trial.make(), seed, trial.max_steps))
 
-    def _episode(self, trial: Trial, order: Order, seed: int) -> tuple[Any, ...]:
+    def _episode(self, trial: Trial, order: ProbeRequest, seed: int) -> tuple[Any, ...]:
         return "episode", play_shown(trial.make(), order.spec, seed)
 
-    def _responses(self, trial: Trial, order: Order, seed: int, responses: Sequence[str]) -> tuple[Any, ...]:
+    def _responses(self, trial: Trial, order: ProbeRequest, seed: int, responses: Sequence[str]) -> tuple[Any, ...]:
         return "episode", play_responses(trial.make(), order.spec, seed, responses)
 
-    def _scores(self, trial: Trial, _: Order, episodes: int) -> tuple[Any, ...]:
+    def _scores(self, trial: Trial, _: ProbeRequest, episodes: int) -> tuple[Any, ...]:
         bits = max(seed.bit_length() for seed in trial.seeds)
         seeds = [seed % 2**bits for seed in run_seeds(episodes)]
         scores = [

@@ -20,7 +20,7 @@ from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepRes
 from roll.envs.env_messages import unpack_observation, unpack_step
 from roll.envs.wrappers import EnvSpec
 from roll.isolation.processes.process_pool import ProcessPool
-from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
+from roll.isolation.processes.worker_process import Call, WorkerExit, WorkerProcess
 
 _CALL_S = 300.0  # A solution may be searched for long
 _START_S = 60.0
@@ -31,7 +31,7 @@ class RemoteEnvError(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _HostCall:
     """One call."""
 
     key: int
@@ -88,7 +88,7 @@ def _host(python: str, _: int) -> _Host:
     return _Host(python)
 
 
-class _Host(ProcessPool[_Asked]):
+class _Host(ProcessPool[_HostCall]):
     """One process that holds environments and does a call at a time. Calls may come from any thread."""
 
     name, handler, what = "environment", "roll.envs.remote_env_worker:BareHandler", "the environments"
@@ -98,10 +98,10 @@ class _Host(ProcessPool[_Asked]):
 
     def ask(self, *arguments: Any) -> tuple[Any, ...]:
         """Wait for what the process answers."""
-        asked = _Asked(next(_NUMBERS), arguments)
-        self.post(lambda: self.enqueue(asked))
+        call = _HostCall(next(_NUMBERS), arguments)
+        self.post(lambda: self.enqueue(call))
         try:
-            kind, *values = asked.answer.result(timeout=_CALL_S + 4 * _START_S)
+            kind, *values = call.answer.result(timeout=_CALL_S + 4 * _START_S)
         except FutureTimeout:
             raise RuntimeError(f"{self.python} gave no answer to {arguments[0]} in {_CALL_S:g} s") from None
         match kind:
@@ -115,20 +115,20 @@ class _Host(ProcessPool[_Asked]):
                 raise RemoteEnvError(values[0])
         raise RuntimeError(f"under {self.python}: {values[0]}")
 
-    def _begin(self, process: WorkerProcess[_Asked], item: _Asked) -> None:
+    def _begin(self, process: WorkerProcess[_HostCall], item: _HostCall) -> None:
         process.assigned[item.key] = item
         doing = str(item.arguments[0])
         process.send(Call(item.key, item.arguments, doing, f"during {doing}"))
 
-    def answered(self, process: WorkerProcess[_Asked], call: Call, answer: tuple[Any, ...]) -> None:
+    def answered(self, process: WorkerProcess[_HostCall], call: Call, answer: tuple[Any, ...]) -> None:
         process.assigned.pop(call.key).answer.set_result(answer)
 
-    def _lost(self, items: Sequence[_Asked], ended: Ended, successor: WorkerProcess[_Asked] | None) -> None:  # noqa: ARG002
+    def _lost(self, items: Sequence[_HostCall], ended: WorkerExit, successor: WorkerProcess[_HostCall] | None) -> None:  # noqa: ARG002
         for item in items:
             unusable = RemoteEnvError(f"env_workers.python: {self.python}: {ended.reason}")
             item.answer.set_exception(RuntimeError(str(unusable)) if ended.was_ready else unusable)
 
-    def _abandon(self, item: _Asked, reason: str) -> None:
+    def _abandon(self, item: _HostCall, reason: str) -> None:
         item.answer.set_exception(RuntimeError(reason))
 
     def _load_error(self, reason: str) -> Exception:

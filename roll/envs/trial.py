@@ -22,7 +22,7 @@ _MAX_MESSAGE = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class EnvFinding:
     """What one check found."""
 
     level: Level  # `error`: training on it would go wrong. `warning`: it probably isn't meant. `ok`: nothing was found.

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from roll.gateway.base import RefusedCall
 from roll.gateway.bodies import read_json
 from roll.gateway.protocols.openai_chat import openai_error
-from roll.gateway.protocols.wire import Asked, WireFormat
-from roll.gateway.registry import Opened, Sessions
+from roll.gateway.protocols.wire import ProtocolRequest, WireFormat
+from roll.gateway.registry import OpenSession, Sessions
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -115,13 +115,13 @@ class App:
             failure = RefusedCall(500, "the endpoint failed at this request; its log says why")
             await _refuse(failure, wire, request)
 
-    def _find(self, request: _Request) -> Opened:
+    def _find(self, request: _Request) -> OpenSession:
         session = self._sessions.find(request.name, _key(request))
         if isinstance(session, int):
             raise RefusedCall(session, _WHY[session], code="session_closed" if session == 409 else "")
         return session
 
-    async def _serve(self, opened: Opened, wire: WireFormat | None, request: _Request) -> None:
+    async def _serve(self, opened: OpenSession, wire: WireFormat | None, request: _Request) -> None:
         route = request.route
         if route == "models" or route.startswith("models/"):
             _expect("GET", request)
@@ -140,19 +140,19 @@ class App:
                 await request.answer(await self._answered(opened, handler(_object(body)), request))
                 return
             assert wire is not None
-            asked = wire.read(body, opened.ignored)
+            parsed = wire.read(body, opened.ignored)
             retries = request.header(b"x-stainless-retry-count")  # of the official clients of OpenAI and Anthropic
             if retries.isdecimal():
-                call = replace(asked.call, body_hash=sent.digest(), repeated=retries.strip("0") != "")
-                asked = replace(asked, call=call)
+                call = replace(parsed.call, body_hash=sent.digest(), repeated=retries.strip("0") != "")
+                parsed = replace(parsed, call=call)
             if wire.counts:
-                count = await self._answered(opened, opened.session.count(asked.call), request)
+                count = await self._answered(opened, opened.session.count(parsed.call), request)
                 await request.answer({"input_tokens": count})
-            elif asked.stream:
-                await self._stream(opened, asked, wire, request)
+            elif parsed.stream:
+                await self._stream(opened, parsed, wire, request)
             else:
-                answer = await self._answered(opened, opened.session.complete(asked.call), request)
-                await request.answer(wire.answer(asked, answer))
+                answer = await self._answered(opened, opened.session.complete(parsed.call), request)
+                await request.answer(wire.answer(parsed, answer))
 
     async def _body(self, request: _Request) -> tuple[Any, hashlib.blake2b]:
         """Return what the body holds, and a hash of its bytes and its route."""
@@ -170,7 +170,7 @@ class App:
 
         return await read_json(hashed(), self._limits), sent
 
-    async def _answered(self, opened: Opened, call: Awaitable[T], request: _Request) -> T:
+    async def _answered(self, opened: OpenSession, call: Awaitable[T], request: _Request) -> T:
         """Return what a call gives, unless the client leaves, the session is closed or time is up before."""
         waiting = _Waiting(opened, call, request.receive, self._limits.call_seconds)
         try:
@@ -179,12 +179,12 @@ class App:
         finally:
             await waiting.end()
 
-    async def _stream(self, opened: Opened, asked: Asked, wire: WireFormat, request: _Request) -> None:
+    async def _stream(self, opened: OpenSession, parsed: ProtocolRequest, wire: WireFormat, request: _Request) -> None:
         """Send the response once it is whole; comments show until then that the connection is alive.
 
         What goes wrong before the first of them is an error of HTTP, later it is an event.
         """
-        waiting = _Waiting(opened, opened.session.complete(asked.call), request.receive, self._limits.call_seconds)
+        waiting = _Waiting(opened, opened.session.complete(parsed.call), request.receive, self._limits.call_seconds)
         begun = False
         try:
             while not await waiting.wait(self._limits.keep_alive_seconds):
@@ -210,7 +210,7 @@ class App:
                 return
             if not begun:
                 await request.start_stream()
-            for text in _joined(wire.events(asked, answer)):
+            for text in _joined(wire.events(parsed, answer)):
                 await request.send_text(text)
             await request.send_text("", last=True)
         finally:
@@ -220,7 +220,7 @@ class App:
 class _Waiting:
     """A call under way, and what may end it early."""
 
-    def __init__(self, opened: Opened, call: Awaitable[T], receive: Receive, seconds: float) -> None:
+    def __init__(self, opened: OpenSession, call: Awaitable[T], receive: Receive, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self._call: asyncio.Future[Any] = asyncio.ensure_future(call)
         self._gone = loop.create_task(_gone(receive))
@@ -294,7 +294,7 @@ def _object(body: Any) -> Mapping[str, Any]:
     return body
 
 
-def _models(opened: Opened, name: str) -> dict[str, Any]:
+def _models(opened: OpenSession, name: str) -> dict[str, Any]:
     known = list(opened.session.models)
     shown = [
         {"id": model, "object": "model", "type": "model", "display_name": model, "created": 0,

@@ -13,7 +13,7 @@ from roll.gateway.base import RefusedCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class GatewayLimits:
     """What a gateway takes of its clients."""
 
     body_bytes: int = 8 << 20
@@ -35,7 +35,7 @@ class Limits:
     """Between signs of life while a streamed response is sampled."""
 
 
-async def read_json(chunks: AsyncIterator[bytes], limits: Limits) -> Any:
+async def read_json(chunks: AsyncIterator[bytes], limits: GatewayLimits) -> Any:
     """Return what a body holds; raises `RefusedCall`."""
     try:
         if sys.version_info >= (3, 11):  # wait_for makes a task for a body that is there already as a rule
@@ -57,7 +57,7 @@ async def _read(chunks: AsyncIterator[bytes], most: int) -> bytes:
     return bytes(data)
 
 
-def parsed(data: bytes, limits: Limits) -> Any:
+def parsed(data: bytes, limits: GatewayLimits) -> Any:
     """Return JSON as plain data: finite numbers, texts that can be encoded, no deeper and no more than the limits."""
     try:
         body = json.loads(data.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
@@ -82,7 +82,7 @@ def _finite(number: str) -> float:
     return value
 
 
-def _check_size(body: Any, limits: Limits) -> None:
+def _check_size(body: Any, limits: GatewayLimits) -> None:
     left, level, depth = limits.values, [body], 0
     while level:
         left -= len(level)

@@ -104,7 +104,7 @@ class Insistence:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _SentRequest:
     times: int = 0  # Without repetitions
     answers: list[ChatAnswer] = field(default_factory=list)
 
@@ -113,7 +113,7 @@ class LastAnswers:
     """The last answers of an episode, for clients that repeat a request because its answer was lost on its way."""
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[bytes, _Asked] = OrderedDict()  # By the hash of a request
+        self._requests: OrderedDict[bytes, _SentRequest] = OrderedDict()  # By the hash of a request
 
     def lost(self, call: ChatCall) -> ChatAnswer | None:
         """Return the answer to a request that is repeated; None: it has to be answered anew.
@@ -123,13 +123,13 @@ class LastAnswers:
         """
         if not call.body_hash:
             return None
-        asked = self._asked.setdefault(call.body_hash, _Asked())
-        if len(self._asked) > _REMEMBERED:
-            self._asked.popitem(last=False)
-        asked.times += not call.repeated
-        return asked.answers[-1] if call.repeated and len(asked.answers) >= max(asked.times, 1) else None
+        request = self._requests.setdefault(call.body_hash, _SentRequest())
+        if len(self._requests) > _REMEMBERED:
+            self._requests.popitem(last=False)
+        request.times += not call.repeated
+        return request.answers[-1] if call.repeated and len(request.answers) >= max(request.times, 1) else None
 
     def add(self, call: ChatCall, answer: ChatAnswer) -> None:
         """Note an answer."""
-        if call.body_hash in self._asked:
-            self._asked[call.body_hash].answers.append(answer)
+        if call.body_hash in self._requests:
+            self._requests[call.body_hash].answers.append(answer)

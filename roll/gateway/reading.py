@@ -20,8 +20,8 @@ _WITH_CHANNELS = ("harmony", "gemma")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How responses are read.
+class ResponseReader:
+    """Reads responses: text, tool calls and thoughts.
 
     Args:
         decode: text of a response's tokens.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.gateway.base import Session
-from roll.gateway.bodies import Limits
+from roll.gateway.bodies import GatewayLimits
 from roll.gateway.protocols import wire_formats
 from roll.gateway.protocols.wire import WireFormat
 
@@ -30,7 +30,7 @@ def new_key() -> str:
 
 
 @dataclass(eq=False, slots=True)
-class Opened:
+class OpenSession:
     """A session that is served."""
 
     session: Session
@@ -40,13 +40,13 @@ class Opened:
     formats: Mapping[str, WireFormat] = field(default_factory=wire_formats)
     running: int = 0
     _closed: bool = False
-    _told: set[asyncio.Future[None]] = field(default_factory=set)
+    _waiting: set[asyncio.Future[None]] = field(default_factory=set)
 
     def until_closed(self) -> asyncio.Future[None]:
         """Return what is done once the session is closed; whoever waits no longer cancels it."""
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._told.add(closed)
-        closed.add_done_callback(self._told.discard)
+        self._waiting.add(closed)
+        closed.add_done_callback(self._waiting.discard)
         if self._closed:
             closed.set_result(None)
         return closed
@@ -54,7 +54,7 @@ class Opened:
     def close(self) -> None:
         """Tell the calls under way."""
         self._closed = True
-        for future in self._told:
+        for future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
@@ -66,11 +66,11 @@ class Opened:
 class Sessions:
     """What is served. All methods belong to one event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
         self.running = 0
         """Calls under way."""
-        self._open: dict[str, Opened] = {}
+        self._open: dict[str, OpenSession] = {}
         self._closed: OrderedDict[str, str] = OrderedDict()  # id -> digest of its key
 
     def open(
@@ -89,7 +89,7 @@ class Sessions:
         if name in self._open:
             raise ValueError("a session at this address is open already")
         self._closed.pop(name, None)
-        self._open[name] = Opened(session, key, frozenset(ignore_fields), dict(handlers or {}))
+        self._open[name] = OpenSession(session, key, frozenset(ignore_fields), dict(handlers or {}))
         return f"/s/{name}" if name else ""
 
     def close(self, key: str) -> None:
@@ -108,7 +108,7 @@ class Sessions:
         for opened in list(self._open.values()):
             self.close(opened.key)
 
-    def find(self, name: str, key: str) -> Opened | int:
+    def find(self, name: str, key: str) -> OpenSession | int:
         """Return the session of an address, or the status of HTTP that says why there is none."""
         opened = self._open.get(name)
         if opened is not None:
@@ -119,7 +119,7 @@ class Sessions:
         return 409 if hmac.compare_digest(digest, _digest(key)) else 401
 
     @contextlib.contextmanager
-    def counted(self, opened: Opened) -> Iterator[bool]:
+    def counted(self, opened: OpenSession) -> Iterator[bool]:
         """Count a call while it is under way; false: there are as many as may be."""
         if self.running >= self.limits.calls or opened.running >= self.limits.session_calls:
             yield False

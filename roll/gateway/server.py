@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from roll.gateway.base import Session
-from roll.gateway.bodies import Limits
+from roll.gateway.bodies import GatewayLimits
 from roll.gateway.registry import Handler, Sessions
 
 PACKAGES = ("httptools", "uvicorn")
@@ -42,8 +42,8 @@ class Gateway:
         port: 0: a free one.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> None:
-        self.sessions = Sessions(limits or Limits())
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, limits: GatewayLimits | None = None) -> None:
+        self.sessions = Sessions(limits or GatewayLimits())
         self._host, self._port = host, port
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
@@ -130,7 +130,7 @@ def check_packages() -> None:
             raise MissingPackage(f"the endpoint needs the package {name}: {INSTALL}")
 
 
-def _most_connections(limits: Limits) -> int:
+def _most_connections(limits: GatewayLimits) -> int:
     """Return how many clients may connect: the run needs file descriptors for more than them."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4 * limits.calls if files < 0 else min(4 * limits.calls, max(files // 2, 16))

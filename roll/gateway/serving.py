@@ -11,7 +11,7 @@ from typing import Any
 
 from roll.data.templates import TemplateError
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall, Session
-from roll.gateway.reading import Reading
+from roll.gateway.reading import ResponseReader
 from roll.gateway.session import all_of
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.plain_text import PlainText
@@ -39,7 +39,7 @@ class ServedModel(Session):
         self,
         engines: EngineDriver,
         chat: PlainText,
-        reading: Reading,
+        reading: ResponseReader,
         params: SamplingParams,
         *,
         name: str,
@@ -87,7 +87,7 @@ class ServedModel(Session):
         try:
             chat.check_history(call.messages, call.tools)
             if call.continues:
-                prompt = chat.encode_whole(chat.begun_text(call.messages, call.tools))
+                prompt = chat.encode_prompt(chat.begun_text(call.messages, call.tools))
             else:
                 prompt = chat.prompt(call.messages, call.tools)
         except TemplateError as error:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from roll.data.templates import TemplateError
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall, Session
 from roll.gateway.budget import Budget, Insistence, LastAnswers
-from roll.gateway.reading import Reading
+from roll.gateway.reading import ResponseReader
 from roll.rollout.episode import Episode
 from roll.strategies.base import Completion
 from roll.types.chat import Message, ToolSpec
@@ -28,8 +28,8 @@ _FINAL = ("insufficient_quota", "context_length_exceeded")
 _ROLE = re.compile(r"[\w.-]{0,64}")
 
 
-class Place(Protocol):
-    """Where a conversation stands in the graph of an episode (`Placement`)."""
+class GraphPosition(Protocol):
+    """The position of a conversation in the graph of an episode (`Placement`)."""
 
     @property
     def parent(self) -> int | None:
@@ -94,7 +94,7 @@ class EpisodeSession(Session):
         self,
         episode: Episode,
         graph: Graph,
-        reading: Reading,
+        reading: ResponseReader,
         settings: SessionSettings | None = None,
         *,
         new_graph: Callable[[Mapping[str, Any]], Graph] | None = None,
@@ -111,7 +111,7 @@ class EpisodeSession(Session):
         self.insists = Insistence()
         """Whether the agent asks on though there is nothing left."""
         self._num_calls = 0  # Tool calls of all answers: their ids are unique in the episode
-        self._unchanged: list[Callable[[], bool]] = []  # `Place.retokenised` of calls that changed nothing
+        self._unchanged: list[Callable[[], bool]] = []  # `GraphPosition.retokenised` of calls that changed nothing
         self._context_full = ""
         self._orders = itertools.count()  # Of calls
         self._full_at = 0  # The last call that was refused for its context
@@ -224,7 +224,7 @@ class EpisodeSession(Session):
         return len(self._placed(self._reading.with_effort(call)).context_ids)
 
     async def _choice(
-        self, call: ChatCall, placement: Place, role: str, changes: Mapping[str, Any], sampled: list[int]
+        self, call: ChatCall, placement: GraphPosition, role: str, changes: Mapping[str, Any], sampled: list[int]
     ) -> Choice:
         completion = await self._generated(
             placement.prompt_ids,

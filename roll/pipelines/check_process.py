@@ -42,7 +42,7 @@ _ALL_ROWS = "`roll data check` reads all of them"
 
 
 @dataclass
-class Answer:
+class CheckResult:
     """What the process has found: (key, sentence, fix) of what stops the run, and sentences of the rest."""
 
     violations: list[tuple[str, str, str]] = field(default_factory=list)
@@ -56,24 +56,24 @@ class StartCheck:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.unread: list[str] = []
-        self.asked = False
+        self.has_run = False
         """Whether it has looked: it does so when nothing else is wrong."""
 
     def violations(self, config: RunConfig) -> Iterator[Violation]:
         """Yield what would end the run, or the fine-tuning before it."""
-        self.asked = True
+        self.has_run = True
         parts = {"": config}
         try:
             parts |= _warm_start(config)
         except ValueError as error:
             yield problem("warm_start", str(error).removeprefix("warm_start: "))
-        asked: dict[str, RunConfig] = {}
+        in_process: dict[str, RunConfig] = {}
         for prefix, part in parts.items():
             violations = list(model_file_checks(part))
             if self._needs_process(part, violations):
-                asked[prefix] = part
+                in_process[prefix] = part
             yield from (replace(one, path=f"{prefix}{one.path}") for one in violations)
-        for prefix, answer in zip(asked, _answers_of_process(list(asked.values())), strict=True):
+        for prefix, answer in zip(in_process, _answers_of_process(list(in_process.values())), strict=True):
             self.warnings += answer.warnings
             self.unread += answer.unread
             yield from (problem(f"{prefix}{key}", *words) for key, *words in answer.violations)
@@ -81,16 +81,16 @@ class StartCheck:
     def _needs_process(self, config: RunConfig, violations: list[Violation]) -> bool:
         """Add what can be seen without the libraries of tokenizers and models; return whether there is more to see."""
         loads = not violations
-        asked, reads = bool(list(questions(config))), self._reads_rows(config)
+        has_questions, reads = bool(list(questions(config))), self._reads_rows(config)
         looks_long, made = self._procedural(config)
         violations += made
         args = tokenizer_args(config)
         name = str(args.tokenizer_name_or_path or args.model_name_or_path)
         local = Path(name).expanduser().is_dir()
-        if not local and (asked or _sections(config)):
+        if not local and (has_questions or _sections(config)):
             self.unread.append(f"chat template and lengths of rows, because {name} isn't a folder here")
-        asks_models = has_model_options(config) or has_untested_family(config)
-        return loads and (reads or asks_models or (local and (asked or (looks_long and not made))))
+        needs_models = has_model_options(config) or has_untested_family(config)
+        return loads and (reads or needs_models or (local and (has_questions or (looks_long and not made))))
 
     def _reads_rows(self, config: RunConfig) -> bool:
         """Return whether there are rows to read, and note those that can't be."""
@@ -177,14 +177,14 @@ def _elsewhere(config: RunConfig, names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _answers_of_process(configs: list[RunConfig]) -> list[Answer]:
+def _answers_of_process(configs: list[RunConfig]) -> list[CheckResult]:
     if not configs:
         return []
     command = [sys.executable, "-m", "roll.pipelines.check_process"]
     try:
-        asked = pickle.dumps(configs)
-        done = subprocess.run(command, input=asked, capture_output=True, timeout=_PROCESS_S)
-        return [Answer(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+        payload = pickle.dumps(configs)
+        done = subprocess.run(command, input=payload, capture_output=True, timeout=_PROCESS_S)
+        return [CheckResult(**each) for each in json.loads(done.stdout.splitlines()[-1])]
     except subprocess.TimeoutExpired:
         why = f"reading them took more than {_PROCESS_S:.0f} seconds"
     except (IndexError, ValueError, TypeError):
@@ -193,18 +193,18 @@ def _answers_of_process(configs: list[RunConfig]) -> list[Answer]:
     except (OSError, pickle.PicklingError, AttributeError) as error:
         why = str(error)
     unread = [f"tokenizer, chat template, rows and the model's options: {why}"]
-    return [Answer(unread=unread), *(Answer() for _ in configs[1:])]
+    return [CheckResult(unread=unread), *(CheckResult() for _ in configs[1:])]
 
 
 # --- in the process -------------------------------------------------------------------------------------------------
 
 
-def look(config: RunConfig) -> Answer:
+def look(config: RunConfig) -> CheckResult:
     """Return what is to be said; loads the tokenizer and reads rows."""
     from roll.data.data_check import Progress
     from roll.pipelines.run_data import RunData
 
-    answer = Answer()
+    answer = CheckResult()
     tokenizer = _tokenizer(config, answer)
     if answer.violations:
         return answer
@@ -227,7 +227,7 @@ def look(config: RunConfig) -> Answer:
         answer.violations.append(("actor_train.data_args", str(error), ""))
     answer.violations += [(one.key, one.text, one.fix) for one in rows.remarks if one.level == "stop"]
     answer.warnings += [one.text for one in rows.remarks if one.level == "loss"]
-    for findings in rows.found:
+    for findings in rows.findings:
         if findings.unread:
             answer.unread.append(f"{findings.name}: rows after the first {findings.rows:,}; {_ALL_ROWS}")
     if tokenizer is not None and not answer.violations and not progress.over:
@@ -235,7 +235,7 @@ def look(config: RunConfig) -> Answer:
     return answer
 
 
-def _tokenizer(config: RunConfig, answer: Answer) -> Any:
+def _tokenizer(config: RunConfig, answer: CheckResult) -> Any:
     """Return the policy's tokenizer; None where it isn't here."""
     from roll.strategies.training.pretrained import load_tokenizer
 
@@ -273,7 +273,7 @@ class _InProcess:
         return future
 
 
-def _scorers(config: RLVRConfig, answer: Answer) -> dict[str, Any]:
+def _scorers(config: RLVRConfig, answer: CheckResult) -> dict[str, Any]:
     """Return the rewards of this package by domain; functions of one's own and services aren't called by a check."""
     from roll.configs.catalog.reward_table import REWARDS
     from roll.pipelines.rollouts.reward_router import in_run, reward_spec
@@ -320,5 +320,5 @@ def _as_the_run(config: RunConfig, tokenizer: Any) -> Iterator[tuple[str, str, s
 
 
 if __name__ == "__main__":
-    found = [vars(look(config)) for config in pickle.loads(sys.stdin.buffer.read())]
-    sys.stdout.write(json.dumps(found) + "\n")
+    results = [vars(look(config)) for config in pickle.loads(sys.stdin.buffer.read())]
+    sys.stdout.write(json.dumps(results) + "\n")

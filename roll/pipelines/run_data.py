@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from roll.configs.checks.data_file_checks import procedural_checks
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
@@ -20,7 +20,7 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.data_check import LISTED, Encode, Findings, LearntOf, Progress, check_conversations, check_prompts
-from roll.rewards.base import Reward, RewardRequest, RewardResult
+from roll.rewards.base import Reward, RewardRequest, RewardResult, Scorer
 from roll.rewards.references import MATH_RULE, answer_in_sentence
 from roll.types.trajectory import Task
 
@@ -44,13 +44,6 @@ class Remark:
     fix: str = ""
 
 
-class Scorer(Protocol):
-    """Scores a response, as a pool of processes does."""
-
-    def submit(self, request: RewardRequest) -> Future[RewardResult]:
-        """Queue one response."""
-
-
 @dataclass
 class _Scores:
     """What rewards made of rows, by domain."""
@@ -71,7 +64,7 @@ class RunData:
 
     def __init__(self, progress: Progress, tokenizer: Any) -> None:
         self._progress, self._tokenizer = progress, tokenizer
-        self.found: list[Findings] = []
+        self.findings: list[Findings] = []
         self.remarks: list[Remark] = []
         self.limit: int | None = None
         self._scorers: Mapping[str, Scorer] = {}
@@ -125,7 +118,7 @@ class RunData:
         for name, key, data in sections:
             template = data.template or train.template or "native"
             findings = Findings(name)
-            self.found.append(findings)
+            self.findings.append(findings)
             encoder = None if self._tokenizer is None else _conversation_encoder(config, self._tokenizer, template)
             check_conversations(
                 findings,
@@ -165,7 +158,7 @@ class RunData:
         key: str = "",
     ) -> Findings:
         findings = Findings(name)
-        self.found.append(findings)
+        self.findings.append(findings)
         tasks = check_prompts(
             findings, data, encoder, prompt_length=limit, default_tag=tag, known=known, progress=self._progress
         )
@@ -242,7 +235,7 @@ class RunData:
             self._say("loss", text, f"rewards.{domain}")
         for domain, listed in self._scores.unscored.items():
             count, tried = self._scores.unscored_count[domain], self._scores.tried[domain]
-            every = "all " if count == tried and not any(findings.unread for findings in self.found) else ""
+            every = "all " if count == tried and not any(findings.unread for findings in self.findings) else ""
             text = listing(f"{every}{count} rows that the reward of {domain!r} can't score", listed)
             fix = "name the column of answers in data_args.ground_truth, mend the rows, or take another reward"
             self._say("stop" if every else "loss", text, f"rewards.{domain}.name", fix)

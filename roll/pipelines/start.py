@@ -63,12 +63,12 @@ def run_rlvr(config: RLVRConfig) -> None:
         if config.validation is not None and (config.eval_steps or config.val_before_train or config.val_only):
             validation = validation_data(config, tokenizer, None if training is None else training[1], toolbox)
         texts = {role: RewardTexts.of(config, role) for role in config.roles if role.startswith("reward_model")}
-        asks_endpoint = config.judge is not None and config.judge.endpoint is not None and config.domains_of("judge")
+        uses_endpoint = config.judge is not None and config.judge.endpoint is not None and config.domains_of("judge")
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
         _log_plan(config, total_steps)
         with contextlib.ExitStack() as stack:
-            if asks_endpoint:
+            if uses_endpoint:
                 rewards.models["judge"] = stack.enter_context(_judge(config, None))
             clusters = stack.enter_context(start_clusters(config, total_steps=total_steps))
             for role, cluster in clusters.reward_models.items():

@@ -14,6 +14,7 @@ from typing import Literal
 from roll.rewards.maths.comparison import read
 from roll.rewards.maths.tokens import PLAIN_NUMBER, plain_characters
 from roll.rewards.maths.units import read_unit
+from roll.types.trajectory import Task
 
 ThinkMode = Literal["auto", "required", "ignore"]
 
@@ -77,6 +78,19 @@ def after_thinking(response: str, think: ThinkMode = "auto") -> str | None:
         rest = response[closed + len("</think>") :]
         return None if "<think>" in rest else rest
     return None if think == "required" or "<think>" in response else response
+
+
+def thought_mode(think: ThinkMode, task: Task) -> ThinkMode:
+    """Return how thoughts are read: `auto` is `required` where the task's prompt ends with `<think>`.
+
+    The response has no `<think>` of its own there, and one without `</think>` is nothing but an unfinished thought.
+    """
+    return "required" if think == "auto" and task.opens_thought else think
+
+
+def visible_text(response: str, task: Task, think: ThinkMode = "auto") -> str | None:
+    """Return what a response says after its thought, or None when the thought has no end."""
+    return after_thinking(response, thought_mode(think, task))
 
 
 def last_boxed(text: str) -> str | None:

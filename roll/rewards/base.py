@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from roll.types.trajectory import FinishReason, Task
 
@@ -104,6 +105,13 @@ class RewardResult:
     error: str = ""  # For people: the exception, how the process ended, or who doesn't score it; empty when `ok`
     attempts: int = 1
     seconds: float = 0.0  # Wall time over all attempts
+
+
+class Scorer(Protocol):
+    """Scores responses: a pool of reward processes, a reward model, or the judge."""
+
+    def submit(self, request: RewardRequest) -> Future[RewardResult]:
+        """Queue one response."""
 
 
 _LARGEST = 1e12

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll.rewards.answers import ThinkMode
+from roll.rewards.answers import ThinkMode, visible_text
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.choice_statements import stated_letter
-from roll.rewards.thoughts import visible_text
 from roll.types.trajectory import Task
 
 

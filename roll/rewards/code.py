@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Literal
 
 from roll.isolation.sandbox.base import Sandbox
+from roll.rewards.answers import visible_text
 from roll.rewards.base import Reward
 from roll.rewards.code_answers import Extract, complete, extract_program
 from roll.rewards.code_run import RunSettings, run_tests
 from roll.rewards.code_tests import BrokenTask, SourceTests, read_tests
-from roll.rewards.thoughts import visible_text
 from roll.types.trajectory import Task
 
 Score = Literal["all", "fraction"]

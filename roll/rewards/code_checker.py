@@ -34,7 +34,7 @@ class Dead(BaseException):
     """The program had ended before it gave this answer."""
 
 
-class Session:
+class CheckerSession:
     """The operations of one test, and the answers to the first of them."""
 
     def __init__(self, recorded: list[Any], answers: list[Any]) -> None:
@@ -107,7 +107,7 @@ def _assign(old: Any, new: Any) -> None:
 class Ref:
     """Something that stays with the program. Equal to nothing else: what the program says of itself isn't believed."""
 
-    def __init__(self, session: Session, index: int, kind: str) -> None:
+    def __init__(self, session: CheckerSession, index: int, kind: str) -> None:
         object.__setattr__(self, "_session", session)
         object.__setattr__(self, "_index", index)
         object.__setattr__(self, "_kind", kind)
@@ -165,7 +165,9 @@ def _text(value: Any) -> str:
 class Unknown:
     """A result that isn't there yet. It agrees with everything, so that the test goes on."""
 
-    def __init__(self, session: Session, index: int | None, attribute: tuple[Unknown, str] | None = None) -> None:
+    def __init__(
+        self, session: CheckerSession, index: int | None, attribute: tuple[Unknown, str] | None = None
+    ) -> None:
         object.__setattr__(self, "_session", session)
         object.__setattr__(self, "_index", index)
         object.__setattr__(self, "_attribute", attribute)
@@ -235,7 +237,7 @@ for _name, _result in {
 class _Builtins(dict[str, Any]):
     """Where a name is looked for last: a module of the standard library, else something of the program."""
 
-    session: Session
+    session: CheckerSession
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -248,7 +250,7 @@ class _Builtins(dict[str, Any]):
 class _Program(types.ModuleType):
     """What `import solution` finds."""
 
-    session: Session
+    session: CheckerSession
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -282,7 +284,7 @@ class Checker:
         self.setup = compile_test(asked["setup"], "setup")
         self.tests = [compile_test(text, f"test {i + 1}") for i, text in enumerate(asked["tests"])]
 
-    def space(self, session: Session) -> dict[str, Any]:
+    def space(self, session: CheckerSession) -> dict[str, Any]:
         """Return the names of a test, before its own code."""
 
         def check(value: Any) -> None:
@@ -307,11 +309,11 @@ class Checker:
         """Return what the tests are called."""
         if not self.asked["discover"]:
             return [f"test {i + 1}" for i in range(len(self.tests))]
-        space = self.space(Session([], []))
+        space = self.space(CheckerSession([], []))
         exec(self.setup, space)
         return [name for name, _ in discovered_tests(space)]  # type: ignore[name-defined]  # noqa: F821
 
-    def run(self, number: int, session: Session) -> None:
+    def run(self, number: int, session: CheckerSession) -> None:
         """Run one test; raises what it raises."""
         space = self.space(session)
         exec(self.setup, space)
@@ -324,7 +326,7 @@ class Checker:
 
     def result(self, number: int, recorded: list[Any], answers: list[Any]) -> dict[str, Any]:
         """Return how a test ended: `passed`, `failed` or `open`, with its operations."""
-        session = Session(recorded, answers)
+        session = CheckerSession(recorded, answers)
         why, state = "", "passed"
         try:
             self.run(number, session)

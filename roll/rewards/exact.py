@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from datetime import datetime, time
 from typing import Any, Literal
 
-from roll.rewards.answers import ThinkMode, last_boxed
+from roll.rewards.answers import ThinkMode, last_boxed, visible_text
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.punctuation import without_punctuation
-from roll.rewards.thoughts import visible_text
 from roll.types.trajectory import Task
 
 Extract = Literal["whole", "first_line", "last_line", "after_answer", "tags", "boxed"]

@@ -7,12 +7,12 @@ import re
 from fractions import Fraction
 from typing import Any, Literal
 
+from roll.rewards.answers import visible_text
 from roll.rewards.base import Reward, ground_truth
 from roll.rewards.maths.comparison import read
 from roll.rewards.maths.evaluation import TooHard, Undefined, exact
 from roll.rewards.maths.nodes import Node
 from roll.rewards.maths.tokens import PLAIN_NUMBER, plain_characters
-from roll.rewards.thoughts import visible_text
 from roll.types.trajectory import Task
 
 _NUMBER = re.compile(

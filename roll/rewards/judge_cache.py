@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgeVerdict:
     """A judge's answer, and what it cost."""
 
     text: str
@@ -33,7 +33,7 @@ class JudgeCache:
     def __init__(self, size: int, file: str | None = None) -> None:
         """Read what the file has; raises `ValueError` where it can't be written."""
         self._size = size
-        self._entries: OrderedDict[str, Verdict] = OrderedDict()
+        self._entries: OrderedDict[str, JudgeVerdict] = OrderedDict()
         self._lock = threading.Lock()
         self._out: TextIO | None = None
         if file is None or size == 0:
@@ -54,12 +54,12 @@ class JudgeCache:
             for line in lines:
                 try:
                     row = json.loads(line)
-                    verdict = Verdict(str(row["text"]), int(row["prompt_tokens"]), int(row["completion_tokens"]))
+                    verdict = JudgeVerdict(str(row["text"]), int(row["prompt_tokens"]), int(row["completion_tokens"]))
                     self._keep(str(row["key"]), verdict)
                 except (ValueError, KeyError, TypeError):
                     continue  # the line that a killed run was writing
 
-    def get(self, key: str) -> Verdict | None:
+    def get(self, key: str) -> JudgeVerdict | None:
         """Return the answer to a request, if it is there."""
         with self._lock:
             verdict = self._entries.get(key)
@@ -67,7 +67,7 @@ class JudgeCache:
                 self._entries.move_to_end(key)
             return verdict
 
-    def put(self, key: str, verdict: Verdict) -> None:
+    def put(self, key: str, verdict: JudgeVerdict) -> None:
         """Keep an answer."""
         with self._lock:
             if self._size == 0 or key in self._entries:
@@ -77,7 +77,7 @@ class JudgeCache:
                 self._out.write(json.dumps({"key": key, **asdict(verdict)}) + "\n")
                 self._out.flush()
 
-    def _keep(self, key: str, verdict: Verdict) -> None:
+    def _keep(self, key: str, verdict: JudgeVerdict) -> None:
         self._entries[key] = verdict
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)

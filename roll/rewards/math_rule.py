@@ -8,12 +8,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roll.rewards.answers import MAX_ANSWER_CHARS, ThinkMode, after_thinking, all_boxed, box_is_too_long, find_answer
+from roll.rewards.answers import (
+    MAX_ANSWER_CHARS,
+    ThinkMode,
+    after_thinking,
+    all_boxed,
+    box_is_too_long,
+    find_answer,
+    thought_mode,
+)
 from roll.rewards.base import Reward, ground_truth
-from roll.rewards.maths.comparison import Verdict, same
+from roll.rewards.maths.comparison import ComparisonResult, same
 from roll.rewards.maths.evaluation import TooHard
 from roll.rewards.maths.tokens import is_readable, nesting, written
-from roll.rewards.thoughts import thought_mode
 from roll.types.trajectory import Task
 
 
@@ -35,7 +42,7 @@ def math_rule(
     gold = read_gold(ground_truth(task), task.id)
     answer = find_answer(response, think=think, require_boxed=require_boxed)
     answered = formatted = 0.0
-    verdict = Verdict(False)
+    verdict = ComparisonResult(False)
     stated = None
     if answer is not None:
         formatted = float(answer.boxed)
@@ -54,8 +61,8 @@ def math_rule(
     return Reward(value, {**parts, "too_hard": 1.0} if hard else parts, stated if answered else None, verdict.note)
 
 
-def _verdict(answer: str, gold: str) -> Verdict:
-    return Verdict(True) if answer == gold else same(answer, gold)
+def _verdict(answer: str, gold: str) -> ComparisonResult:
+    return ComparisonResult(True) if answer == gold else same(answer, gold)
 
 
 def read_gold(truth: Any, task_id: str) -> str:

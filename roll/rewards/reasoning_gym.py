@@ -14,9 +14,9 @@ from typing import Any
 
 from roll.configs.rules.verifier_rules import WHAT_TO_DO, WHY_SANDBOXED, verifier_that_executes
 from roll.isolation.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
+from roll.rewards.answers import visible_text
 from roll.rewards.base import Reward
 from roll.rewards.generated_answers import Extract, extract_answer
-from roll.rewards.thoughts import visible_text
 from roll.rewards.verifier_guard import GRAMMARS, is_plain_answer
 from roll.rewards.verifiers_in_sandbox import SandboxedVerifier
 from roll.types.trajectory import Task

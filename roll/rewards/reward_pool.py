@@ -22,7 +22,7 @@ from typing import Any
 from roll.configs.catalog.reward_table import REWARDS
 from roll.isolation.processes.limits import passed_environment
 from roll.isolation.processes.process_pool import ProcessPool
-from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
+from roll.isolation.processes.worker_process import Call, WorkerExit, WorkerProcess
 from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardRequest, RewardResult, RewardSpec, as_reward
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class RewardPool(ProcessPool[_Job]):
             self.retire(process)
         self.assign_queued()
 
-    def _lost(self, items: Sequence[_Job], ended: Ended, successor: WorkerProcess[_Job] | None) -> None:
+    def _lost(self, items: Sequence[_Job], ended: WorkerExit, successor: WorkerProcess[_Job] | None) -> None:
         if ended.load_error:  # for all that wait, too: another process would do no better
             items, self._queue = [*items, *self._queue], type(self._queue)()
         blamed = {call.key for call in ended.blamed}

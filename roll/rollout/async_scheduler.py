@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, ResumableTaskSource, RolloutPlan
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.progress import RolloutProgress
 from roll.rollout.scheduler import Collected
 from roll.types.metrics import Metrics

@@ -74,7 +74,7 @@ class ChatTemplate(PlainText):
             self._others[key] = ChatTemplate(self._tokenizer, merged)
         return self._others[key]
 
-    def encode_whole(self, text: str) -> tuple[int, ...]:
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Return a text's ids; the template itself writes the token that begins it."""
         return self.encode(text)
 
@@ -373,8 +373,8 @@ class ChatTemplate(PlainText):
         return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)
 
 
-def _other_mark(*said: Sequence[Message]) -> str:
-    encoded = repr(said).encode("utf-8", "backslashreplace")
+def _other_mark(*conversations: Sequence[Message]) -> str:
+    encoded = repr(conversations).encode("utf-8", "backslashreplace")
     return f"<~{hashlib.blake2b(encoded, digest_size=16).hexdigest()}~>"
 
 

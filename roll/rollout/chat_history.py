@@ -43,7 +43,7 @@ class HistoryChecks:
         self._render = render
         self._lost: dict[tuple[bool, int, bool], Lost] = {}
         self._misplaces: dict[bool, bool] = {}
-        self._told = False
+        self._warned = False
 
     def check(self, messages: Sequence[Message], tools: bool, *, since: int = 0) -> None:
         """Raise `TemplateError` for what is left out or misplaced of the messages from `since` on."""
@@ -58,8 +58,8 @@ class HistoryChecks:
             if message.role != "assistant" or not (message.content.strip() or message.tool_calls):
                 continue
             lost = self._left_out(bool(message.content.strip()), min(len(message.tool_calls), _MAX_CALLS), tools)
-            if lost == "text" and not self._told:
-                self._told = True
+            if lost == "text" and not self._warned:
+                self._warned = True
                 logger.warning(
                     "the chat template leaves out text that an assistant says beside its calls, such as %.80r: the "
                     "policy doesn't see it where such a message isn't carried as it was sampled",

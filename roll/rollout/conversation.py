@@ -64,7 +64,9 @@ class Conversation:
         text = filled(self.env.system_template or "", values)
         return (Message("system", text),) if text else ()
 
-    def told(self, role: str, history: Sequence[Exchange], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    def prompt_messages(
+        self, role: str, history: Sequence[Exchange], messages: tuple[Message, ...]
+    ) -> tuple[Message, ...]:
         """Return a whole prompt that ends with these messages: what a context begins with, or a service is sent."""
         turn = len(history)
         first = next(k for k in range(turn, -1, -1) if self.resets_context(k))
@@ -218,7 +220,7 @@ class ConversationRollout:
         limit: int,
     ) -> tuple[Exchange, StepResult]:
         """Let a frozen model respond."""
-        prompt = self._conversation.told(role, history, messages)
+        prompt = self._conversation.prompt_messages(role, history, messages)
         seed = stable_hash("opponent", episode.name, role, len(history), bits=31)
         with episode.busy("opponent"):
             text = await service.respond(prompt, max_tokens=limit, seed=seed)
@@ -228,7 +230,7 @@ class ConversationRollout:
         spec = self._conversation
         if not spec.resets_context(len(history)):
             return self._agent.reply(Observation(messages), history[-1].sampled)
-        prompt = self._agent.prompt(spec.told(role, history, messages), self._specs)
+        prompt = self._agent.prompt(spec.prompt_messages(role, history, messages), self._specs)
         if not prompt:
             raise EpisodeError("env_error", "a prompt without tokens: no system message, and nothing to observe")
         return prompt

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_key import EpisodeKey
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.progress import RolloutProgress
 from roll.strategies.base import SamplingParams
 from roll.types.metrics import Metrics
@@ -32,13 +32,13 @@ class AllEpisodesFailed(FilterBudgetExhausted):
     """Not one episode ended well; the message shows how the first one failed."""
 
 
-_PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 _MIN_FAILED_GROUPS = 8
 """Groups that may fail as a whole, without any that doesn't, before the run ends; or as many as a step needs."""
 
 
-class TaskSource(Protocol):
+class TaskStream(Protocol):
     """Where tasks come from."""
 
     def take(self, n: int) -> list[Task]:
@@ -48,7 +48,7 @@ class TaskSource(Protocol):
         """Hand back tasks that were not played to their end; they come first next time."""
 
 
-class ResumableTaskSource(TaskSource, Protocol):
+class ResumableTaskSource(TaskStream, Protocol):
     """A source whose cursor goes into checkpoints."""
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
@@ -370,5 +370,5 @@ def histogram(values: Sequence[float], bins: int = 5) -> str:
 def _without_traceback(failure: str) -> str:
     """Return the line that says what was raised, with its last file and line; dropped.jsonl has the rest."""
     message, traceback, frames = failure.partition("\nTraceback (most recent call last)")
-    locations = _PLACE.findall(frames)
+    locations = _FRAME.findall(frames)
     return message + (f" ({locations[-1][0]}, line {locations[-1][1]})" if traceback and locations else "")

@@ -37,7 +37,7 @@ class LockstepDriver(EngineDriver):
         self._placed: dict[str, int] = {}
         self._futures: dict[str, tuple[asyncio.Future[tuple[Completion, int | None]], str]] = {}
         self._calls: Counter[str] = Counter()  # Under way, by episode
-        self._given_up: list[str] = []  # Requests in engines whose call was cancelled
+        self._cancelled: list[str] = []  # Requests in engines whose call was cancelled
         # One loop for the engines' life: their events belong to it.
         self._loop = asyncio.new_event_loop()
         self._idle = asyncio.Event()
@@ -112,7 +112,7 @@ class LockstepDriver(EngineDriver):
         if entry is None:
             return  # its response came in the same moment
         if request_id in self._placed:
-            self._given_up.append(request_id)
+            self._cancelled.append(request_id)
         self._queued = [request for request in self._queued if request.id != request_id]
         self._end_call(entry[1], doing)
 
@@ -131,8 +131,8 @@ class LockstepDriver(EngineDriver):
 
     async def wait_idle(self) -> None:
         """Wait until every live episode waits for tokens; raises `RolloutStalled` naming those that don't."""
-        while not self._idle.is_set() or self._given_up:
-            await self._stop_given_up()  # a step that ends leaves nothing in engines that nobody waits for
+        while not self._idle.is_set() or self._cancelled:
+            await self._stop_cancelled()  # a step that ends leaves nothing in engines that nobody waits for
             try:
                 await asyncio.wait_for(self._idle.wait(), self._timeout)
             except asyncio.TimeoutError:
@@ -163,11 +163,11 @@ class LockstepDriver(EngineDriver):
                 "asks for work. Raise rpc_timeout if they are merely slow."
             ) from None
 
-    async def _stop_given_up(self) -> None:
+    async def _stop_cancelled(self) -> None:
         by_rank: dict[int, list[str]] = {}
-        for request_id in self._given_up:
+        for request_id in self._cancelled:
             by_rank.setdefault(self._placed.pop(request_id), []).append(request_id)
-        self._given_up = []
+        self._cancelled = []
         await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items()))
 
     async def _place(self) -> None:
@@ -205,7 +205,7 @@ class LockstepDriver(EngineDriver):
             rank = self._placed.pop(completion.id, None)
             entry = self._futures.pop(completion.id, None)
             if entry is None:  # its call was cancelled while the engine worked
-                self._given_up = [request_id for request_id in self._given_up if request_id != completion.id]
+                self._cancelled = [request_id for request_id in self._cancelled if request_id != completion.id]
                 continue
             future, episode = entry
             self._end_call(episode, "between turns")

@@ -76,10 +76,10 @@ class _Node:
     parent: int | None
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
-    asked: int  # Messages of the request
+    num_messages: int  # Messages of the request
     message: Message  # The response, as the client was told
     text: str  # What it adds to its parent's, the response as it was sampled included
-    said: str  # The response as it was sampled
+    response_text: str  # The response as it was sampled
     retokenised: bool | None = None  # The text of the response has other tokens; None: nobody asked yet
     children: list[int] = field(default_factory=list)
 
@@ -103,8 +103,8 @@ class MessageGraph:
         self._nodes: dict[int, _Node] = {}
         self._roots: list[int] = []
         self._ends: dict[bytes, int] = {}  # By conversation with the response: the node that came last
-        self._asked: dict[bytes, list[int]] = {}  # By conversation before the response
-        self._said: set[bytes] = set()  # Responses by themselves
+        self._by_prompt: dict[bytes, list[int]] = {}  # By conversation before the response
+        self._responses: set[bytes] = set()  # Responses by themselves
         self._tools: tuple[tuple[ToolSpec, ...] | None, bytes] = (None, b"")  # The last ones, and their key
 
     def __len__(self) -> int:
@@ -140,12 +140,12 @@ class MessageGraph:
         """
         messages, tools = tuple(messages), tuple(tools)
         begun = messages[-1] if continues else None
-        asked = messages[:-1] if continues else messages
-        keys = list(_keys(self._tools_key(tools), asked))
+        sent = messages[:-1] if continues else messages
+        keys = list(_keys(self._tools_key(tools), sent))
         known, shown = self._known(keys)
-        asked = self._as_said(asked, keys)
-        self._chat.check_history(asked, tools, since=shown if self._history == "carried" else 0)
-        messages = asked if begun is None else (*asked, begun)
+        sent = self._as_sampled(sent, keys)
+        self._chat.check_history(sent, tools, since=shown if self._history == "carried" else 0)
+        messages = sent if begun is None else (*sent, begun)
         rendered = self._chat.text(messages, tools) if begun is None else self._chat.begun_text(messages, tools)
         parent, added = known, None
         before, before_text = self._nodes.get(-1 if known is None else known), self._text(known)
@@ -161,10 +161,10 @@ class MessageGraph:
             is_root = known is None and self._history == "carried"
             parent, text = None if is_root else self._prefix(rendered), rendered
             if parent is None:
-                prompt = self._chat.encode_whole(rendered)
+                prompt = self._chat.encode_prompt(rendered)
             else:
                 prompt = self._chat.encode_after(rendered[len(self._text(parent)) :])
-        change = self._change(asked, keys, known, shown)
+        change = self._change(sent, keys, known, shown)
         if change is None and before is not None and not (text == rendered and rendered.startswith(before_text)):
             change = "template"
         return Placement(
@@ -173,7 +173,7 @@ class MessageGraph:
             context_ids=(*self.tokens(parent), *prompt),
             change=change,
             retokenised=partial(self._retokenised, parent),
-            messages=asked,
+            messages=sent,
             tools=tools,
             text=text,
             key=keys[-1],
@@ -204,16 +204,16 @@ class MessageGraph:
             parent=placement.parent,
             prompt_ids=placement.prompt_ids,
             response_ids=ids,
-            asked=len(placement.messages),
+            num_messages=len(placement.messages),
             message=message,
             text=placement.text[len(self._text(placement.parent)) :] + sampled,
-            said=sampled,
+            response_text=sampled,
         )
         siblings = self._roots if placement.parent is None else self._nodes[placement.parent].children
         siblings.append(node)
-        self._asked.setdefault(placement.key, []).append(node)
+        self._by_prompt.setdefault(placement.key, []).append(node)
         self._ends[_key(placement.key, message)] = node
-        self._said.add(_key(b"", message))
+        self._responses.add(_key(b"", message))
         return node
 
     def _tools_key(self, tools: tuple[ToolSpec, ...]) -> bytes:
@@ -226,10 +226,10 @@ class MessageGraph:
     def _retokenised(self, node: int | None) -> bool:
         if node is None:
             return False
-        asked = self._nodes[node]
-        if asked.retokenised is None:
-            asked.retokenised = self._chat.encode_after(asked.said) != asked.response_ids
-        return asked.retokenised
+        turn = self._nodes[node]
+        if turn.retokenised is None:
+            turn.retokenised = self._chat.encode_after(turn.response_text) != turn.response_ids
+        return turn.retokenised
 
     def _known(self, keys: Sequence[bytes]) -> tuple[int | None, int]:
         """Return the node whose conversation, response included, is the longest that the messages begin with, and how
@@ -239,7 +239,7 @@ class MessageGraph:
                 return node, count
         return None, 0
 
-    def _as_said(self, messages: Sequence[Message], keys: Sequence[bytes]) -> tuple[Message, ...]:
+    def _as_sampled(self, messages: Sequence[Message], keys: Sequence[bytes]) -> tuple[Message, ...]:
         """Return the messages with responses that came back as they were as the client was told them: it may have
         taken off blanks, or written arguments anew."""
         messages_of_policy = []
@@ -255,7 +255,7 @@ class MessageGraph:
 
     def _continuation(self, node: _Node, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> str | None:
         """Return what follows a node's response; None where the template doesn't say."""
-        count = node.asked
+        count = node.num_messages
         try:
             return self._chat.continuation(messages[:count], messages[count], messages[count + 1 :], tools)
         except TemplateError:
@@ -280,14 +280,14 @@ class MessageGraph:
             return "dropped_thinking"
         for index in range(shown, len(messages)):
             if messages[index].role != "assistant":
-                if keys[index] in self._asked:
+                if keys[index] in self._by_prompt:
                     return "dropped_response"
                 continue
-            sampled = [self._nodes[node].message for node in self._asked.get(keys[index], ())]
+            sampled = [self._nodes[node].message for node in self._by_prompt.get(keys[index], ())]
             sent = _key(b"", messages[index])
             if any(_key(b"", self._without_thoughts(message)) == sent for message in sampled):
                 return "dropped_thinking"  # one that thought nothing would have been found as it is
-            if sampled or sent in self._said:
+            if sampled or sent in self._responses:
                 return "edited"
         return None
 

@@ -30,7 +30,7 @@ class PlainText:
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
         puts before a text, if any."""
-        return self.encode_whole(self.text(messages, tools))
+        return self.encode_prompt(self.text(messages, tools))
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """Return the text of a conversation, up to where the response begins. Raises `TemplateError`."""
@@ -74,7 +74,7 @@ class PlainText:
         """Return what a `continuation` adds to a sampled response, as text and as token ids."""
         return text, self.encode(text)
 
-    def encode_whole(self, text: str) -> tuple[int, ...]:
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Return the token ids of the text of a whole prompt."""
         return (*self._begin, *self.encode(text))
 

@@ -1,6 +1,6 @@
 """The rollout scheduler: turns tasks into groups of finished trajectories.
 
-    TaskSource --take--> open groups --member episodes--> EpisodePlayer <--> engines, environments, rewards
+    TaskStream --take--> open groups --member episodes--> EpisodePlayer <--> engines, environments, rewards
         ^                     |
         |                     | enough members done (the redundant rest is stopped)
         | put back            v
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
-from roll.rollout.episode_groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, RolloutPlan, TaskSource
+from roll.rollout.episode_groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, RolloutPlan, TaskStream
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.progress import RolloutProgress
 from roll.types.metrics import Metrics
 from roll.types.trajectory import Group
@@ -64,7 +64,7 @@ class RolloutScheduler:
     progress: RolloutProgress = field(default_factory=RolloutProgress)
     """How far `collect` is, for other threads."""
 
-    def collect(self, source: TaskSource, plan: CollectPlan) -> Collected:
+    def collect(self, source: TaskStream, plan: CollectPlan) -> Collected:
         """Play tasks from `source` until `plan.groups` groups are accepted.
 
         Raises:
@@ -77,7 +77,7 @@ class RolloutScheduler:
 class _Collection:
     """The state of one `collect` call."""
 
-    def __init__(self, scheduler: RolloutScheduler, source: TaskSource, plan: CollectPlan) -> None:
+    def __init__(self, scheduler: RolloutScheduler, source: TaskStream, plan: CollectPlan) -> None:
         self._engines = scheduler.engines
         self._on_group = scheduler.on_group
         self._source = source

@@ -43,7 +43,7 @@ _VALUES = {
     "nested": {"key": ["value", 1], "inner": {"deep": "x y"}},
     "items": ["a, b", {"c": 2}, []],
 }
-_TOLD_AS_TEXT = "hermes"
+_TEXT_FORM = "hermes"
 """The form in which a template without tools is told of them (`tool_text.py`)."""
 
 
@@ -69,7 +69,7 @@ def resolve_parser(name: str, tokenizer: Any) -> str:
 def _tried(template: ChatTemplate) -> tuple[str | None, str]:
     """Return the parser, or why there is none."""
     if not template.writes_calls:
-        return (None, "this one tells of tools and writes no calls") if template.knows_tools else (_TOLD_AS_TEXT, "")
+        return (None, "this one tells of tools and writes no calls") if template.knows_tools else (_TEXT_FORM, "")
     written: list[tuple[str, Message]] = []
     for response in _RESPONSES:
         try:

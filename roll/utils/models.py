@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from roll.utils.quiet import default_deepspeed_to_cpu
 from roll.utils.umask import apply_umask
 
 CACHE_VARIABLE = "ROLL_CACHE"
@@ -138,3 +137,14 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def default_deepspeed_to_cpu() -> None:
+    """Call before transformers saves a model: that imports DeepSpeed, where it is installed.
+
+    Left to itself, DeepSpeed looks for an accelerator and warns on stdout when there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")

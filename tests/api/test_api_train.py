@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import roll
-from roll.api.given import as_file, as_path
+from roll.api.python_arguments import as_file, as_path
 from roll.api.run import assignments
 from roll.cli.__main__ import main
 from roll.configs.errors import ConfigError

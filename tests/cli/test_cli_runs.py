@@ -18,7 +18,7 @@ from roll.cli.__main__ import main
 from roll.cli.completion import script
 from roll.cli.train import _way_on
 from roll.configs.parsing.loader import load_config
-from roll.pipelines.run.kept_config import keep_config, kept
+from roll.pipelines.run.stored_config import storable, store_config
 from roll.utils.shipped import FOLDERS, copy_all, copy_example, example_names, shipped
 
 ROOT = Path(__file__).parents[2]
@@ -36,14 +36,14 @@ def test_the_kept_configuration_is_the_one_that_ran(name, tmp_path, monkeypatch)
     file = ROOT / "examples" / f"{name}.yaml"
     answers = ["train_file=a.jsonl", "test_file=b.jsonl"] if "qwen" in name else []
     config = load_config(file.parent, file.stem, ["output_dir=out", *answers], check=False)
-    keep_config(config)
+    store_config(config)
     assert load_config(tmp_path / "out", "config", check=False) == config
 
 
 def test_the_value_of_a_secret_variable_is_kept_by_its_name_wherever_it_stands(monkeypatch):
     monkeypatch.setenv("MY_SERVICE_KEY", "0123456789abcdef")
     tree = {"url": "https://host/score?key=0123456789abcdef", "words": ["0123456789abcdef", "${x}"]}
-    assert kept(tree) == {
+    assert storable(tree) == {
         "url": "https://host/score?key=${oc.env:MY_SERVICE_KEY}",
         "words": ["${oc.env:MY_SERVICE_KEY}", "\\${x}"],
     }
@@ -55,18 +55,18 @@ def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
         "reward_kwargs": {"api_key": "s3cret", "keys": "k"},
     }
     tree["reward_kwargs"]["headers"] = {"Authorization": "Bearer s3cret", "X-API-Key": "s3cret", "Accept": "a/b"}
-    written = kept(tree)
+    written = storable(tree)
     assert "s3cret" not in json.dumps(written)
     assert written["reward_kwargs"].pop("headers")["Accept"] == "a/b"
     assert written["system_envs"] == {"WANDB_API_KEY": "${oc.env:WANDB_API_KEY}", "MODE": "x"}
     assert written["reward_kwargs"] == {"api_key": "${oc.env:API_KEY}", "keys": "k"}
-    assert kept({"eos_token": "</s>", "key": "answer"}) == {"eos_token": "</s>", "key": "answer"}
-    addresses = kept({"tracking_uri": "http://me:s3cret@host:5000", "urls": ["redis://:s3cret@host"]})
+    assert storable({"eos_token": "</s>", "key": "answer"}) == {"eos_token": "</s>", "key": "answer"}
+    addresses = storable({"tracking_uri": "http://me:s3cret@host:5000", "urls": ["redis://:s3cret@host"]})
     assert addresses == {
         "tracking_uri": "http://me:${oc.env:TRACKING_URI_PASSWORD}@host:5000",
         "urls": ["redis://:${oc.env:URLS_PASSWORD}@host"],
     }
-    assert kept({"template": "a ${b}"}) == {"template": r"a \${b}"}
+    assert storable({"template": "a ${b}"}) == {"template": r"a \${b}"}
 
 
 # --- how an interrupted run goes on -----------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_what_isnt_a_run_is_named(command, tmp_path, capsys):
 def test_a_run_without_checkpoints_is_not_resumed(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = ROOT / "examples" / "quickstart" / "rlvr_smollm2.yaml"
-    keep_config(load_config(file.parent, file.stem, ["output_dir=out", "save_steps=0"]))
+    store_config(load_config(file.parent, file.stem, ["output_dir=out", "save_steps=0"]))
     assert main(["resume", "out"]) == 2
     said = capsys.readouterr().err
     assert "has no checkpoint to go on from; save_steps is 0" in said

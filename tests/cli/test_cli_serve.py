@@ -16,7 +16,7 @@ from tiny_models import build_tiny_model, char_tokenizer
 from roll.cli.__main__ import main
 from roll.cli.serve import _name, _usual_length
 from roll.gateway.base import ChatCall, RefusedCall
-from roll.gateway.reading import Reading
+from roll.gateway.reading import ResponseReader
 from roll.gateway.serving import ServedModel
 from roll.rollout.chat_format import ChatTemplate
 from roll.strategies.base import Completion, SamplingParams
@@ -44,7 +44,7 @@ class Engines:
 def served(use, **changes):
     """Await `use(model, engines)`."""
     tokenizer, engines = char_tokenizer(), Engines()
-    reading = Reading(decode=lambda ids: tokenizer.decode(ids), token_text=str)
+    reading = ResponseReader(decode=lambda ids: tokenizer.decode(ids), token_text=str)
     params = SamplingParams(**{"max_new_tokens": 50, "temperature": 0.5, **changes})
 
     async def main_():
@@ -175,7 +175,7 @@ def test_a_run_is_served_by_its_last_model(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").touch()
     exported = tmp_path / "exported"
     monkeypatch.setattr(serve, "CONFIG_FILE", "config.yaml")
-    monkeypatch.setattr("roll.api.launch.kept_config", lambda folder: argparse.Namespace(export_path=exported))
+    monkeypatch.setattr("roll.api.launch.stored_config", lambda folder: argparse.Namespace(export_path=exported))
     asked = []
     monkeypatch.setattr("roll.cli.runs.export", asked.append)
     options = argparse.Namespace(model=str(tmp_path), step=None)

@@ -16,7 +16,7 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agents_config import AgentEnv
-from roll.pipelines.run.kept_config import CONFIG_FILE, keep_config
+from roll.pipelines.run.stored_config import CONFIG_FILE, store_config
 
 ENV = "custom_envs.game.env_config"
 JOB = {
@@ -163,7 +163,7 @@ def test_a_sound_agent_passes_all_checks(play, config):
 @pytest.mark.parametrize("config", SOUND)
 def test_the_configuration_that_a_run_keeps_can_be_loaded_again(play, config):
     loaded = load_config(play, "job", replaced([f"{ENV}={{{config}}}"]))
-    keep_config(loaded)
+    store_config(loaded)
     assert load_config(loaded.output_path, CONFIG_FILE).custom_envs == loaded.custom_envs
 
 

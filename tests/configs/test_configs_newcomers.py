@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.api.given import rows_in_words
+from roll.api.python_arguments import rows_in_words
 from roll.cli.__main__ import main
 from roll.configs.checks.machine_checks import Machine, machine_warnings
 from roll.configs.errors import ConfigError

@@ -20,7 +20,7 @@ from roll.data.messages import parse_conversation
 from roll.data.preference_rows import read_preferences
 from roll.data.prompts import encode_prompts
 from roll.data.row_conversations import unused_columns
-from roll.data.sft_rows import Conversation, TaughtRow, encode_rows, read_conversations
+from roll.data.sft_rows import SFTConversation, TaughtRow, encode_rows, read_conversations
 from roll.data.sources import load_tasks
 from roll.data.templates import EmbeddingRows, PromptEncoder, TemplateError
 from roll.utils.rows import DataError
@@ -43,7 +43,7 @@ def write(folder: Path, rows: list[Any]) -> str:
     return str(folder / "data.jsonl")
 
 
-def read(folder: Path, *rows: Any, data: SFTDataArgs | None = None) -> list[Conversation]:
+def read(folder: Path, *rows: Any, data: SFTDataArgs | None = None) -> list[SFTConversation]:
     data = data or SFTDataArgs()
     from dataclasses import replace
 

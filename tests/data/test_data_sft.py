@@ -18,7 +18,7 @@ from data_tokenizers import word_tokenizer
 from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.finished_rows import RowOrder
-from roll.data.sft_rows import Conversation, TaughtRows, batch_of, encode_rows, read_conversations
+from roll.data.sft_rows import SFTConversation, TaughtRows, batch_of, encode_rows, read_conversations
 from roll.utils.readers import DataError
 
 PAIR = SFTDataArgs(prompt="prompt", response="response")
@@ -34,7 +34,7 @@ def pairs(*responses: str) -> list[dict[str, str]]:
     return [{"prompt": f"w{i}", "response": response} for i, response in enumerate(responses)]
 
 
-def read(files: str | tuple[str, ...], columns: SFTDataArgs) -> list[Conversation]:
+def read(files: str | tuple[str, ...], columns: SFTDataArgs) -> list[SFTConversation]:
     return read_conversations(replace(columns, file_name=(files,) if isinstance(files, str) else tuple(files)))
 
 

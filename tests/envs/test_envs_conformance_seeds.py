@@ -16,7 +16,7 @@ import pytest
 
 from roll.envs.base import Env, InvalidAction, Observation, StepResult
 from roll.envs.conformance import check_env
-from roll.envs.trial import SEED_BITS, Finding, run_seeds
+from roll.envs.trial import SEED_BITS, EnvFinding, run_seeds
 from roll.rollout.env_tasks import EnvTasks
 
 
@@ -52,11 +52,11 @@ class NeedsSmallSeeds(Walk):
         return super().reset(int(np.random.RandomState(seed).randint(10**6)), options)
 
 
-def findings(make: Any, **arguments: Any) -> list[Finding]:
+def findings(make: Any, **arguments: Any) -> list[EnvFinding]:
     return check_env(make, **{"seeds": 4, "max_steps": 12, **arguments})
 
 
-def of_level(found: list[Finding], *levels: str) -> dict[str, str]:
+def of_level(found: list[EnvFinding], *levels: str) -> dict[str, str]:
     return {finding.check: finding.message for finding in found if finding.level in levels}
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from roll.envs import env_probe as probing
 from roll.envs.conformance import CHECKS
-from roll.envs.env_probe import Probe, ProbeEnded, Probes, Refused, findings_of, findings_of_responses, taken
-from roll.envs.probe_worker import Order
+from roll.envs.env_probe import EnvProbes, Probe, ProbeEnded, Refused, findings_of, findings_of_responses, taken
+from roll.envs.probe_worker import ProbeRequest
 from roll.envs.recorded_env import Recorded, read_responses
 from roll.envs.wrappers import EnvSpec
 
@@ -23,17 +23,17 @@ def probes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probing, "_GRACE_S", 1.0)
         patch.setattr(probing, "_MEMORY_MB", 1000.0)
-        with Probes(os.environ, timeout_s=0.5) as opened:
+        with EnvProbes(os.environ, timeout_s=0.5) as opened:
             yield opened
 
 
-def order(how: str = "", when: str = "step", env_type: str = HOSTILE, **arguments) -> Order:
+def order(how: str = "", when: str = "step", env_type: str = HOSTILE, **arguments) -> ProbeRequest:
     config = {"how": how, "when": when} if env_type == HOSTILE else {}
     spec = EnvSpec(tag="x", env_type=env_type, env_config={**config, **arguments})
-    return Order(spec, num_seeds=2, max_steps=6, timeout_s=0.5, budget_s=30.0)
+    return ProbeRequest(spec, num_seeds=2, max_steps=6, timeout_s=0.5, budget_s=30.0)
 
 
-def problems(probes: Probes, asked: Order) -> dict[str, str]:
+def problems(probes: EnvProbes, asked: ProbeRequest) -> dict[str, str]:
     return {f.check: f.message for f in findings_of(probes, asked) if f.level in ("warning", "error")}
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_ends_or_holds_up_its_process_when_imported(probes, tmp_path
 
 def test_a_test_that_takes_long_stops_and_says_so():
     with Probe(os.environ, timeout_s=5.0) as probe:
-        short = Order(order("slow").spec, num_seeds=2, max_steps=50, timeout_s=5.0, budget_s=0.3)
+        short = ProbeRequest(order("slow").spec, num_seeds=2, max_steps=50, timeout_s=5.0, budget_s=0.3)
         (found,) = probe.ask("check", short, "is played")
     assert found[0] == "info"
     assert found[2] == "stopped after 0.3 s: not all was played"

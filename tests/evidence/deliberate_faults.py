@@ -262,7 +262,7 @@ FAULTS = (
     _fault(
         "engines go on with what nobody waits for",
         "rollout/lockstep_driver.py",
-        "            self._given_up.append(request_id)\n",
+        "            self._cancelled.append(request_id)\n",
         "            pass\n",
         "rollout/test_rollout_parallel_calls.py",
     ),

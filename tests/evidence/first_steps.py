@@ -35,7 +35,7 @@ from roll.strategies.training.pretrained import load_tokenizer
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 from roll.types.trajectory import Group, Task, Trajectory, Turn
-from roll.workbench.migrate.report import Report, as_yaml
+from roll.workbench.migrate.report import MigrationReport, as_yaml
 from roll.workbench.migrate.translate import migrate
 
 TRAINED = ("actor_train", "critic")
@@ -46,7 +46,7 @@ SCORING = (*TRAINED, "reference")
 class Migrated:
     """A file of another project as it is read here."""
 
-    report: Report
+    report: MigrationReport
     config: Any
     """As `roll check` reads it, for the devices that the file names."""
     alone: Any

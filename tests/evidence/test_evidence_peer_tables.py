@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from roll.workbench.migrate.peers import SYSTEMS, release
-from roll.workbench.migrate.table import Row, systems
+from roll.workbench.migrate.table import PeerKey, systems
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "generate" / "peer_tables.py"
 
@@ -56,7 +56,7 @@ def test_a_changed_default_and_an_unknown_row_are_found(folder: Path):
     now["train_ppo_ray"]["algo.kl.init_coef"] = ["float", 0.5]
     assert set(script.differing("openrlhf", now)) - set(before) == {"train_ppo_ray.algo.kl.init_coef: 0.01, now 0.5"}
     rows = systems()["openrlhf"].rows
-    rows.append(Row(key="made.up.by.nobody", fate="translated", to=("seed",)))
+    rows.append(PeerKey(key="made.up.by.nobody", fate="translated", to=("seed",)))
     try:
         assert script.unknown_rows("openrlhf", folder)[-1] == "openrlhf: made.up.by.nobody"
     finally:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, ContextFull, RefusedCall
-from roll.gateway.bodies import Limits
+from roll.gateway.bodies import GatewayLimits
 from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
 from roll.types.chat import Message, ToolCall
@@ -77,7 +77,7 @@ class EchoSession:
 class Served:
     """A gateway that runs in a thread."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: GatewayLimits | None = None) -> None:
         self.loop = asyncio.new_event_loop()
         self.gateway = Gateway(limits=limits)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -110,7 +110,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(limits: Limits | None = None) -> Iterator[Served]:
+def served(limits: GatewayLimits | None = None) -> Iterator[Served]:
     server = Served(limits)
     try:
         yield server

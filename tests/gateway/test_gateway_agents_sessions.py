@@ -13,7 +13,7 @@ from tiny_models import char_tokenizer
 from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.agents.sessions import session_maker
 from roll.gateway.base import ChatCall
-from roll.gateway.reading import Reading
+from roll.gateway.reading import ResponseReader
 from roll.rollout.agent import Agent
 from roll.rollout.message_graph import MessageGraph
 from roll.strategies.base import Completion
@@ -50,7 +50,7 @@ def test_rounds_of_calls_that_a_client_sends_back_go_on_from_the_tokens_that_wer
     tokenizer = marked_tokenizer(template)
     agent = Agent(tokenizer)
     tags = ("<think>", "</think>") if parser == "glm" else agent.thought_tags(None)
-    reading = Reading(
+    reading = ResponseReader(
         decode=lambda ids: agent.decode_response(ids, ()), token_text=str, tool_parser=parser, thinking_tags=tags,
         opened=agent.forced_think_prefix(tags), marks=agent.marks,
     )  # fmt: skip

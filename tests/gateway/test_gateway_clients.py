@@ -9,7 +9,7 @@ import openai
 import pytest
 from serving import EchoSession, opened, served
 
-from roll.gateway.bodies import Limits
+from roll.gateway.bodies import GatewayLimits
 from roll.types.chat import Message, ToolCall
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -19,7 +19,7 @@ ASK = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def server():
-    with served(Limits(keep_alive_seconds=0.05)) as running:
+    with served(GatewayLimits(keep_alive_seconds=0.05)) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ import pytest
 from serving import EchoSession, opened, served
 from test_gateway_hostile import ASK, Raw
 
-from roll.gateway.bodies import Limits
+from roll.gateway.bodies import GatewayLimits
 from roll.gateway.connections import HEAD_BYTES
 
 LINE = b"x-more: " + b"y" * 1000 + b"\r\n"
@@ -18,7 +18,7 @@ LINE = b"x-more: " + b"y" * 1000 + b"\r\n"
 
 @pytest.fixture(scope="module")
 def server():
-    with served(Limits(calls=64)) as running:
+    with served(GatewayLimits(calls=64)) as running:
         yield running
 
 
@@ -158,7 +158,7 @@ def test_two_keys_are_none(session):
 
 def test_a_client_that_does_not_read_keeps_its_connection_for_a_while_only(monkeypatch):
     monkeypatch.setattr("roll.gateway.connections._FLUSH_SECONDS", 0.2)
-    with served(Limits(idle_seconds=1)) as server:
+    with served(GatewayLimits(idle_seconds=1)) as server:
         session = EchoSession()
         address, session.key = server.open(session)
         large = {"model": "policy", "messages": [{"role": "user", "content": "b" * 7_000_000}]}

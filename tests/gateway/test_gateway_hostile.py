@@ -16,7 +16,7 @@ from serving import EchoSession, opened, served
 
 from roll.gateway.app import App
 from roll.gateway.base import RefusedCall
-from roll.gateway.bodies import Limits, parsed
+from roll.gateway.bodies import GatewayLimits, parsed
 from roll.gateway.registry import Sessions, new_key
 
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
@@ -24,7 +24,7 @@ ASK = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 
 @pytest.fixture(scope="module")
 def server():
-    limits = Limits(
+    limits = GatewayLimits(
         body_bytes=20_000, body_seconds=0.5, call_seconds=1.5, calls=6, session_calls=4, keep_alive_seconds=0.05
     )
     with served(limits) as running:
@@ -152,7 +152,7 @@ def test_a_body_that_is_no_request_is_refused(session, body, path):
 
 
 def test_bodies_are_limited_in_size_depth_and_number():
-    limits = Limits(depth=5, values=20)
+    limits = GatewayLimits(depth=5, values=20)
     assert parsed(b"[[[[[1]]]]]", limits) == [[[[[1]]]]]
     with pytest.raises(RefusedCall, match="deeper than 5"):
         parsed(b"[[[[[[1]]]]]]", limits)
@@ -290,7 +290,7 @@ def test_calls_under_way_are_limited_by_session_and_in_all(server):
 
 
 def test_connections_that_ask_for_nothing_keep_nobody_out_and_are_closed():
-    with served(Limits(calls=2, idle_seconds=1)) as server:
+    with served(GatewayLimits(calls=2, idle_seconds=1)) as server:
         session = EchoSession()
         address, key = server.open(session)
         with contextlib.ExitStack() as held:
@@ -321,7 +321,7 @@ class Door:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.sessions = Sessions(Limits())
+        self.sessions = Sessions(GatewayLimits())
         self.key = new_key()
         self.session = EchoSession()
         self.path = self.sessions.open(self.session, self.key)

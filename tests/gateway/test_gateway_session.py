@@ -9,7 +9,7 @@ from tiny_models import char_tokenizer
 
 from roll.gateway.base import ChatCall, RefusedCall
 from roll.gateway.protocols import wire_formats
-from roll.gateway.reading import Reading
+from roll.gateway.reading import ResponseReader
 from roll.gateway.session import EpisodeSession, SessionSettings
 from roll.rollout.agent import Agent
 from roll.rollout.chat_format import ChatTemplate
@@ -57,7 +57,7 @@ def make(*replies, tool_parser="hermes", thinking_tags=None, length=2000, max_ne
     key = EpisodeKey(seed=1, purpose="train", step=1, position=0, member=0)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.7)
     episode = Episode(engines, agent, None, task, key, params, length)
-    reading = Reading(
+    reading = ResponseReader(
         decode=lambda ids: agent.decode_response(ids, ()),
         token_text=lambda token: TOKENIZER.decode([token]),
         tool_parser=tool_parser,
@@ -497,7 +497,7 @@ def test_a_template_that_opens_a_thought_reads_it_apart_without_tags_and_no_call
     tags = agent.thought_tags(None)
     assert tags == ("<think>", "</think>") and agent.forced_think_prefix(tags) == "<think>"
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    reading = Reading(
+    reading = ResponseReader(
         decode=lambda ids: agent.decode_response(ids, ()), token_text=str, tool_parser="hermes", thinking_tags=tags,
         opened=agent.forced_think_prefix(tags), marks=agent.marks,
     )  # fmt: skip

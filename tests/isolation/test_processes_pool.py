@@ -21,7 +21,7 @@ from roll.isolation.processes.child import ChildProcess, child_environment
 from roll.isolation.processes.frames import Frames, packets
 from roll.isolation.processes.limits import passed_environment
 from roll.isolation.processes.process_pool import ProcessPool
-from roll.isolation.processes.worker_process import Call, Ended, WorkerProcess
+from roll.isolation.processes.worker_process import Call, WorkerExit, WorkerProcess
 
 
 class Words(ProcessPool[tuple[int, str, Future[Any]]]):
@@ -46,7 +46,7 @@ class Words(ProcessPool[tuple[int, str, Future[Any]]]):
         process.assigned[item[0]] = item
         process.send(Call(item[0], (item[1],), item[1], f"during {item[1]}"))
 
-    def _lost(self, items: Sequence[Any], ended: Ended, successor: WorkerProcess[Any] | None) -> None:
+    def _lost(self, items: Sequence[Any], ended: WorkerExit, successor: WorkerProcess[Any] | None) -> None:
         for item in items:
             item[2].set_exception(RuntimeError(ended.reason))
 

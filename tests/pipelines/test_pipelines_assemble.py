@@ -13,7 +13,7 @@ from rows import R, make_config, make_rollouts
 
 from roll.pipelines.rollouts.assemble import assemble
 from roll.pipelines.rollouts.rollout_metrics import rollout_metrics
-from roll.pipelines.run.report import Report
+from roll.pipelines.run.report import RunReport
 from roll.tracking.timing import Timers
 from roll.types.trajectory import Group, Task, Trajectory, Turn
 
@@ -98,7 +98,7 @@ def test_episodes_of_several_rows_count_once_in_metrics():
 def test_a_dumped_row_shows_the_prompt_that_its_context_begins_with(tmp_path):
     two = (turn([1, 2], [3]), turn([4], [5, 6], reset=True), turn([7], [8]))
     config = make_config(rollout_dump_dir=str(tmp_path), logging_dir=str(tmp_path / "logs"), track_with=())
-    report = Report(config, Timers(), NumberTokenizer(), resume_step=None)
+    report = RunReport(config, Timers(), NumberTokenizer(), resume_step=None)
     report.rollouts(1, assemble([group((turn([9], [10]),), two)]))
     rows = read_rollouts(next(tmp_path.glob("*.parquet")))
     assert [(row.member, row.prompt, row.response) for row in rows] == [

@@ -124,7 +124,7 @@ def test_nothing_is_kept_where_no_engine_can_be_replaced(inline: Executor, tmp_p
     for keys in ({"engine": "hf_infer", "engine_restarts": 1}, {"engine_restarts": 0}):
         sync = sync_of(fake_config(tmp_path, async_generation_ratio=1.0, **keys), trainer, engines)
         sync(0)
-        assert sync._last["merged"].kept == []
+        assert sync._last["merged"].handles == []
 
 
 @pytest.mark.parametrize("wanted", WANTED)

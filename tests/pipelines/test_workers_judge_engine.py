@@ -10,7 +10,7 @@ import pytest
 
 from roll.pipelines.workers.judge_endpoint import JudgeFailed
 from roll.pipelines.workers.judge_engine import EngineJudge
-from roll.rewards.judge_cache import Verdict
+from roll.rewards.judge_cache import JudgeVerdict
 from roll.strategies.base import Completion
 
 
@@ -84,7 +84,7 @@ def test_an_answer_that_can_not_be_read_leaves_no_other_open(judge):
     judge._flush()
     with pytest.raises(UnicodeError):
         first.result(timeout=20)
-    assert second.result(timeout=20) == Verdict("Score: 5", 2, 1)
+    assert second.result(timeout=20) == JudgeVerdict("Score: 5", 2, 1)
 
 
 def test_who_has_stopped_waiting_holds_nobody(judge):

@@ -11,9 +11,9 @@ import pytest
 from roll.rewards.base import RewardRequest, RewardSpec
 from roll.rewards.exact import exact
 from roll.rewards.format import format as form
+from roll.rewards.format import regex
 from roll.rewards.gsm8k import gsm8k
 from roll.rewards.length import length
-from roll.rewards.regex import regex
 from roll.rewards.repetition import repetition
 from roll.rewards.reward_pool import RewardPool
 from roll.types.trajectory import Task

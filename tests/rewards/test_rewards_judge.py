@@ -7,7 +7,7 @@ import json
 import pytest
 
 from roll.configs.schema.judge_config import JudgeConfig
-from roll.rewards.judge_cache import JudgeCache, Verdict, cache_key
+from roll.rewards.judge_cache import JudgeCache, JudgeVerdict, cache_key
 from roll.rewards.judge_score import Rubric, UnjudgeableRow, agreement, harmless
 from roll.types.trajectory import Task
 
@@ -102,21 +102,21 @@ def test_a_domain_has_its_own_rubric():
 def test_answers_are_kept_in_a_file_that_a_killed_run_left_torn(tmp_path):
     file = tmp_path / "cache.jsonl"
     with JudgeCache(10, str(file)) as cache:
-        cache.put("a", Verdict("Score: 1", 5, 2))
+        cache.put("a", JudgeVerdict("Score: 1", 5, 2))
     file.write_text(file.read_text() + '{"key": "b", "te')
     with JudgeCache(10, str(file)) as cache:
-        assert cache.get("a") == Verdict("Score: 1", 5, 2)
+        assert cache.get("a") == JudgeVerdict("Score: 1", 5, 2)
         assert cache.get("b") is None
-        cache.put("c", Verdict("Score: 2"))
+        cache.put("c", JudgeVerdict("Score: 2"))
     assert json.loads(file.read_text().splitlines()[-1])["key"] == "c"
     with JudgeCache(10, str(file)) as cache:
-        assert cache.get("c") == Verdict("Score: 2")
+        assert cache.get("c") == JudgeVerdict("Score: 2")
 
 
 def test_the_oldest_answers_go_first():
     cache = JudgeCache(2)
     for key in "abc":
-        cache.put(key, Verdict(key))
+        cache.put(key, JudgeVerdict(key))
     assert [cache.get(key) is not None for key in "abc"] == [False, True, True]
     assert cache_key("m", 1) != cache_key("m", 2)
 

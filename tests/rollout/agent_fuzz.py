@@ -24,8 +24,8 @@ from roll.envs.wrappers import without_thoughts
 from roll.pipelines.rollouts.assemble import Rollouts, assemble
 from roll.rollout.agent import Agent
 from roll.rollout.chat_format import ChatTemplate
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.message_graph import MessageGraph
 from roll.rollout.scheduler import CollectPlan, RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams

@@ -11,8 +11,8 @@ from roll.data.templates import render_chat
 from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_key import EpisodeKey
+from roll.rollout.episode_player import EpisodePlayer
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.trajectory import Group, Task, Trajectory
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from roll.envs.base import Message, Observation, StepResult
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.agent import Agent
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.scheduler import CollectPlan, RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams

@@ -22,8 +22,8 @@ from tiny_models import char_tokenizer
 
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams

@@ -20,8 +20,8 @@ from roll.rollout.agent import Agent
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.engine_driver import RolloutStalled
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.routing import Router
 from roll.strategies.base import EngineDied, Request, SamplingParams
 from roll.types.trajectory import Group, Trajectory, Turn

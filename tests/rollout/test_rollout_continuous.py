@@ -15,8 +15,8 @@ from roll.rollout.async_scheduler import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.continuous_driver import ContinuousDriver, EngineLost
 from roll.rollout.engine_driver import RolloutStalled
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler

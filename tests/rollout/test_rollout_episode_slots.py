@@ -8,7 +8,7 @@ import pytest
 from fakes import NumberTokenizer, RewardEnv, ScriptedRanks, Source, first_prompt, instant, make_plan, make_tasks
 
 from roll.rollout.agent import Agent
-from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.episode_slots import EpisodeSlots
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.scheduler import RolloutScheduler

@@ -11,8 +11,8 @@ from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant,
 
 from roll.rollout.agent import Agent
 from roll.rollout.continuous_driver import ContinuousDriver
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Completion

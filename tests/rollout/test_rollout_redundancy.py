@@ -16,8 +16,8 @@ from roll.rollout import episode_groups as groups
 from roll.rollout.agent import Agent
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
 from roll.rollout.continuous_driver import ContinuousDriver
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_groups import REPLACED, AllEpisodesFailed, FilterBudgetExhausted
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.trajectory import EpisodeError, Group, Trajectory, Turn

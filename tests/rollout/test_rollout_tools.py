@@ -18,8 +18,8 @@ from roll.envs.tools.toolbox import Toolbox
 from roll.pipelines.rollouts.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.tool_rollout import ToolRollout
 from roll.rollout.tool_turns import ToolTurns
 from roll.strategies.base import SamplingParams

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roll.pipelines.workers.engine_probe import Probes
+from roll.pipelines.workers.engine_probe import EngineProbes
 from roll.strategies.base import EngineDied, Request, RequestRefused, SamplingParams
 from roll.strategies.engines import async_engine
 from roll.strategies.engines.async_engine import AsyncEngine
@@ -42,7 +42,7 @@ class Counting(EngineBackend):
         if self.broken:
             raise self.broken
 
-    async def stream(self, request_id, prompt_ids, params, seed, *, whole):
+    async def stream(self, request_id, prompt_ids, params, seed, *, final_only):
         self.prompts.append(tuple(prompt_ids))
         self.seeds.append(seed)
         assert params.ignore_eos and not params.stop_strings
@@ -409,10 +409,10 @@ def test_close_ends_everything_and_a_second_call_does_nothing(make):
 class Choosy(Counting):
     """Refuses prompts that begin with 13, as an engine does that knows a rule which nobody else does."""
 
-    async def stream(self, request_id, prompt_ids, params, seed, *, whole):
+    async def stream(self, request_id, prompt_ids, params, seed, *, final_only):
         if prompt_ids[0] == 13:
             raise RequestRefused("the engine has no 13")
-        async for part in super().stream(request_id, prompt_ids, params, seed, whole=whole):
+        async for part in super().stream(request_id, prompt_ids, params, seed, final_only=final_only):
             yield part
 
 
@@ -429,7 +429,7 @@ def test_a_request_that_the_engine_refuses_ends_alone(make):
 
 
 def test_a_worker_says_of_each_request_of_a_call_whether_its_engine_refuses_it(make):
-    probes = Probes(make(Choosy(), max_context=20), timeout=10.0)
+    probes = EngineProbes(make(Choosy(), max_context=20), timeout=10.0)
     probes.submit([request("good"), request("long", range(1, 30)), request("hot", temperature=-1.0)])
     done, end = {}, time.monotonic() + 10
     while len(done) < 3 and time.monotonic() < end:

@@ -13,7 +13,7 @@ from test_engines_async import Counting, make, request  # noqa: F401 - make is a
 from roll.strategies.base import Request, SamplingParams
 from roll.strategies.engines.engine_backend import Sampled
 from roll.strategies.engines.responses import Response
-from roll.strategies.engines.vllm.vllm_engine import VllmBackend, told_experts
+from roll.strategies.engines.vllm.vllm_engine import VllmBackend, sampled_experts
 
 
 def rows(*numbers, dtype=np.int16):
@@ -56,9 +56,9 @@ def test_a_token_that_two_streams_have_read_keeps_the_experts_of_the_first():
 class Telling(Counting):
     """Says with its last tokens that a token at position p under weight w went to expert 100 w + p."""
 
-    async def stream(self, request_id, prompt_ids, params, seed, *, whole):
+    async def stream(self, request_id, prompt_ids, params, seed, *, final_only):
         read = len(prompt_ids) - 1
-        async for part in super().stream(request_id, prompt_ids, params, seed, whole=whole):
+        async for part in super().stream(request_id, prompt_ids, params, seed, final_only=final_only):
             read += len(part.tokens)
             ends = part.ended is not None
             yield Sampled(*part[:3], rows(*(100 * self.weight + np.arange(read))) if ends else None)
@@ -100,7 +100,9 @@ def parts_of_vllm(*parts):
     backend._engine, backend._params = SimpleNamespace(generate=generate), lambda *_, **__: None
 
     async def collect():
-        return [part async for part in backend.stream("r", (5, 6, 7), SamplingParams(max_new_tokens=4), 0, whole=True)]
+        return [
+            part async for part in backend.stream("r", (5, 6, 7), SamplingParams(max_new_tokens=4), 0, final_only=True)
+        ]
 
     return asyncio.run(collect())
 
@@ -116,4 +118,4 @@ def test_experts_of_other_tokens_than_vllm_has_read_are_refused():
     for wrong in (rows(1, 2, 3, 4), rows(1, 2, 3, 4, 5, 6), np.zeros((5, 2), np.uint8)):
         with pytest.raises(RuntimeError, match="5 tokens read"):
             parts_of_vllm(((8, 9, 4), "length", wrong))
-    assert len(told_experts(rows(1, 2), 5, whole=False)) == 2  # of an aborted response
+    assert len(sampled_experts(rows(1, 2), 5, complete=False)) == 2  # of an aborted response

@@ -10,8 +10,8 @@ from roll.strategies.base import SamplingParams
 from roll.strategies.engines.sglang.sglang_engine import SglangBackend
 
 
-@pytest.mark.parametrize(("whole", "interval"), [(False, 1), (True, 256)])
-def test_tokens_of_a_response_that_nobody_watches_come_many_in_a_message(monkeypatch, whole, interval):
+@pytest.mark.parametrize(("final_only", "interval"), [(False, 1), (True, 256)])
+def test_tokens_of_a_response_that_nobody_watches_come_many_in_a_message(monkeypatch, final_only, interval):
     backend, sent = SglangBackend({}, None, vocab_size=10), []
 
     def answer(message):
@@ -21,7 +21,7 @@ def test_tokens_of_a_response_that_nobody_watches_come_many_in_a_message(monkeyp
     monkeypatch.setattr(backend, "_send", answer)
 
     async def draw():
-        stream = backend.stream("r", [1, 2], SamplingParams(max_new_tokens=4), 0, whole=whole)
+        stream = backend.stream("r", [1, 2], SamplingParams(max_new_tokens=4), 0, final_only=final_only)
         return [sampled async for sampled in stream]
 
     assert asyncio.run(draw()) == [((5, 6), (-0.1, -0.2), "stop", None)]

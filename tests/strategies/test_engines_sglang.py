@@ -152,7 +152,7 @@ def test_what_sglang_refuses_is_reported_in_its_words(under_test):
 
     async def draw():
         params = SamplingParams(max_new_tokens=4, top_p=3.0, ignore_eos=True)
-        async for _ in backend.stream("bad", [9, 8], params, 0, whole=True):
+        async for _ in backend.stream("bad", [9, 8], params, 0, final_only=True):
             pass
 
     async def bucket():

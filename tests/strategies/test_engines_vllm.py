@@ -74,7 +74,7 @@ def test_what_vllm_itself_refuses_is_no_death(tested):
 
     async def draw(**params):
         params = SamplingParams(**{"max_new_tokens": 4, "ignore_eos": True, **params})
-        async for _ in backend.stream("bad", [9, 8], params, 0, whole=True):
+        async for _ in backend.stream("bad", [9, 8], params, 0, final_only=True):
             pass
 
     for wrong, message in (({"top_p": 3.0}, "top_p"), ({"stop_token_ids": (1 << 30,)}, "out-of-vocab")):

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
 from roll.strategies.base import LossFn
-from roll.workbench.planning.activations import Numbers, kept_bytes
+from roll.workbench.planning.activations import Numbers, selective_bytes
 from roll.workbench.planning.architecture import architecture_of
 
 PACKED = {"use_sequence_packing": True}
@@ -83,7 +83,7 @@ def test_the_plan_knows_what_a_layer_keeps(model_of, family):
     _, _, (full,) = step(path, FULL, PACKED)
     _, _, (selective,) = step(path, SELECTIVE, PACKED)
     tokens, numbers = int(make_batch().lengths.sum()), Numbers(computed=4, residual=4)
-    more = kept_bytes(arch, numbers, sparse=False) - 4 * arch.hidden
+    more = selective_bytes(arch, numbers, sparse=False) - 4 * arch.hidden
     assert selective - full == pytest.approx(tokens * arch.layers * more, rel=0.1)
 
 

@@ -17,7 +17,7 @@ from roll.configs.rules import megatron_fields
 from roll.configs.rules.megatron_fields import refused_fields
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.families import architecture
-from roll.strategies.megatron.mapping import Entry, HfTensor, Segment
+from roll.strategies.megatron.mapping import HfTensor, MappedParameter, Segment
 from roll.strategies.megatron.megatron_build import transformer_config
 from roll.strategies.megatron.megatron_weights import Held, _fill
 
@@ -215,7 +215,7 @@ def test_what_megatron_refuses_is_said_of_the_fields_that_were_added():
 
 def test_a_parameter_that_is_larger_than_the_folders_tensors_is_refused():
     # Rows 0 to 3 come from the folder; a gate in the same parameter would have eight rows.
-    entry = Entry(
+    entry = MappedParameter(
         parameters=("linear.weight",), tensors=(HfTensor("q.weight", (4, 2)),), segments=(Segment(0, 0, 4),), dim=0
     )
     held = Held(entry, None, torch.nn.Parameter(torch.zeros(8, 2)), torch.zeros(8, 2))

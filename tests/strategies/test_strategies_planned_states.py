@@ -160,7 +160,7 @@ def check(ranks, path, strategy, options, world, *, kind="policy", model=None, l
         assert before["gradients"] == plan.gradients + plan.host_gradients, f"gradients of rank {rank}"
         assert after["optimizer"] == plan.optimizer + plan.host_optimizer, f"optimizer states of rank {rank}"
         assert after["weights"] == plan.weights + plan.host_weights
-        kept = plan.kept_gradients + plan.host_gradients
+        kept = plan.retained_gradients + plan.host_gradients
         assert after["gradients"] == kept, f"gradients that rank {rank} keeps"
         assert after["buffers"] == plan.buffers, f"buckets of rank {rank}"
 

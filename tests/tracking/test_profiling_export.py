@@ -13,7 +13,7 @@ import pytest
 
 from roll.tracking import spans
 from roll.tracking.profiling import otlp
-from roll.tracking.profiling.otlp import OtlpCollector, SpanFile, as_otlp
+from roll.tracking.profiling.otlp import OtlpCollector, SpanWriter, as_otlp
 from roll.tracking.spans import Span, SpanContext, SpanLog, recording_to, span, trace
 
 CONTEXT = SpanContext("0123456789abcdef" * 2, "fedcba9876543210")
@@ -151,7 +151,7 @@ def test_the_json_form_of_a_span_is_that_of_the_protocol(tmp_path):
         ]
     }
     for resumed in (False, True, True):
-        file = SpanFile(tmp_path / "logs" / "spans.jsonl", {}, resumed=resumed)
+        file = SpanWriter(tmp_path / "logs" / "spans.jsonl", {}, resumed=resumed)
         file.export([ONE])
         file.export([])
         file.close()

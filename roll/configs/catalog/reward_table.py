@@ -12,7 +12,7 @@ REWARDS: dict[str, Entry] = {
     "ifeval": Entry(path="roll.rewards.ifeval:ifeval", answers=False),
     "choice": Entry(path="roll.rewards.choice:choice"),
     "exact": Entry(path="roll.rewards.exact:exact"),
-    "regex": Entry(path="roll.rewards.regex:regex"),
+    "regex": Entry(path="roll.rewards.format:regex"),
     "format": Entry(path="roll.rewards.format:format", answers=False),
     "length": Entry(path="roll.rewards.length:length", answers=False),
     "repetition": Entry(path="roll.rewards.repetition:repetition", answers=False),

@@ -26,7 +26,7 @@ TRANSPORTS: dict[str, Transport] = {
     "broadcast": Transport(path="roll.distributed.transports.broadcast", streams=True),
 }
 
-MOST_SENDERS = 8
+MAX_SENDERS = 8
 """Ranks of the trainer that send a share each; an engine keeps the buffers of all of them open."""
 
 
@@ -36,7 +36,7 @@ def who_sends(
     engines: Sequence[tuple[int, ...]],
     *,
     on_accelerator: bool,
-    most: int = MOST_SENDERS,
+    most: int = MAX_SENDERS,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return `senders` and `sources` of a route (roll/distributed/transports).
 

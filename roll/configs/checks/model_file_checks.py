@@ -45,7 +45,7 @@ def _lacks(folder: Path, names: Sequence[str]) -> bool:
     return not any(next(folder.glob(name), None) for name in names)
 
 
-PATIENCE_S = 1.5
+HUB_TIMEOUT_S = 1.5
 """Seconds that the hub has to answer. Its own client tries five times with pauses, for each file again."""
 
 
@@ -64,7 +64,7 @@ def hub_problem(name: str) -> str:
         return f"{name!r} isn't in the hub's cache, and HF_HUB_OFFLINE forbids to look further"
     request = Request(f"{constants.ENDPOINT}/api/models/{quote(name)}", method="HEAD")
     try:
-        with urlopen(request, timeout=PATIENCE_S):
+        with urlopen(request, timeout=HUB_TIMEOUT_S):
             return ""
     except HTTPError as error:
         if error.code == 404:

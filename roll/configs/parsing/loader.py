@@ -54,8 +54,8 @@ MISSING_VALUE = "a value in place of ???"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a file says, as far as it can be used."""
+class ConfigReading:
+    """A configuration as far as it can be used, and what is wrong with it."""
 
     config: RunConfig | None
     """None where not even the sections are there."""
@@ -84,7 +84,7 @@ def load_config(
     return reading.config
 
 
-def read_config(file: Path, overrides: Sequence[str] = (), *, check: bool = True) -> Reading:
+def read_config(file: Path, overrides: Sequence[str] = (), *, check: bool = True) -> ConfigReading:
     """Return what a file says, and all that is wrong with it; rules speak about the values that can be used.
 
     Raises `ConfigError` where it can't be composed at all.
@@ -92,12 +92,12 @@ def read_config(file: Path, overrides: Sequence[str] = (), *, check: bool = True
     return _read(_composed(file, overrides), check=check)
 
 
-def read_tree(tree: Mapping[str, Any], source: str = "") -> Reading:
+def read_tree(tree: Mapping[str, Any], source: str = "") -> ConfigReading:
     """Return the same of keys and values that need no composition: a file that is composed, or a dict of a program."""
     return _read(_Composed(dict(tree), _pipeline_of(tree, source), [], KeyLines(None)), check=True)
 
 
-def _read(composed: _Composed, *, check: bool) -> Reading:
+def _read(composed: _Composed, *, check: bool) -> ConfigReading:
     plain, notes = adopted(composed.plain, frozenset(composed.cls.__dataclass_fields__))
     holds_out = plain.get("validation_share") and issubclass(composed.cls, RLVRConfig)
     if holds_out and plain.get("validation") is None:
@@ -110,7 +110,7 @@ def _read(composed: _Composed, *, check: bool) -> Reading:
         ruled = validate(config, sound=sound and not composed.violations)
         violations += [violation for violation in ruled if violation.path not in reported]
     sound = sound and config is not None and not composed.violations
-    return Reading(config, sound, violations, composed.key_lines, tuple(notes))
+    return ConfigReading(config, sound, violations, composed.key_lines, tuple(notes))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class OpenEnvError(RuntimeError):
         self.code = code
 
 
-class Session(Protocol):
+class OpenEnvSession(Protocol):
     """One episode at a server."""
 
     def reset(self, arguments: Mapping[str, Any]) -> Any:

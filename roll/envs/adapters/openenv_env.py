@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from roll.envs.adapters.base import HubEnv, HubError, ended
-from roll.envs.adapters.openenv_client import HttpSession, OpenEnvError, Session, WebSocketSession, fetched
+from roll.envs.adapters.openenv_client import HttpSession, OpenEnvError, OpenEnvSession, WebSocketSession, fetched
 from roll.envs.base import InvalidAction, Observation, StepResult
 from roll.utils.importing import load_object
 
@@ -71,7 +71,7 @@ class OpenEnvEnv(HubEnv):
         self._show = None if render is None else load_object(render, key="render", kind="function")
         self._field = action_field if action_field is not None or parse is not None else self._asked_field()
         self._success_from, self._options, self.instructions = success_from, options, instructions
-        self._session: Session | None = None
+        self._session: OpenEnvSession | None = None
         self._return = 0.0
 
     def begin(self, seed: int, options: Mapping[str, Any]) -> Observation:

@@ -12,7 +12,7 @@ from typing import Any
 
 from roll.envs.base import InvalidAction
 
-MOST_NUMBERS = 64
+MAX_NUMBERS = 64
 """Numbers of an array that is shown; a picture has more."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _LONGEST = 2000  # Characters of an action that numbers are looked for in
@@ -35,7 +35,7 @@ def unreadable(space: Any) -> str:
         count = 1
         for length in space.shape:
             count *= length
-        return "" if count <= MOST_NUMBERS else f"{count} numbers, which is more than {MOST_NUMBERS}"
+        return "" if count <= MAX_NUMBERS else f"{count} numbers, which is more than {MAX_NUMBERS}"
     if kind in ("Dict", "Tuple"):
         inner = space.spaces.values() if kind == "Dict" else space.spaces
         return next((why for one in inner if (why := unreadable(one))), "")

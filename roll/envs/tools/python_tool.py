@@ -29,7 +29,7 @@ _ENDINGS = {
 
 
 @dataclass
-class Session:
+class PythonSession:
     """Of one episode."""
 
     running: Running | None = None
@@ -71,17 +71,17 @@ class PythonTool(Tool):
     def keeps_state(self) -> bool:
         return self._session
 
-    def create(self, task: Task, kwargs: Mapping[str, Any]) -> Session:  # noqa: ARG002
-        return Session()
+    def create(self, task: Task, kwargs: Mapping[str, Any]) -> PythonSession:  # noqa: ARG002
+        return PythonSession()
 
-    def call(self, arguments: Mapping[str, Any], state: Session) -> ToolReply:
+    def call(self, arguments: Mapping[str, Any], state: PythonSession) -> ToolReply:
         code = arguments["code"]
         try:
             return self._in_session(code, state) if self._session else self._alone(code)
         except SandboxError as error:
             raise ToolFailure(f"the sandbox failed: {error}") from error
 
-    def close(self, state: Session) -> None:
+    def close(self, state: PythonSession) -> None:
         if state.running is not None:
             state.running.kill()
 
@@ -94,7 +94,7 @@ class PythonTool(Tool):
         printed, _, _ = outcome.stdout.decode("utf-8", "replace").partition(f"\n{mark}\n")
         return self._reply(printed, outcome if mark.encode() not in outcome.stdout else None)
 
-    def _in_session(self, code: str, state: Session) -> ToolReply:
+    def _in_session(self, code: str, state: PythonSession) -> ToolReply:
         if state.running is None:
             limits = Limits(wall_s=_SESSION_S, cpu_s=_SESSION_S, memory_mb=self._memory_mb, output_bytes=_SESSION_BYTES)
             state.running = self._sandbox.start(Program(source=_source()), limits)

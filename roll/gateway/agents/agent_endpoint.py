@@ -12,7 +12,7 @@ from typing import Any
 from roll.configs.schema.agents_config import AgentEnv, GatewayConfig
 from roll.gateway.agents.remote_agents import NoModel, RemoteRunner, WorkQueue
 from roll.gateway.agents.runners import CommandRunner, FunctionRunner, Runner
-from roll.gateway.bodies import Limits
+from roll.gateway.bodies import GatewayLimits
 from roll.gateway.proxied import ProxiedModel
 from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
@@ -36,7 +36,7 @@ class RunEndpoint:
         self, config: GatewayConfig, agents: Mapping[str, AgentEnv], folder: Path, engines: EngineDriver
     ) -> None:
         self._config = config
-        limits = Limits(call_seconds=config.call_timeout_s, body_bytes=int(config.max_body_mb * 2**20))
+        limits = GatewayLimits(call_seconds=config.call_timeout_s, body_bytes=int(config.max_body_mb * 2**20))
         self._gateway = Gateway(config.host, config.port, limits)
         self._folder = folder
         self._queue = WorkQueue(engines)

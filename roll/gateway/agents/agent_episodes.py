@@ -23,8 +23,8 @@ from roll.gateway.agents.logs import AgentLog
 from roll.gateway.agents.pool import AgentFailed
 from roll.gateway.agents.process import AgentNotStarted
 from roll.gateway.agents.remote_agents import RemoteRunner
-from roll.gateway.agents.runners import Order, Outcome
-from roll.gateway.agents.score import Score, ScoreError, last_json, score_of
+from roll.gateway.agents.runners import AgentOutcome, Order
+from roll.gateway.agents.score import EpisodeScore, ScoreError, last_json, score_of
 from roll.gateway.agents.sessions import AgentSession
 from roll.gateway.base import RefusedCall
 from roll.gateway.registry import new_key
@@ -102,7 +102,7 @@ class _Play:
         self._env, self._tag, self._episode, self._session = env, tag, episode, session
         self._submit_reward, self._counters = submit_reward, counters
         self._log = AgentLog()
-        self._posted: Score | None = None
+        self._posted: EpisodeScore | None = None
         self._answer: str | None = None  # As an agent elsewhere states it
         self._failure = ""  # As it admits it
         self._ended: Callable[[], None] = lambda: None
@@ -139,14 +139,14 @@ class _Play:
         finally:
             self._keep_log(log_folder, failed)
 
-    async def _run(self, running: Awaitable[Outcome]) -> Outcome:
+    async def _run(self, running: Awaitable[AgentOutcome]) -> AgentOutcome:
         task = asyncio.ensure_future(running)
-        given_up = asyncio.ensure_future(self._session.given_up.wait())
+        abandoned = asyncio.ensure_future(self._session.abandoned.wait())
         insisted = asyncio.ensure_future(self._session.insists.lasts(_GRACE_S))
-        ends = [task, given_up, insisted]
+        ends = [task, abandoned, insisted]
         try:
             await asyncio.wait(ends, timeout=self._env.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if self._session.given_up.is_set():
+            if self._session.abandoned.is_set():
                 raise EpisodeError("aborted", "stopped by the scheduler")
             if task.done():
                 return task.result()
@@ -154,7 +154,7 @@ class _Play:
                 waited = (
                     f"asked on for over {_GRACE_S:g} s" if insisted.done() else f"took over {self._env.timeout_s:g} s"
                 )
-                return Outcome(how=f"no score: it {waited}, and {self._session.spent}", code=None)
+                return AgentOutcome(how=f"no score: it {waited}, and {self._session.spent}", code=None)
             self._counters["agent/timeouts"] += 1
             waited = "for the agent's end"
             if self._env.remote and not self._session.calls:
@@ -165,7 +165,7 @@ class _Play:
             self._counters["agent/crashes"] += 1
             raise EpisodeError("env_error", str(error)) from None
         except AgentFailed as error:
-            return Outcome(how=str(error), code=None)
+            return AgentOutcome(how=str(error), code=None)
         except ValueError as error:
             raise EpisodeError("env_error", str(error)) from None
         finally:
@@ -173,7 +173,7 @@ class _Play:
                 waiting.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _finish(self, outcome: Outcome) -> None:
+    async def _finish(self, outcome: AgentOutcome) -> None:
         """Score the episode; raises `EpisodeError` where nothing says what it was worth."""
         if not self._session.calls and not self._session.spent:
             self._counters["agent/never_called"] += 1
@@ -205,7 +205,7 @@ class _Play:
         if self._session.spent:
             self._episode.truncate()
 
-    async def _score(self, outcome: Outcome) -> Score:
+    async def _score(self, outcome: AgentOutcome) -> EpisodeScore:
         source = self._env.score_source
         if self._failure:
             raise EpisodeError("env_error", f"the agent says that it failed: {self._failure}")
@@ -220,7 +220,7 @@ class _Play:
             raise EpisodeError("env_error", f"the agent ended with {outcome.how}{self._last_words()}")
         if source == "exit":
             assert outcome.code is not None
-            return Score(reward=rewards[outcome.code])
+            return EpisodeScore(reward=rewards[outcome.code])
         if source == "reward":
             return await self._rewarded(outcome)
         if source == "output":
@@ -233,7 +233,7 @@ class _Play:
             raise ScoreError(f"the agent ended without posting its score to <base_url>/score{self._last_words()}")
         return self._posted
 
-    async def _rewarded(self, outcome: Outcome) -> Score:
+    async def _rewarded(self, outcome: AgentOutcome) -> EpisodeScore:
         """Return what the reward function gives for the final answer."""
         assert self._submit_reward is not None
         answer, last = outcome.value, self._session.last_answer
@@ -247,7 +247,7 @@ class _Play:
             raise _Reward("unscored", result.error)
         if result.reward is None:
             raise _Reward("reward_error", f"{result.status} after {result.attempts} attempts: {result.error}")
-        return Score(reward=result.reward.value, parts=result.reward.parts, answer=result.reward.answer)
+        return EpisodeScore(reward=result.reward.value, parts=result.reward.parts, answer=result.reward.answer)
 
     async def _take_score(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer `POST <base_url>/score`. Raises `RefusedCall`."""

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-_LOOKS_S = 0.5
+_POLL_S = 0.5
 _MAX_ENTRIES = 200_000  # files and folders
 
 
@@ -37,7 +37,7 @@ def main() -> int:
     over, ended = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not ended.wait(_LOOKS_S):
+        while not ended.wait(_POLL_S):
             if written(folder, most) > most:
                 over.set()
                 program.kill()

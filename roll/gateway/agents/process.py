@@ -38,7 +38,7 @@ class AgentNotStarted(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AgentExit:
     """How an agent's process ended."""
 
     code: int | None
@@ -61,7 +61,7 @@ class AgentProcess:
         """Of the agent, not of its supervisor."""
         loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = loop.create_future()
-        self._ended: asyncio.Future[Ended] = loop.create_future()
+        self._ended: asyncio.Future[AgentExit] = loop.create_future()
         self._process: subprocess.Popen[bytes]
         self._control: socket.socket
         self._watching: asyncio.Task[None]
@@ -115,7 +115,7 @@ class AgentProcess:
         """Return whether it is gone, with all that it started."""
         return self._ended.done()
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> AgentExit:
         """Wait for its end, and for that of all that it started."""
         return await asyncio.shield(self._ended)
 
@@ -140,12 +140,12 @@ class AgentProcess:
 
     async def _watch(self) -> None:
         reader, writer = await asyncio.open_connection(sock=self._control.dup())
-        message = await _said(reader)
+        message = await _next_message(reader)
         if "pid" in message:
             self.pid = int(message["pid"])
             GUARD.add(self.pid)
             self._started.set_result(None)
-            message = await _said(reader)
+            message = await _next_message(reader)
         else:
             self._started.set_exception(AgentNotStarted(f"can't run {message.get('failed', 'it: it was killed')}"))
             self._started.exception()  # looked at, or asyncio would complain where nobody waits any more
@@ -153,7 +153,9 @@ class AgentProcess:
         self._close()
         code = message.get("code")
         # A supervisor that was killed says nothing.
-        self._ended.set_result(Ended(None if code is None else int(code), int(message.get("signal", signal.SIGKILL))))
+        self._ended.set_result(
+            AgentExit(None if code is None else int(code), int(message.get("signal", signal.SIGKILL)))
+        )
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -203,7 +205,7 @@ def _waiting(pipe: int) -> int:
     return 0
 
 
-async def _said(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def _next_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Return the next line of a supervisor; empty when it is gone."""
     with contextlib.suppress(ValueError, OSError):
         line = await reader.readline()

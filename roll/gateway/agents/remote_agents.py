@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.gateway.agents.logs import AgentLog
-from roll.gateway.agents.runners import MODEL, Order, Outcome
+from roll.gateway.agents.runners import MODEL, AgentOutcome, Order
 from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall, Session
 from roll.rollout.engine_driver import EngineDriver
 
@@ -116,7 +116,7 @@ class RemoteRunner:
         self.taken: set[str] = set()
         """Episodes under way that an agent has."""
 
-    async def run(self, order: Order, log: AgentLog) -> Outcome:  # noqa: ARG002 - it prints elsewhere
+    async def run(self, order: Order, log: AgentLog) -> AgentOutcome:  # noqa: ARG002 - it prints elsewhere
         over = self._over[order.episode] = asyncio.get_running_loop().create_future()
         try:
             await self._queue.offer(self._tag, order)
@@ -125,7 +125,7 @@ class RemoteRunner:
         finally:
             del self._over[order.episode]
             self.taken.discard(order.episode)
-        return Outcome(how="it said so")
+        return AgentOutcome(how="it said so")
 
     def end(self, episode: str) -> None:
         """Note that the agent has posted how its episode ended."""

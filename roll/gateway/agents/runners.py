@@ -72,7 +72,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AgentOutcome:
     """How an agent ended by itself."""
 
     how: str
@@ -86,7 +86,7 @@ class Outcome:
 class Runner(Protocol):
     """Has one agent play one episode."""
 
-    async def run(self, order: Order, log: AgentLog) -> Outcome:
+    async def run(self, order: Order, log: AgentLog) -> AgentOutcome:
         """Return when the agent has ended. When cancelled, what it had started is gone.
 
         Raises:
@@ -106,7 +106,7 @@ class CommandRunner:
         self._environment, self._cwd = agent_environment(env), env.cwd
         self._policy = sandbox_policy(env, self._words) if env.sandbox else None
 
-    async def run(self, order: Order, log: AgentLog) -> Outcome:
+    async def run(self, order: Order, log: AgentLog) -> AgentOutcome:
         if self._policy is None:
             return await self._ended(self._words, order, log)
         folder = tempfile.mkdtemp(prefix="roll-agent-")
@@ -115,14 +115,14 @@ class CommandRunner:
         finally:  # by the run, for the agent may be killed with all that is around it
             await asyncio.shield(asyncio.to_thread(_remove, folder))
 
-    async def _ended(self, words: Sequence[str], order: Order, log: AgentLog) -> Outcome:
+    async def _ended(self, words: Sequence[str], order: Order, log: AgentLog) -> AgentOutcome:
         environment = {**self._environment, **order.environment}
         process = await AgentProcess.start(words, environment=environment, cwd=self._cwd, log=log)
         try:
             ended = await process.wait()
         finally:
             await process.kill()
-        return Outcome(how=ended.text, code=ended.code)
+        return AgentOutcome(how=ended.text, code=ended.code)
 
     async def close(self) -> None:
         """Keep nothing, so close nothing."""
@@ -137,14 +137,14 @@ class FunctionRunner:
             env.agent, python=env.python or sys.executable, environment=agent_environment(env), cwd=env.cwd
         )
 
-    async def run(self, order: Order, log: AgentLog) -> Outcome:
+    async def run(self, order: Order, log: AgentLog) -> AgentOutcome:
         request = {
             "task": order.task,
             "base_url": order.base_url,
             "api_key": order.api_key,
             "environment": order.environment,
         }
-        return Outcome(how="its function returned", value=await self._functions.play(request, log))
+        return AgentOutcome(how="its function returned", value=await self._functions.play(request, log))
 
     async def close(self) -> None:
         await self._functions.close()

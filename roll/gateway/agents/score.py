@@ -18,7 +18,7 @@ class ScoreError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class EpisodeScore:
     """The checked score of an episode."""
 
     reward: float
@@ -29,7 +29,7 @@ class Score:
     """1 or 0; None: nobody said."""
 
 
-def score_of(value: Any, what: str) -> Score:
+def score_of(value: Any, what: str) -> EpisodeScore:
     """Return a number, or a mapping with `reward` and perhaps `parts`, `role_rewards`, `answer` and `success`, as a
     score. `what` names it in messages. Raises `ScoreError`."""
     if isinstance(value, Mapping):
@@ -46,14 +46,14 @@ def score_of(value: Any, what: str) -> Score:
         success = value.get("success")
         if success not in (None, 0, 1):
             raise ScoreError(f"{what} has success = {success!r:.80}, expected true or false")
-        return Score(
+        return EpisodeScore(
             reward=main.value,
             parts=main.parts,
             role_rewards=roles.parts,
             answer=main.answer,
             success=None if success is None else float(success),
         )
-    return Score(reward=_checked(value, {}, what).value)
+    return EpisodeScore(reward=_checked(value, {}, what).value)
 
 
 def _checked(value: Any, parts: Any, what: str, answer: str | None = None) -> Reward:

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall, Session
-from roll.gateway.reading import Reading, reads_effort
+from roll.gateway.reading import ResponseReader, reads_effort
 from roll.gateway.session import EpisodeSession, SessionSettings
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
@@ -22,14 +22,14 @@ class AgentSession(EpisodeSession):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.given_up = asyncio.Event()
+        self.abandoned = asyncio.Event()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
         try:
             return await super().complete(call)
         except RefusedCall as refused:
             if refused.status == 409:
-                self.given_up.set()
+                self.abandoned.set()
             raise
 
 
@@ -48,7 +48,7 @@ def session_maker(
     """
     tags = agent.thought_tags(thinking_tags)
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    reading = Reading(
+    reading = ResponseReader(
         decode=lambda token_ids: agent.decode_response(token_ids, ()),
         token_text=lambda token: str(tokenizer.decode([token])),
         tool_parser=resolve_parser(env.tool_parser, tokenizer) if has_template else "",

@@ -22,7 +22,7 @@ import time
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GIVE_UP_S = 10.0
 _PAUSE_S = 0.01
-_LOOK_MS = 1000
+_POLL_MS = 1000
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,7 +67,7 @@ def _wait(child: int, control: int, run: int) -> None:
     watched = os.pidfd_open(child)
     poll.register(watched, select.POLLIN)
     while True:
-        ready = [fd for fd, _ in poll.poll(_LOOK_MS)]
+        ready = [fd for fd, _ in poll.poll(_POLL_MS)]
         # A process that the run has forked may hold its end open.
         if watched in ready or os.getppid() != run:
             return

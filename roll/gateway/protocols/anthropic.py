@@ -15,7 +15,7 @@ from roll.gateway.protocols import body_fields as f
 from roll.gateway.protocols import client_options as o
 from roll.gateway.protocols.body_fields import Field, table
 from roll.gateway.protocols.openai_chat import function_spec, with_tool_names
-from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, Asked, WireFormat, pieces, sse
+from roll.gateway.protocols.wire import MAX_MESSAGES, TEMPERED, ProtocolRequest, WireFormat, pieces, sse
 from roll.types.chat import Message, ToolCall, ToolSpec
 
 FIELDS = table(
@@ -72,7 +72,7 @@ class AnthropicMessages(WireFormat):
 
     fields = FIELDS
 
-    def read(self, body: Any, ignored: Collection[str]) -> Asked:
+    def read(self, body: Any, ignored: Collection[str]) -> ProtocolRequest:
         checked = f.checked(body, FIELDS, ignored)
         messages = _system(checked)
         for i, message in enumerate(f.items(checked.get("messages"), "messages", MAX_MESSAGES)):
@@ -99,24 +99,24 @@ class AnthropicMessages(WireFormat):
             continues=messages[-1].role == "assistant",
             effort=o.output_config(checked),
         )
-        return Asked(call=call, stream=f.boolean(checked, "stream"))
+        return ProtocolRequest(call=call, stream=f.boolean(checked, "stream"))
 
-    def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
+    def answer(self, request: ProtocolRequest, answer: ChatAnswer) -> dict[str, Any]:
         choice = answer.choices[0]
         return {
-            **_head(asked),
+            **_head(request),
             "content": [*_blocks(choice)],
             "stop_reason": _reason(choice),
             "stop_sequence": choice.stop_string or None,
             "usage": _usage(answer, answer.sampled),
         }
 
-    def events(self, asked: Asked, answer: ChatAnswer) -> Iterator[str]:
+    def events(self, request: ProtocolRequest, answer: ChatAnswer) -> Iterator[str]:
         def event(kind: str, **data: Any) -> str:
             return sse({"type": kind, **data}, kind)
 
         choice = answer.choices[0]
-        opening = {**_head(asked), "content": [], "stop_reason": None, "stop_sequence": None}
+        opening = {**_head(request), "content": [], "stop_reason": None, "stop_sequence": None}
         yield event("message_start", message={**opening, "usage": _usage(answer, 0)})
         for i, block in enumerate(_blocks(choice)):
             empty, deltas = _deltas(block)
@@ -167,7 +167,7 @@ def _messages(value: Any, where: str, ignored: Collection[str]) -> list[Message]
         for i, block in enumerate(f.items(content, f"{where}.content", 4096))
     ]
     if role == "assistant":
-        return [_said_before(blocks)]
+        return [_assistant_message(blocks)]
     results: list[Message] = []
     texts: list[str] = []
     for block, at in blocks:
@@ -179,7 +179,7 @@ def _messages(value: Any, where: str, ignored: Collection[str]) -> list[Message]
     return [*results, Message(role, "".join(texts))] if texts or not results else results
 
 
-def _said_before(blocks: list[tuple[dict[str, Any], str]]) -> Message:
+def _assistant_message(blocks: list[tuple[dict[str, Any], str]]) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -241,8 +241,8 @@ def _tool_choice(value: Any) -> tuple[bool, bool]:
     return kind == "auto", not f.boolean(body, "disable_parallel_tool_use")
 
 
-def _head(asked: Asked) -> dict[str, Any]:
-    return {"id": f"msg_{asked.id}", "type": "message", "role": "assistant", "model": asked.call.model}
+def _head(request: ProtocolRequest) -> dict[str, Any]:
+    return {"id": f"msg_{request.id}", "type": "message", "role": "assistant", "model": request.call.model}
 
 
 def _reason(choice: Choice) -> str:

@@ -13,7 +13,16 @@ from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
 from roll.gateway.protocols import body_fields as f
 from roll.gateway.protocols import client_options as o
 from roll.gateway.protocols.body_fields import Field, table
-from roll.gateway.protocols.wire import MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, pieces, sse
+from roll.gateway.protocols.wire import (
+    MAX_CHOICES,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    TEMPERED,
+    ProtocolRequest,
+    WireFormat,
+    pieces,
+    sse,
+)
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
 CUSTOM = "custom tools take free text, and calls are made with arguments in JSON: send a function with one text"
@@ -81,7 +90,7 @@ class ChatCompletions(WireFormat):
 
     fields = FIELDS
 
-    def read(self, body: Any, ignored: Collection[str]) -> Asked:
+    def read(self, body: Any, ignored: Collection[str]) -> ProtocolRequest:
         checked = f.checked(body, FIELDS, ignored)
         messages = tuple(
             _message(message, f"messages[{i}]", ignored)
@@ -120,19 +129,19 @@ class ChatCompletions(WireFormat):
             continues=continues,
         )
         usage = f.boolean(f.mapping(options, "stream_options"), "include_usage")
-        return Asked(call=call, stream=f.boolean(checked, "stream"), include_usage=usage)
+        return ProtocolRequest(call=call, stream=f.boolean(checked, "stream"), include_usage=usage)
 
-    def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
+    def answer(self, request: ProtocolRequest, answer: ChatAnswer) -> dict[str, Any]:
         return {
-            "id": f"chatcmpl-{asked.id}",
+            "id": f"chatcmpl-{request.id}",
             "object": "chat.completion",
-            "created": asked.created,
-            "model": asked.call.model,
+            "created": request.created,
+            "model": request.call.model,
             "choices": [
                 {
                     "index": i,
-                    "message": _said(choice),
-                    "logprobs": _logprobs(asked, choice),
+                    "message": _assistant_message(choice),
+                    "logprobs": _logprobs(request, choice),
                     "finish_reason": choice.reason,
                 }
                 for i, choice in enumerate(answer.choices)
@@ -140,23 +149,23 @@ class ChatCompletions(WireFormat):
             "usage": _usage(answer),
         }
 
-    def events(self, asked: Asked, answer: ChatAnswer) -> Iterator[str]:
+    def events(self, request: ProtocolRequest, answer: ChatAnswer) -> Iterator[str]:
         def chunk(index: int, delta: dict[str, Any], **changes: Any) -> str:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **changes}
             return sse({**head, "choices": [choice]})
 
         head: dict[str, Any] = {
-            "id": f"chatcmpl-{asked.id}",
+            "id": f"chatcmpl-{request.id}",
             "object": "chat.completion.chunk",
-            "created": asked.created,
-            "model": asked.call.model,
+            "created": request.created,
+            "model": request.call.model,
         }
-        if asked.include_usage:
+        if request.include_usage:
             head["usage"] = None
         for i, choice in enumerate(answer.choices):
             message = choice.message
             # The log-probs come with the first piece: those of all tokens, tool calls included.
-            yield chunk(i, {"role": "assistant", "content": ""}, logprobs=_logprobs(asked, choice))
+            yield chunk(i, {"role": "assistant", "content": ""}, logprobs=_logprobs(request, choice))
             for piece in pieces(message.reasoning):
                 yield chunk(i, {"reasoning_content": piece})
             for piece in pieces(message.content):
@@ -168,7 +177,7 @@ class ChatCompletions(WireFormat):
                 for piece in pieces(tool_call.arguments):
                     yield chunk(i, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
             yield chunk(i, {}, finish_reason=choice.reason)
-        if asked.include_usage:
+        if request.include_usage:
             yield sse({**head, "choices": [], "usage": _usage(answer)})
         yield sse("[DONE]")
 
@@ -280,7 +289,7 @@ def _top_logprobs(body: dict[str, Any]) -> int | None:
     return 0 if f.boolean(body, "logprobs") else None
 
 
-def _said(choice: Choice) -> dict[str, Any]:
+def _assistant_message(choice: Choice) -> dict[str, Any]:
     message = choice.message
     message_body: dict[str, Any] = {
         "role": "assistant",
@@ -297,8 +306,8 @@ def _said(choice: Choice) -> dict[str, Any]:
     return message_body
 
 
-def _logprobs(asked: Asked, choice: Choice) -> dict[str, Any] | None:
-    if asked.call.top_logprobs is None:
+def _logprobs(request: ProtocolRequest, choice: Choice) -> dict[str, Any] | None:
+    if request.call.top_logprobs is None:
         return None
     content = [
         {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace")), "top_logprobs": []}

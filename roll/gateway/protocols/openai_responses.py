@@ -24,7 +24,7 @@ from roll.gateway.protocols.openai_chat import (
     openai_error,
     with_tool_names,
 )
-from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, pieces, sse
+from roll.gateway.protocols.wire import MAX_MESSAGES, MAX_TOOLS, TEMPERED, ProtocolRequest, WireFormat, pieces, sse
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
 
@@ -109,8 +109,8 @@ FIELDS = table(
     Field("context_management", "refused", o.NO_EDITS, ([],)),
 )  # fmt: skip
 
-_KEPT = 256
-_KEPT_CHARACTERS = 32 << 20
+_MAX_STORED = 256
+_MAX_STORED_CHARACTERS = 32 << 20
 _ROLES: dict[Any, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -120,10 +120,10 @@ class Responses(WireFormat):
     fields = FIELDS
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self._stored: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         self._characters = 0
 
-    def read(self, body: Any, ignored: Collection[str]) -> Asked:
+    def read(self, body: Any, ignored: Collection[str]) -> ProtocolRequest:
         checked = f.checked(body, FIELDS, ignored)
         read = self.tools_of(checked.get("tools", []), ignored, _tool)
         instructions = f.text(checked, "instructions")
@@ -149,18 +149,18 @@ class Responses(WireFormat):
             effort=o.reasoning(checked),
         )
         groups = {} if _NAMESPACE in ignored else _groups(checked.get("tools", []))
-        return Asked(call=call, stream=f.boolean(checked, "stream"), body=checked, groups=groups)
+        return ProtocolRequest(call=call, stream=f.boolean(checked, "stream"), body=checked, groups=groups)
 
-    def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
+    def answer(self, request: ProtocolRequest, answer: ChatAnswer) -> dict[str, Any]:
         choice = answer.choices[0]
-        self._keep(asked, choice)
-        return response(asked, items_of(asked, choice), choice, _usage(answer))
+        self._keep(request, choice)
+        return response(request, items_of(request, choice), choice, _usage(answer))
 
-    def events(self, asked: Asked, answer: ChatAnswer) -> Iterator[str]:
+    def events(self, request: ProtocolRequest, answer: ChatAnswer) -> Iterator[str]:
         choice = answer.choices[0]
-        self._keep(asked, choice)
-        begun = response(asked, [], None, None)
-        final = response(asked, items_of(asked, choice), choice, _usage(answer))
+        self._keep(request, choice)
+        begun = response(request, [], None, None)
+        final = response(request, items_of(request, choice), choice, _usage(answer))
         return events_of(begun, final)
 
     def error(self, refused: RefusedCall) -> dict[str, Any]:
@@ -174,27 +174,27 @@ class Responses(WireFormat):
         name = f.text(body, "previous_response_id")
         if name is None:
             return ()
-        messages = self._kept.get(name)
+        messages = self._stored.get(name)
         if messages is None:
             raise RefusedCall(
                 400,
-                f"previous_response_id: there is no response {name[:80]!r} of this session; the last {_KEPT} are kept, "
-                "those with store: false aren't",
+                f"previous_response_id: there is no response {name[:80]!r} of this session; the last {_MAX_STORED} are "
+                "kept, those with store: false aren't",
                 "previous_response_id",
                 code="previous_response_not_found",
             )
         return messages
 
-    def _keep(self, asked: Asked, choice: Choice) -> None:
-        if asked.body.get("store") is False:
+    def _keep(self, request: ProtocolRequest, choice: Choice) -> None:
+        if request.body.get("store") is False:
             return
-        messages = asked.call.messages
-        if asked.body.get("instructions"):
+        messages = request.call.messages
+        if request.body.get("instructions"):
             messages = messages[1:]
-        self._kept[f"resp_{asked.id}"] = messages_kept = (*messages, choice.message)
-        self._characters += _size(messages_kept)
-        while len(self._kept) > _KEPT or (self._characters > _KEPT_CHARACTERS and len(self._kept) > 1):
-            self._characters -= _size(self._kept.popitem(last=False)[1])
+        self._stored[f"resp_{request.id}"] = stored_messages = (*messages, choice.message)
+        self._characters += _size(stored_messages)
+        while len(self._stored) > _MAX_STORED or (self._characters > _MAX_STORED_CHARACTERS and len(self._stored) > 1):
+            self._characters -= _size(self._stored.popitem(last=False)[1])
 
 
 def _size(messages: tuple[Message, ...]) -> int:
@@ -324,36 +324,42 @@ def _groups(tools: Any) -> dict[str, tuple[str, str]]:
     }
 
 
-def items_of(asked: Asked, choice: Choice) -> list[dict[str, Any]]:
+def items_of(request: ProtocolRequest, choice: Choice) -> list[dict[str, Any]]:
     """Return what the assistant thought, said and calls, as items."""
     message, items = choice.message, []
     status = "incomplete" if choice.reason == "length" else "completed"
     if message.reasoning:
         content = [{"type": "reasoning_text", "text": message.reasoning}]
-        items.append({"id": f"rs_{asked.id}", "type": "reasoning", "summary": [], "content": content})
+        items.append({"id": f"rs_{request.id}", "type": "reasoning", "summary": [], "content": content})
     if message.content or not message.tool_calls:
         part = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
-        output = {"id": f"msg_{asked.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
+        output = {
+            "id": f"msg_{request.id}",
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [part],
+        }
         items.append(output)
     for i, call in enumerate(message.tool_calls):
-        group, name = asked.groups.get(call.name, (None, call.name))
+        group, name = request.groups.get(call.name, (None, call.name))
         named = {"call_id": call.id, "name": name, "arguments": call.arguments}
         if group is not None:
             named["namespace"] = group
-        items.append({"id": f"fc_{asked.id}_{i}", "type": "function_call", "status": "completed", **named})
+        items.append({"id": f"fc_{request.id}_{i}", "type": "function_call", "status": "completed", **named})
     return items
 
 
 def response(
-    asked: Asked, output: list[dict[str, Any]], choice: Choice | None, usage: dict[str, Any] | None
+    request: ProtocolRequest, output: list[dict[str, Any]], choice: Choice | None, usage: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return a response object; without a choice it is under way."""
-    call, body = asked.call, asked.body
+    call, body = request.call, request.body
     status = "in_progress" if choice is None else "incomplete" if choice.reason == "length" else "completed"
     return {
-        "id": f"resp_{asked.id}",
+        "id": f"resp_{request.id}",
         "object": "response",
-        "created_at": asked.created,
+        "created_at": request.created,
         "status": status,
         "background": False,
         "error": None,

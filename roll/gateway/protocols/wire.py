@@ -20,15 +20,15 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_CHOICES = 128
 TEMPERED = "in training only the run's own value; `roll serve` takes it"
-_KEPT, _KEPT_BYTES = 64, 64 << 10
+_MAX_CACHED, _MAX_CACHED_BYTES = 64, 64 << 10
 _TOOLS: dict[tuple[type, bytes, frozenset[str]], tuple[ToolSpec, ...]] = {}
-"""Tools as they were read, by protocol and a hash of what was sent: at most `_KEPT`, each of `_KEPT_BYTES` at most."""
+"""Tools as they were read, by protocol and a hash of what was sent: `_MAX_CACHED` of `_MAX_CACHED_BYTES` at most."""
 _PIECE = 48
 """Characters of a piece of a streamed answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProtocolRequest:
     """A request that was read."""
 
     call: ChatCall
@@ -52,15 +52,15 @@ class WireFormat(ABC):
     """Whether only the tokens of the prompt are counted."""
 
     @abstractmethod
-    def read(self, body: Any, ignored: Collection[str]) -> Asked:
+    def read(self, body: Any, ignored: Collection[str]) -> ProtocolRequest:
         """Return what a body asks for; raises `RefusedCall`. `ignored` are fields that are left out."""
 
     @abstractmethod
-    def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
+    def answer(self, request: ProtocolRequest, answer: ChatAnswer) -> dict[str, Any]:
         """Return the body of the response."""
 
     @abstractmethod
-    def events(self, asked: Asked, answer: ChatAnswer) -> Iterator[str]:
+    def events(self, request: ProtocolRequest, answer: ChatAnswer) -> Iterator[str]:
         """Yield the finished response as server-sent events."""
 
     @abstractmethod
@@ -88,8 +88,8 @@ class WireFormat(ABC):
         for i, name in enumerate(names):
             if name in names[:i]:
                 raise RefusedCall(400, f"tools: a second tool with the name {name!r:.80}", "tools")
-        if len(text) <= _KEPT_BYTES:
-            if len(_TOOLS) >= _KEPT:
+        if len(text) <= _MAX_CACHED_BYTES:
+            if len(_TOOLS) >= _MAX_CACHED:
                 _TOOLS.clear()
             _TOOLS[key] = tools
         return tools

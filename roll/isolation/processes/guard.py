@@ -19,7 +19,7 @@ import threading
 _POLL_SECONDS = 1.0
 
 
-class Guard:
+class ProcessGuard:
     """The parent's side: starts the process when there is a first group, and tells it which groups there are."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Guard:
                 os.write(self._pipe, line.encode())
 
 
-GUARD = Guard()
+GUARD = ProcessGuard()
 """One for all children of this process."""
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from roll.isolation.processes.worker_process import Call, Ended, T, WorkerProcess
+from roll.isolation.processes.worker_process import Call, T, WorkerExit, WorkerProcess
 
 if TYPE_CHECKING:
     from typing import Self
@@ -137,7 +137,7 @@ class ProcessPool(ABC, Generic[T]):
         """Take the answer to a call."""
 
     @abstractmethod
-    def _lost(self, items: Sequence[T], ended: Ended, successor: WorkerProcess[T] | None) -> None:
+    def _lost(self, items: Sequence[T], ended: WorkerExit, successor: WorkerProcess[T] | None) -> None:
         """Decide about the items of a process that has ended. No successor: it couldn't be started."""
 
     @abstractmethod
@@ -209,7 +209,7 @@ class ProcessPool(ABC, Generic[T]):
                 loaded.set_result(None)
         self.assign_queued()  # it may take several at once
 
-    def ended(self, process: WorkerProcess[T], ended: Ended) -> None:
+    def ended(self, process: WorkerProcess[T], ended: WorkerExit) -> None:
         """Replace a process that is gone."""
         self._alive.remove(process)
         items = list(process.assigned.values())

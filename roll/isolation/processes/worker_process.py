@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerExit:
     """How a process ended, or why it was killed."""
 
     status: Literal["died", "timeout"]
@@ -73,7 +73,7 @@ class Pool(Protocol, Generic[T]):
     def answered(self, process: WorkerProcess[T], call: Call, answer: tuple[Any, ...]) -> None:
         """Take the answer to a call."""
 
-    def ended(self, process: WorkerProcess[T], ended: Ended) -> None:
+    def ended(self, process: WorkerProcess[T], ended: WorkerExit) -> None:
         """Note that it is gone, with all it started; no other method is called for it again."""
 
 
@@ -320,4 +320,4 @@ class WorkerProcess(Generic[T]):
         elif self.mode == "async":
             blamed = blamed or tuple(self._calls.values())
         self.kill()
-        self._pool.ended(self, Ended(status, reason, running, self.is_ready, load_error, blamed))
+        self._pool.ended(self, WorkerExit(status, reason, running, self.is_ready, load_error, blamed))

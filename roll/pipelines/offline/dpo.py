@@ -28,7 +28,7 @@ class DPOPipeline(PreferencePipeline):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._kept: dict[bytes, Tensor] = {}
+        self._cache: dict[bytes, Tensor] = {}
         """The reference's log-probs [T] of sequences, by their contents: they never change."""
 
     def train(self) -> None:
@@ -41,7 +41,7 @@ class DPOPipeline(PreferencePipeline):
         """Add what the loss compares with: the reference's log-probs, and for labelled rows the KL."""
         if not self.config.uses_reference:
             return batch
-        cached = [self._kept.get(key) for key in _contents(batch)]
+        cached = [self._cache.get(key) for key in _contents(batch)]
         known = [row for row in cached if row is not None]
         batch = batch.with_columns(
             ref_logprobs=torch.cat(known) if len(known) == len(cached) else self._reference(batch)
@@ -52,13 +52,13 @@ class DPOPipeline(PreferencePipeline):
         """Return loss, accuracy, margin and rewards on the held-out rows."""
         del step
         for batch in self.held_out_batches() if self.config.uses_reference else ():
-            if any(key not in self._kept for key in _contents(batch)):
+            if any(key not in self._cache for key in _contents(batch)):
                 self._keep(batch)
         return self.held_out_metrics("logprobs", dpo_loss(self.config))
 
     def _keep(self, batch: TokenBatch) -> None:
         rows = self._reference(batch).split(batch.lengths.tolist())
-        self._kept.update((key, row.clone()) for key, row in zip(_contents(batch), rows, strict=True))
+        self._cache.update((key, row.clone()) for key, row in zip(_contents(batch), rows, strict=True))
 
     def _reference(self, batch: TokenBatch) -> Tensor:
         """Return float32 [N], the reference's log-probs."""

@@ -28,9 +28,10 @@ from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.env_tasks import EnvTasks
-from roll.rollout.episode import EpisodeEnv, EpisodePlayer, Rollout
+from roll.rollout.episode import EpisodeEnv, Rollout
 from roll.rollout.episode_envs import NoEnv, PooledEnv
 from roll.rollout.episode_key import add_up
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.tool_turns import tool_turns
 from roll.tracking.base import Sample
 from roll.tracking.names import name_part
@@ -229,12 +230,12 @@ class EnvWorkload(Workload):
                 for tag, c in self._conversations.items()
             }
 
-            def said(task: Task, token_ids: Sequence[int]) -> str:
+            def response_text(task: Task, token_ids: Sequence[int]) -> str:
                 return opened[task.tag] + agent.decode_response(token_ids, args.stop_strings)
 
             folder, timeout_s = Path(config.render_save_dir) / f"step-{step:06d}", config.env_workers.timeout_s
             drawn = [group for group in groups[:count] if group.task.tag in self._specs["val"]]
-            draw_episodes(folder, self._specs["val"], drawn, said, timeout_s=timeout_s)
+            draw_episodes(folder, self._specs["val"], drawn, response_text, timeout_s=timeout_s)
         return validation_samples(groups, self._tokenizer, count)
 
     def stop(self, driver: EngineDriver) -> None:
@@ -257,8 +258,8 @@ def draw_episodes(
     """Play episodes again, in processes of their own, and draw them into `folder/<task>`: the first member of every
     group that was played to its end, as `validation_samples` shows it.
 
-    What can't be drawn, or takes longer than `timeout_s`, is logged: a picture never ends a run. `said` gives the
-    tokens of a response to a task as the text that the environment got. What a service said is nowhere kept, so
+    What can't be drawn, or takes longer than `timeout_s`, is logged: a picture never ends a run. `response_of` gives
+    the tokens of a response to a task as the text that the environment got. What a service said is nowhere kept, so
     episodes in which one plays a role aren't drawn.
     """
     for group in groups:

@@ -25,7 +25,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.weights import WeightSyncError
 from roll.distributed.worker import Worker
 from roll.distributed.worker_errors import WorkerFailed
-from roll.pipelines.rl.sync_probe import Sample, probe_requests, sampled_and_scored
+from roll.pipelines.rl.sync_probe import ProbeSample, probe_requests, sampled_and_scored
 from roll.pipelines.run.clusters import Clusters
 from roll.pipelines.workers.engine_probe import EngineBusy
 
@@ -110,7 +110,7 @@ def _bounds(config: RLConfig, *, on_cpu: bool) -> _Bounds:
 
 
 def _message(
-    config: RLConfig, rank: int, version: int, samples: Sequence[Sample], mean: float, most: float, bounds: _Bounds
+    config: RLConfig, rank: int, version: int, samples: Sequence[ProbeSample], mean: float, most: float, bounds: _Bounds
 ) -> str:
     worst = max(samples, key=lambda sample: float((sample.mine - sample.theirs).abs().max()))
     engine = config.actor_infer.strategy_args.strategy_name

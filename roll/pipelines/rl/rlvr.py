@@ -28,8 +28,9 @@ from roll.pipelines.rollouts.workload import Split, TrainingSource, Workload, qu
 from roll.rollout.agent import Agent
 from roll.rollout.chat_format import ChatTemplate
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer, Rollout
+from roll.rollout.episode import Rollout
 from roll.rollout.episode_envs import RewardEnv, row_messages
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.tool_rollout import ToolRollout
 from roll.rollout.tool_turns import tool_turns
 from roll.tracking.base import Sample

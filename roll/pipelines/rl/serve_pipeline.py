@@ -10,7 +10,7 @@ from roll.configs.catalog.strategy_table import is_lockstep
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
-from roll.gateway.reading import Reading, reads_effort
+from roll.gateway.reading import ResponseReader, reads_effort
 from roll.gateway.server import Gateway
 from roll.gateway.serving import ServedModel
 from roll.pipelines.rollouts.drivers import sampling_params
@@ -60,7 +60,7 @@ class Serving:
         has_template = bool(getattr(tokenizer, "chat_template", None))
         self._chat = agent.chat
         tags = agent.thought_tags(thinking_tags)
-        self._reading = Reading(
+        self._reading = ResponseReader(
             decode=lambda ids: agent.decode_response(ids, ()),
             token_text=lambda token: str(tokenizer.decode([token])),
             tool_parser=resolve_parser(tool_parser, tokenizer) if has_template else "",

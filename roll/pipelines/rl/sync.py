@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.configs.catalog.strategy_table import is_lockstep
-from roll.configs.catalog.transport_table import MOST_SENDERS, who_sends
+from roll.configs.catalog.transport_table import MAX_SENDERS, who_sends
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.handles import Handle
 from roll.distributed.transports import STREAMING, Route, Sent, TransferSummary, shm_segments
@@ -43,7 +43,7 @@ from roll.pipelines.workers.train_worker import TrainWorker
 
 logger = logging.getLogger(__name__)
 
-_FIRST_LOOKS = 2  # Versions: the one that the run begins with, and the first that was trained
+_CHECKED_VERSIONS = 2  # Versions: the one that the run begins with, and the first that was trained
 _ABORT_GRACE_S = 30.0  # Seconds that the other end of a failed transfer has to give up as well
 
 
@@ -53,7 +53,7 @@ class _Last:
 
     version: int
     summary: TransferSummary
-    kept: list[Handle]  # Handles to this version; empty where the trainer is asked again
+    handles: list[Handle]  # Handles to this version; empty where the trainer is asked again
     snapshot: str  # Name of the copies of it; empty where there are none
 
 
@@ -123,7 +123,7 @@ class WeightSync:
         summary = self._compare(route, sent.summary, summaries, range(len(summaries)))
         self._last[part] = _Last(version, summary, sent.retained, route.snapshot)
         if route.transport == "file":
-            retained = [handle for last in self._last.values() for handle in last.kept]
+            retained = [handle for last in self._last.values() for handle in last.handles]
             files.discard(self._folder, keep=[] if self._delta else retained)
         logger.debug("version %d, %s: %s to %d engine(s) by %s in %.3f s", version, part, summary, len(summaries),
                      route.transport, time.perf_counter() - started)  # fmt: skip
@@ -137,7 +137,7 @@ class WeightSync:
         """
         if self._config.verify_weight_sync == "logprob":
             compare_logprobs(self._config, self._clusters, self._tokenizer, version)
-        if len(self._looked_at) < _FIRST_LOOKS and version not in self._looked_at:
+        if len(self._looked_at) < _CHECKED_VERSIONS and version not in self._looked_at:
             from roll.pipelines.rl.engine_check import check_engines
 
             check_engines(self._config, self._clusters, self._tokenizer, version)
@@ -175,10 +175,10 @@ class WeightSync:
         if route.transport == "broadcast":
             route = replace(route, transport="object_store")
         update = InferWorker.update_weights
-        if last.kept:
+        if last.handles:
             stored = "file" if route.transport == "file" and not self._delta else "object_store"
             route = replace(route, transport=stored, keep=False)
-            summaries = [self._engines.call_rank(rank, update, route, last.kept)]
+            summaries = [self._engines.call_rank(rank, update, route, last.handles)]
         else:
             _, summaries = self._carry(route, lambda r, h: [self._engines.call_rank(rank, update, r, h)])
             if route.transport == "file":
@@ -234,7 +234,7 @@ class WeightSync:
         if transport in STREAMING:
             self._rendezvous = RendezvousStore(_address(homes))
         # All senders together may take half of what is free.
-        senders, sources = self._senders(transport, most=min(MOST_SENDERS, free // (4 * bucket_bytes)))
+        senders, sources = self._senders(transport, most=min(MAX_SENDERS, free // (4 * bucket_bytes)))
         logger.info("weights travel by %s from %d rank(s)", transport, len(set(sources) or senders))
         return Route(
             transport=transport,
@@ -251,7 +251,7 @@ class WeightSync:
             keep=self._keeps,
         )
 
-    def _senders(self, transport: str, *, most: int = MOST_SENDERS) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _senders(self, transport: str, *, most: int = MAX_SENDERS) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return `senders` and `sources` of a route."""
         if transport != "shared_memory":
             return (0,), ()

@@ -25,8 +25,8 @@ _PROMPT_TOKENS = 8
 _NEW_TOKENS = 4
 
 
-class Sample(NamedTuple):
-    """What an engine has sampled behind one prompt."""
+class ProbeSample(NamedTuple):
+    """Tokens that an engine has sampled after one prompt."""
 
     prompt_ids: tuple[int, ...]
     token_ids: Sequence[int]
@@ -74,7 +74,7 @@ def compare_logprobs(config: RLConfig, clusters: Clusters, tokenizer: Any, versi
 
 def sampled_and_scored(
     clusters: Clusters, requests: Sequence[Request], version: int, patience: float | None = None
-) -> list[list[Sample]]:
+) -> list[list[ProbeSample]]:
     """Let every engine sample these, all at once, and the trainer score them; by engine.
 
     Raises `WeightSyncError` for an engine that has another version.
@@ -94,7 +94,7 @@ def sampled_and_scored(
     scored = iter(_trainer_logprobs(trainer, [(p, c) for cs in by_engine for p, c in zip(prompts, cs, strict=True)]))
     return [
         [
-            Sample(prompt, tuple(completion.token_ids), torch.tensor(completion.logprobs).float(), next(scored))
+            ProbeSample(prompt, tuple(completion.token_ids), torch.tensor(completion.logprobs).float(), next(scored))
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         for completions in by_engine

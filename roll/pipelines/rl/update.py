@@ -33,7 +33,7 @@ def mini_batches(batch: TokenBatch, size: int, *key: int | str) -> Iterator[Toke
         yield batch.select(sorted(row for unit in order[i * size : (i + 1) * size] for row in unit))
 
 
-def as_whole(config: RLConfig, piece: TokenBatch, role: str, *key: int | str) -> TokenBatch:
+def with_batch_columns(config: RLConfig, piece: TokenBatch, role: str, *key: int | str) -> TokenBatch:
     """Add what depends on a whole mini-batch: tokens that the loss treats apart, weights that make prompts equal."""
     if role == "actor_train" and config.loss.selects:
         mask = piece.require("loss_mask")
@@ -73,7 +73,7 @@ def train(cluster: Cluster, config: RLConfig, rollouts: Rollouts, step: int) -> 
     for epoch in range(config.ppo_epochs):
         key = (config.seed, "mini_batches", cluster.role, step, epoch)
         for piece in mini_batches(batch, size, *key):
-            piece = as_whole(config, piece, cluster.role, *key)
+            piece = with_batch_columns(config, piece, cluster.role, *key)
             # The losses of this loop take rows one by one: ranks and micro-batches may part an episode's rows.
             metrics.merge(cluster.call(TrainWorker.train_step, piece.with_row_units(), version))
             version = None

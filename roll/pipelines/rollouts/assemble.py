@@ -107,7 +107,7 @@ class Member:
 @dataclass(frozen=True)
 class _Row:
     id: str
-    place: int  # Of its trajectory
+    member: int  # Of its trajectory
     turns: range  # That it trains
     context: tuple[int, ...]  # Turns before them that a row before trains
 
@@ -147,7 +147,7 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
     plays: list[list[Turn]] = []  # Of each row
     offsets = [0]
     for row in rows:
-        played = members[row.place].trajectory.turns
+        played = members[row.member].trajectory.turns
         shown = [(played[k], False) for k in row.context] + [(played[k], True) for k in row.turns]
         turns += shown
         plays.append([turn for turn, _ in shown])
@@ -156,8 +156,8 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
     routed = routed_rows(plays)
     batch = TokenBatch(
         row_ids=tuple(row.id for row in rows),
-        group_ids=tuple(members[row.place].task.id for row in rows),
-        unit_ids=tuple(members[row.place].unit for row in rows),
+        group_ids=tuple(members[row.member].task.id for row in rows),
+        unit_ids=tuple(members[row.member].unit for row in rows),
         offsets=torch.tensor(offsets),
         **token_columns(turns, offsets[-1]),
         routed_experts=None if routed is None else torch.from_numpy(routed),
@@ -167,7 +167,7 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
         trajectories=tuple(member.trajectory for member in members),
         tasks=tuple(member.task for member in members),
         group_index=torch.tensor([member.group for member in members], dtype=torch.int64),
-        row_trajectory=torch.tensor([row.place for row in rows], dtype=torch.int64),
+        row_trajectory=torch.tensor([row.member for row in rows], dtype=torch.int64),
         row_turns=tuple(row.turns for row in rows),
     )
 

@@ -17,7 +17,7 @@ from roll.pipelines.rollouts.workload import TrainingSource, Workload
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode_player import EpisodePlayer
 from roll.rollout.progress import RolloutProgress
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import SamplingParams

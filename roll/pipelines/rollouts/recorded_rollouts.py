@@ -24,7 +24,7 @@ from roll.types.trajectory import TRAINABLE, FinishReason, Task, Trajectory, Tur
 Row = Mapping[str, Any]
 
 _OLDEST = 2
-_WHOLE_SINCE = 3
+_COMPLETE_SINCE = 3
 """Version since which turns that no row trains are recorded."""
 _READ = (
     *("step", "row_id", "task_id", "domain", "tag", "source", "seed", "member", "payload", "ground_truth"),
@@ -62,7 +62,7 @@ def read_step(files: RecordedRollouts, step: int) -> Rollouts:
         members = list(_members(rows, version))
         rollouts = cut_rows(members)
         _compare(rollouts, rows)
-        return rollouts if version < _WHOLE_SINCE else _with_greedy(rollouts, rows)
+        return rollouts if version < _COMPLETE_SINCE else _with_greedy(rollouts, rows)
     except _UNREADABLE as error:
         raise RecordingError(f"{path} can't be replayed: {error}") from error
 
@@ -178,7 +178,7 @@ def _trajectory(rows: Sequence[Row], version: int) -> Trajectory:
         spans=first["spans"] or {},
         counts=first["counts"] or {},
     )
-    if version < _WHOLE_SINCE and any(row["row_id"] != trajectory.id for row in rows):
+    if version < _COMPLETE_SINCE and any(row["row_id"] != trajectory.id for row in rows):
         raise ValueError(
             f"{trajectory.id} has several contexts or branches, and version {version} of the schema doesn't say "
             "whether it had turns without a response, whose rewards belong to others: record the run again"

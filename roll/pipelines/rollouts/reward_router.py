@@ -8,23 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.pipelines.workers.judge_worker import JudgeClient
-from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec, explained
+from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec, Scorer, explained
 from roll.rewards.reward_pool import RewardPool
 from roll.types.metrics import Metrics
 
 RULE_PART = "rule"  # A combined score's part: what the reward function gave, unweighted
-
-
-class Scorer(Protocol):
-    """A model that scores: a `RewardModelClient`, or the `JudgeClient`."""
-
-    def submit(self, request: RewardRequest) -> Future[RewardResult]:
-        """Queue one response."""
 
 
 def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:

@@ -14,8 +14,8 @@ import torch
 
 from roll.configs.schema.reward_config import QueryFilterConfig, ResponseFilterConfig
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_groups import ResumableTaskSource
+from roll.rollout.episode_player import EpisodePlayer
 from roll.tracking.base import Sample
 from roll.types.metrics import Metrics
 from roll.types.trajectory import Group, Task, Trajectory

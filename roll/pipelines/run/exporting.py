@@ -56,7 +56,7 @@ def export_checkpoint(
 
 def export_foreign(folder: Path, target: Path, merge: Merge) -> None:
     """Write the model of a checkpoint that another program wrote with DeepSpeed or Megatron-core."""
-    _written(target, lambda place: merge_foreign(folder, place, merge), {"exp_name": None, "source": str(folder)})
+    _written(target, lambda path: merge_foreign(folder, path, merge), {"exp_name": None, "source": str(folder)})
 
 
 def _written(target: Path, write: Callable[[Path], None], record: dict[str, Any]) -> None:

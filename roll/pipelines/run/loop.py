@@ -16,9 +16,9 @@ from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.run.checkpoints import Checkpoints
 from roll.pipelines.run.clusters import Clusters
-from roll.pipelines.run.kept_config import keep_config
 from roll.pipelines.run.recording import RunRecorder
-from roll.pipelines.run.report import Report
+from roll.pipelines.run.report import RunReport
+from roll.pipelines.run.stored_config import store_config
 from roll.pipelines.workers.train_worker import ForwardWorker
 from roll.strategies.base import Output
 from roll.tracking.process_usage import RoleUsage
@@ -48,7 +48,7 @@ class Loop(ABC):
         self.recorder = RunRecorder(config, clusters)
         self._usage = RoleUsage(lambda: {role: cluster.processes for role, cluster in clusters.by_role.items()})
         self.start_step = 0
-        self.report: Report
+        self.report: RunReport
 
     # --- what a pipeline defines ----------------------------------------------------------------------------------
 
@@ -89,11 +89,12 @@ class Loop(ABC):
         """Walk from the start, or from a checkpoint, to the last step."""
         only_validates = self.config.only_validates
         if not only_validates:
-            keep_config(self.config)  # before the checkpoint is looked at: a start that fails can be mended and resumed
+            # Before the checkpoint is looked at: a start that fails can be mended and resumed.
+            store_config(self.config)
         self.restore()
         # A mere validation of an old checkpoint must not cut off what is on record after it.
         resume_step = None if only_validates else self.start_step or None
-        self.report = Report(
+        self.report = RunReport(
             self.config,
             self.timers,
             self.tokenizer,

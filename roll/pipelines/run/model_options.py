@@ -18,20 +18,20 @@ Problem = tuple[str, str, str]
 
 def has_model_options(config: RunConfig) -> bool:
     """Return whether a role has such keys, and its model is in a folder here."""
-    return any(_asks(config, role) for role in config.roles)
+    return any(_has_options(config, role) for role in config.roles)
 
 
 def option_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield (key, sentence, fix) of what would end the run when the models of its roles are loaded."""
-    for role in filter(lambda role: _asks(config, role), config.roles):
+    for role in filter(lambda role: _has_options(config, role), config.roles):
         for key, sentence, fix in _of_role(config, role):
             yield f"{role}.model_args.{key}", sentence, fix
 
 
-def _asks(config: RunConfig, role: str) -> bool:
+def _has_options(config: RunConfig, role: str) -> bool:
     args = config.roles[role].model_args
-    asks = args.model_config_kwargs or args.freeze_module_prefix or args.uses_lora
-    return bool(asks) and (Path(config.model_path(role)).expanduser() / "config.json").is_file()
+    options = args.model_config_kwargs or args.freeze_module_prefix or args.uses_lora
+    return bool(options) and (Path(config.model_path(role)).expanduser() / "config.json").is_file()
 
 
 def _of_role(config: RunConfig, role: str) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ from roll.distributed.worker import Worker
 from roll.distributed.worker_errors import WorkerError
 from roll.pipelines.run.clusters import Clusters
 from roll.tracking.profiling.chrome import CONTROLLER, span_events, write_trace
-from roll.tracking.profiling.otlp import OtlpCollector, SpanFile, resource_of
+from roll.tracking.profiling.otlp import OtlpCollector, SpanWriter, resource_of
 from roll.tracking.profiling.profile_plan import RankPlan, StepPlan, profiling_step
 from roll.tracking.profiling.profile_summary import summary_name, summary_of
 from roll.tracking.profiling.recorder import RankRecord, trace_name
@@ -72,7 +72,7 @@ class RunRecorder:
             yield
             return
         resource = resource_of(self._config.exp_name, __version__)
-        self._exporters = [SpanFile(self._config.logging_path / SPANS_FILE, resource, resumed=resumed)]
+        self._exporters = [SpanWriter(self._config.logging_path / SPANS_FILE, resource, resumed=resumed)]
         try:
             if self._config.tracing.endpoint is not None:
                 self._exporters.append(OtlpCollector(self._config.tracing.endpoint, resource))

@@ -44,7 +44,7 @@ _WORK = (
 _BAD_ROWS = {"bad rows": "train", "bad validation rows": "val"}
 
 
-class Report:
+class RunReport:
     """One per run.
 
     Args:

@@ -46,7 +46,7 @@ class LoadedCheck:
             )
 
 
-class Probes:
+class EngineProbes:
     """Keeps the completions of probes apart from those that the scheduler waits for, in whatever thread they come.
 
     The engine may be full: a probe then waits for a place, at most `timeout` seconds.
@@ -57,7 +57,7 @@ class Probes:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._open: set[str] = set()
-        self._found: dict[str, Completion] = {}
+        self._completions: dict[str, Completion] = {}
         self._held: list[Completion] = []
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -96,8 +96,8 @@ class Probes:
         self._engine.submit(requests)
         while True:
             with self._lock:
-                if self._found.keys() >= set(ids):
-                    return [self._found.pop(name) for name in ids]
+                if self._completions.keys() >= set(ids):
+                    return [self._completions.pop(name) for name in ids]
             if time.monotonic() > deadline:
                 self._engine.abort(ids)
                 tokens = sum(request.params.max_new_tokens for request in requests)
@@ -110,5 +110,5 @@ class Probes:
         with self._lock:
             probes = {completion.id: completion for completion in completions if completion.id in self._open}
             self._open -= probes.keys()
-            self._found.update(probes)
+            self._completions.update(probes)
         return [completion for completion in completions if completion.id not in probes]

@@ -14,7 +14,7 @@ from roll.distributed.transports import Route, TransferSummary, receive
 from roll.distributed.transports.delta import WeightCopy
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.distributed.worker_errors import WorkerFailed
-from roll.pipelines.workers.engine_probe import LoadedCheck, Probes
+from roll.pipelines.workers.engine_probe import EngineProbes, LoadedCheck
 from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.strategies import build_engine
 from roll.strategies.base import (
@@ -42,7 +42,7 @@ class InferWorker(Worker):
         self._received = WeightCopy()
         self.engine = self._build()
         # Sooner than the call to this worker, so that the error says what it was.
-        self._probes = Probes(self.engine, timeout=0.9 * self._config.rpc_timeout)
+        self._probes = EngineProbes(self.engine, timeout=0.9 * self._config.rpc_timeout)
 
     def _build(self) -> InferEngine:
         config = self._config

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from roll.configs.schema.judge_config import JudgeConfig
-from roll.rewards.judge_cache import Verdict
+from roll.rewards.judge_cache import JudgeVerdict
 from roll.rewards.judge_score import Messages
 from roll.utils.json_service import Endpoint, EndpointFailed, endpoint_url, key_in, why_unreachable
 from roll.utils.loop_thread import LoopThread
@@ -91,7 +91,7 @@ class EndpointJudge:
         args = self._config.generating_args
         return (self._config.endpoint, self._config.model, repr(args), self._config.request_args)
 
-    def ask(self, key: str, messages: Messages) -> Future[Verdict]:
+    def ask(self, key: str, messages: Messages) -> Future[JudgeVerdict]:
         """Send one request; the future raises `JudgeFailed` where there is no answer."""
         return self._thread.submit(self._ask(key, messages))
 
@@ -103,7 +103,7 @@ class EndpointJudge:
 
     # --- on the loop --------------------------------------------------------------------------------------------------
 
-    async def _ask(self, key: str, messages: Messages) -> Verdict:
+    async def _ask(self, key: str, messages: Messages) -> JudgeVerdict:
         body = self._body(key, messages)
         tokens = sum(len(message["content"]) for message in messages) / 4
         tokens += self._config.generating_args.max_new_tokens or 0
@@ -137,7 +137,7 @@ class EndpointJudge:
         body.update(self._config.request_args)
         return {name: value for name, value in body.items() if value is not None}
 
-    def _verdict(self, reply: Any) -> Verdict:
+    def _verdict(self, reply: Any) -> JudgeVerdict:
         try:
             content = reply["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
@@ -148,4 +148,4 @@ class EndpointJudge:
         usage = reply.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        return Verdict(content, *(count if isinstance(count, int) and count >= 0 else 0 for count in counts))
+        return JudgeVerdict(content, *(count if isinstance(count, int) and count >= 0 else 0 for count in counts))

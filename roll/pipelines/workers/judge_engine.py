@@ -27,7 +27,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.pipelines.workers.infer_worker import InferWorker
 from roll.pipelines.workers.judge_endpoint import JudgeFailed
 from roll.pipelines.workers.train_worker import resolved_model_args
-from roll.rewards.judge_cache import Verdict
+from roll.rewards.judge_cache import JudgeVerdict
 from roll.rewards.judge_score import Messages
 from roll.strategies import build_engine
 from roll.strategies.base import Completion, EngineSettings, InferEngine, Request, SamplingParams
@@ -59,7 +59,7 @@ class JudgeWorker(InferWorker):
 
 
 @dataclass
-class _Asked:
+class _EngineCall:
     """A request on its way."""
 
     request: Request
@@ -98,10 +98,10 @@ class EngineJudge:
         self._lockstep = is_lockstep(judge.strategy_args.strategy_name)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._gathered: list[tuple[str, Messages, Future[Verdict]]] = []
-        self._batches: queue.SimpleQueue[list[tuple[str, Messages, Future[Verdict]]]] = queue.SimpleQueue()
+        self._gathered: list[tuple[str, Messages, Future[JudgeVerdict]]] = []
+        self._batches: queue.SimpleQueue[list[tuple[str, Messages, Future[JudgeVerdict]]]] = queue.SimpleQueue()
         self._turn = asyncio.Lock()
-        self._running: list[dict[str, _Asked]] = [{} for _ in range(cluster.world_size)]
+        self._running: list[dict[str, _EngineCall]] = [{} for _ in range(cluster.world_size)]
         self._pollers: dict[int, asyncio.Task[None]] = {}
         self._thread = LoopThread("judge")
 
@@ -119,9 +119,9 @@ class EngineJudge:
             variables,
         )
 
-    def ask(self, key: str, messages: Messages) -> Future[Verdict]:
+    def ask(self, key: str, messages: Messages) -> Future[JudgeVerdict]:
         """Queue one request. The future raises `JudgeFailed` where there is no answer, and what ended the cluster."""
-        future: Future[Verdict] = Future()
+        future: Future[JudgeVerdict] = Future()
         with self._lock:
             first = not self._gathered
             self._gathered.append((key, messages, future))
@@ -144,14 +144,14 @@ class EngineJudge:
 
     # --- on the loop --------------------------------------------------------------------------------------------------
 
-    async def _batch(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
+    async def _batch(self, gathered: Sequence[tuple[str, Messages, Future[JudgeVerdict]]]) -> None:
         if self._lockstep:
             async with self._turn:
                 await self._answer_all(gathered)
         else:
             await self._answer_all(gathered)
 
-    async def _answer_all(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
+    async def _answer_all(self, gathered: Sequence[tuple[str, Messages, Future[JudgeVerdict]]]) -> None:
         """Answer all of them, whatever happens: a future that stays open would hold its response for ever."""
         try:
             await self._place_and_wait(gathered)
@@ -160,9 +160,9 @@ class EngineJudge:
                 _end(future, error=JudgeFailed(f"the judge was ended: {type(error).__name__}"))
             raise
 
-    async def _place_and_wait(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
-        waiting: list[tuple[Future[Verdict], Request, asyncio.Future[Completion]]] = []
-        by_rank: dict[int, list[_Asked]] = {}
+    async def _place_and_wait(self, gathered: Sequence[tuple[str, Messages, Future[JudgeVerdict]]]) -> None:
+        waiting: list[tuple[Future[JudgeVerdict], Request, asyncio.Future[Completion]]] = []
+        by_rank: dict[int, list[_EngineCall]] = {}
         for index, (key, messages, future) in enumerate(gathered):
             try:
                 request = self._request(key, messages)
@@ -172,13 +172,13 @@ class EngineJudge:
             rank = index % self._cluster.world_size
             if not self._lockstep:
                 rank = min(range(self._cluster.world_size), key=lambda r: (len(self._running[r]), r))
-            asked = _Asked(request, asyncio.get_running_loop().create_future())
-            self._running[rank][request.id] = asked
-            by_rank.setdefault(rank, []).append(asked)
-            waiting.append((future, request, asked.future))
+            call = _EngineCall(request, asyncio.get_running_loop().create_future())
+            self._running[rank][request.id] = call
+            by_rank.setdefault(rank, []).append(call)
+            waiting.append((future, request, call.future))
         for rank, batch in by_rank.items():
             try:
-                requests = [asked.request for asked in batch]
+                requests = [call.request for call in batch]
                 await self._cluster.call_rank_async(rank, InferWorker.submit, requests)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits
                 self._fail(rank, error)
@@ -199,17 +199,17 @@ class EngineJudge:
             while running:
                 budget = _DECODE_STEPS if self._lockstep else _POLL_SECONDS
                 for completion in await self._cluster.call_rank_async(rank, InferWorker.poll, budget):
-                    asked = running.pop(completion.id, None)
-                    if asked is not None:
-                        settle(asked.future, completion)
+                    call = running.pop(completion.id, None)
+                    if call is not None:
+                        settle(call.future, completion)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             self._fail(rank, error)
 
     def _fail(self, rank: int, error: Exception) -> None:
         running, self._running[rank] = self._running[rank], {}
-        for asked in running.values():
-            if not asked.future.done():
-                asked.future.set_exception(error)
+        for call in running.values():
+            if not call.future.done():
+                call.future.set_exception(error)
 
     def _request(self, key: str, messages: Messages) -> Request:
         text = render_chat(self._tokenizer, messages, opens_answer=True, variables=self._judge.chat_template_kwargs)
@@ -224,12 +224,12 @@ class EngineJudge:
         seed = stable_hash("judge", key, bits=128)
         return Request(id=f"judge-{number}", prompt_ids=ids, params=self._params, seed=seed, order=(number,))
 
-    def _verdict(self, request: Request, completion: Completion) -> Verdict:
+    def _verdict(self, request: Request, completion: Completion) -> JudgeVerdict:
         text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        return Verdict(text, len(request.prompt_ids), completion.num_tokens)
+        return JudgeVerdict(text, len(request.prompt_ids), completion.num_tokens)
 
 
-def _end(future: Future[Verdict], verdict: Verdict | None = None, error: Exception | None = None) -> None:
+def _end(future: Future[JudgeVerdict], verdict: JudgeVerdict | None = None, error: Exception | None = None) -> None:
     """Give a future its end, unless whoever waited has cancelled it."""
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error) if verdict is None else future.set_result(verdict)

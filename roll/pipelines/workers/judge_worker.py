@@ -13,7 +13,7 @@ from roll.configs.schema.judge_config import JUDGE, JudgeConfig
 from roll.configs.schema.reward_config import RewardConfig
 from roll.pipelines.workers.judge_endpoint import JudgeFailed
 from roll.rewards.base import Reward, RewardRequest, RewardResult
-from roll.rewards.judge_cache import JudgeCache, Verdict, cache_key
+from roll.rewards.judge_cache import JudgeCache, JudgeVerdict, cache_key
 from roll.rewards.judge_score import Messages, Rubric, UnjudgeableRow
 from roll.types.metrics import Metrics
 
@@ -36,7 +36,7 @@ class JudgeBackend(Protocol):
     def identity(self) -> tuple[Any, ...]:
         """Return what answers depend on besides the messages."""
 
-    def ask(self, key: str, messages: Messages) -> Future[Verdict]:
+    def ask(self, key: str, messages: Messages) -> Future[JudgeVerdict]:
         """Queue one request."""
 
     def close(self) -> None:
@@ -59,9 +59,9 @@ class JudgeClient:
             backend.close()
             raise
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Verdict]] = {}
+        self._asked: dict[str, Future[JudgeVerdict]] = {}
         self._metrics = Metrics()
-        self._retries_told = 0
+        self._retries_reported = 0
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one response. The future gets a result, or raises what ended the judge's cluster."""
@@ -77,7 +77,7 @@ class JudgeClient:
         cached = self._cache.get(key)
         if cached is not None:
             self._count("judge/cache_hits")
-            asked: Future[Verdict] = Future()
+            asked: Future[JudgeVerdict] = Future()
             asked.set_result(cached)
         else:
             asked = self._ask(key, messages)
@@ -89,8 +89,8 @@ class JudgeClient:
         with self._lock:
             metrics, self._metrics = self._metrics, Metrics()
             retried = self._backend.retried
-            metrics.add_sum("judge/retries", retried - self._retries_told)
-            self._retries_told = retried
+            metrics.add_sum("judge/retries", retried - self._retries_reported)
+            self._retries_reported = retried
             return metrics
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class JudgeClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, key: str, messages: Messages) -> Future[Verdict]:
+    def _ask(self, key: str, messages: Messages) -> Future[JudgeVerdict]:
         if self._config.cache_size == 0:
             asked = self._backend.ask(key, messages)
             asked.add_done_callback(partial(self._answered, key))
@@ -124,7 +124,7 @@ class JudgeClient:
             self._count("judge/cache_hits")
         return under_way
 
-    def _answered(self, key: str, asked: Future[Verdict]) -> None:
+    def _answered(self, key: str, asked: Future[JudgeVerdict]) -> None:
         if not asked.cancelled() and asked.exception() is None:
             verdict, config = asked.result(), self._config
             self._cache.put(key, verdict)
@@ -136,7 +136,7 @@ class JudgeClient:
             self._asked.pop(key, None)
 
     def _settle(
-        self, result: Future[RewardResult], name: str, rubric: Rubric, since: float, asked: Future[Verdict]
+        self, result: Future[RewardResult], name: str, rubric: Rubric, since: float, asked: Future[JudgeVerdict]
     ) -> None:
         if not result.set_running_or_notify_cancel():
             return

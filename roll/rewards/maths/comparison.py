@@ -51,7 +51,7 @@ _INTEGERS = frozenset("nkmjNpqr")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedAnswer:
     """An answer as it is compared: by the value of its expression, or else as text."""
 
     text: str
@@ -62,24 +62,26 @@ class Reading:
 
 
 @lru_cache(maxsize=512)
-def read(answer: str) -> Reading:
+def read(answer: str) -> ParsedAnswer:
     """Return an answer's text, and its expression if all of it can be read as mathematics."""
     tokens = tokenise(answer)
     if len(tokens) > 1 and tokens[0].kind == "text" and _INTRODUCTION.search(tokens[0].text):
         tokens = tokens[1:]
     text = canonical_text(tokens)
     if not tokens:
-        return Reading(text, None, "it is empty")
+        return ParsedAnswer(text, None, "it is empty")
     clock = _CLOCK.fullmatch(text.lower().replace(r"\ ", ""))
     if clock:
-        return Reading(f"{clock[1]} {clock[2]}m" if clock[2] else clock[1], _quietly(tokens)[0], "it is a time of day")
+        return ParsedAnswer(
+            f"{clock[1]} {clock[2]}m" if clock[2] else clock[1], _quietly(tokens)[0], "it is a time of day"
+        )
     if _DATE.fullmatch("".join(token.text for token in tokens)):
-        return Reading(text, None, "it is a date")
+        return ParsedAnswer(text, None, "it is a date")
     if _is_words(tokens):
         value = spelled_number(text)
         node = number(value) if value is not None else _quietly(tokens)[0] if re.search(r"\d", text) else None
-        return Reading(text, node, "it is words")
-    return Reading(text, *_quietly(tokens))
+        return ParsedAnswer(text, node, "it is words")
+    return ParsedAnswer(text, *_quietly(tokens))
 
 
 def _quietly(tokens: Sequence[Token]) -> tuple[Node | None, str]:
@@ -99,39 +101,41 @@ def _is_words(tokens: Sequence[Token]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ComparisonResult:
     """Whether two answers are equal; `note` says what isn't obvious about it."""
 
     equal: bool
     note: str = ""
 
 
-def same(answer: str, gold: str) -> Verdict:
+def same(answer: str, gold: str) -> ComparisonResult:
     """Return whether `answer` equals `gold`; raises `TooHard` when a value is too large to compute."""
     mine, theirs = read(answer), read(gold)
     if mine.text == theirs.text:
-        return Verdict(True)
+        return ComparisonResult(True)
     for side, reading in (("the answer", mine), ("the ground truth", theirs)):
         if reading.node is None:
-            return Verdict(False, f"compared as text: in {side}, {reading.problem}")
+            return ComparisonResult(False, f"compared as text: in {side}, {reading.problem}")
     assert mine.node is not None
     assert theirs.node is not None
     clocks = ["time of day" in reading.problem for reading in (mine, theirs)]
     if all(clocks) or (any(clocks) and not mine.node.op == theirs.node.op == "ratio"):
-        return Verdict(False, "compared as text: a time of day")
+        return ComparisonResult(False, "compared as text: a time of day")
     if lone_letter(mine.node) and lone_letter(theirs.node):
         same_letter = str(mine.node.value).lower() == str(theirs.node.value).lower()
-        return Verdict(same_letter and str(mine.node.value).lower() in "abcde")
+        return ComparisonResult(same_letter and str(mine.node.value).lower() in "abcde")
     units = [child.value for node in (mine.node, theirs.node) for child in walk(node) if child.op == "quantity"]
     try:
         equal = Comparison().answers(constant_last(mine.node), constant_last(theirs.node))
     except RecursionError:
-        return Verdict(False, "compared as text: it is nested too deeply")
+        return ComparisonResult(False, "compared as text: it is nested too deeply")
     except TooHard:
         if not is_hard(theirs.node):
             raise
-        return Verdict(False, "compared as text: the ground truth is too large to compute")
-    return Verdict(equal, "a unit that one side lacks was left out of account" if equal and len(units) == 1 else "")
+        return ComparisonResult(False, "compared as text: the ground truth is too large to compute")
+    return ComparisonResult(
+        equal, "a unit that one side lacks was left out of account" if equal and len(units) == 1 else ""
+    )
 
 
 class Comparison:

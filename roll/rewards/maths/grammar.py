@@ -43,14 +43,14 @@ _ENDS_OF_UNIT = (",", ";", ")", "]", "}}", "}", "newline", "rangle", "cup", "cap
 
 def parse(tokens: Sequence[Token]) -> Node:
     """Return the expression that all tokens are; raises `Unreadable` at the first that can't be accounted for."""
-    parser = Parser(tokens)
+    parser = ExpressionParser(tokens)
     node = parser.answers()
     if not parser.at_end():
         raise Unreadable(parser.here())
     return node
 
 
-class Parser(Operands):
+class ExpressionParser(Operands):
     """Recursive descent: each method reads what binds more tightly than the one before."""
 
     def answers(self) -> Node:

@@ -135,7 +135,7 @@ class Engine(nn.Module):
         return HeadOutputs(**self.engine(vars(layout).copy(), request))
 
 
-class Opened(nn.Module):
+class HookableModule(nn.Module):
     """A model whose inputs and outputs DeepSpeed's hooks can see into."""
 
     def __init__(self, model: RoleModule) -> None:

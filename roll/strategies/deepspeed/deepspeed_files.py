@@ -49,7 +49,7 @@ def write(path: Path, tensors: Iterable[tuple[str, Tensor]], files: StateFiles, 
         files.text(path / "index.json", json.dumps({"files": file_of, "shapes": shapes}))
 
 
-class Checkpoint:
+class DeepSpeedCheckpoint:
     """What `write` left at `path`."""
 
     def __init__(self, path: Path, role: str) -> None:

@@ -21,11 +21,12 @@ from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointCont
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, NamedWeights, StatePart
 from roll.strategies.deepspeed.build_lock import reported_locks
-from roll.strategies.deepspeed.deepspeed_engine import Engine, Opened, adamw, connect, engine_json
-from roll.strategies.deepspeed.deepspeed_files import COUNTS, Checkpoint, write
+from roll.strategies.deepspeed.deepspeed_engine import Engine, HookableModule, adamw, connect, engine_json
+from roll.strategies.deepspeed.deepspeed_files import COUNTS, DeepSpeedCheckpoint, write
 from roll.strategies.deepspeed.deepspeed_start import exact_weights, fill_exact, fill_shares, make_room, shard_weights
 from roll.strategies.deepspeed.state import (
     Anchor,
+    full_tensor,
     gathered,
     link_moments,
     make_moments,
@@ -33,7 +34,6 @@ from roll.strategies.deepspeed.state import (
     offload,
     publish,
     set_whole,
-    whole,
 )
 from roll.strategies.deepspeed.windows import abandon, finish_gathers, forget_gradients
 from roll.strategies.hf.gather import Travelling
@@ -89,7 +89,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
             return model
         import deepspeed
 
-        opened = Opened(model)
+        opened = HookableModule(model)
         made = engine_json(self._spec, options, self._device)
         empty = [] if weights is None else [tensor for _, tensor in weights.waiting(hf_module(model))]
         rounded = self._rounded(model, empty) if self._spec.trains and options.stage else {}
@@ -165,7 +165,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return gathered(self._engine, stream)
 
     def _full(self, tensor: Tensor) -> Tensor:
-        return whole(self._engine, tensor)
+        return full_tensor(self._engine, tensor)
 
     def _kept(self) -> list[tuple[str, Tensor]]:
         """Return what a checkpoint holds: of a model with adapters, those alone."""
@@ -176,10 +176,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
         if moments:
             link_moments(self._engine)
         for name, tensor in self._kept():
-            yield name, whole(self._engine, tensor)
+            yield name, full_tensor(self._engine, tensor)
             if moments and tensor.requires_grad:
                 for moment in MOMENTS:
-                    yield f"{moment}:{name}", whole(self._engine, tensor, moment)
+                    yield f"{moment}:{name}", full_tensor(self._engine, tensor, moment)
 
     def save(
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
@@ -196,7 +196,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         self._settle()
         if self._adapters is not None:
             self._adapters.check_identity(path)
-        written, saved = Checkpoint(path, self._spec.role), self._kept()
+        written, saved = DeepSpeedCheckpoint(path, self._spec.role), self._kept()
         # ZeRO 3 remembers the shape of the whole tensor beside its part.
         written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in saved})
         if self._spec.trains:

@@ -18,7 +18,7 @@ from roll.strategies.hf.gather import Travelling, limit
 from roll.strategies.training.optim import MOMENTS
 
 
-def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
+def full_tensor(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
     """Return the float32 weight of a trained parameter, a frozen one as it is, or a moment by its name."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -61,7 +61,7 @@ def gathered(engine: Any, stream: Iterable[Travelling]) -> Iterator[tuple[str, T
         elif computing:
             yield name, parameter.detach().to(dtype)
         else:
-            full = whole(engine, parameter)
+            full = full_tensor(engine, parameter)
             if trained or hasattr(parameter, "ds_id"):
                 count_gathered(full.nbytes)
             yield name, full.to(dtype)
@@ -109,7 +109,7 @@ def make_moments(engine: Any, step: int) -> None:
 
 
 def link_moments(engine: Any) -> None:
-    """Show `whole` where the moments are.
+    """Show `full_tensor` where the moments are.
 
     DeepSpeed does it itself at stages 1 and 2, but once the first parameter group is updated, when others have none.
     """

@@ -19,7 +19,6 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -298,19 +297,12 @@ class AsyncEngine(InferEngine):
         request, version = response.request, self._version
         response.stream_id = f"{request.id}/{next(self._stream_numbers)}"  # never twice: engines remember aborted ids
         response.idle.clear()
-        params = replace(
-            request.params,
-            max_new_tokens=self._rules.tokens_left(request, len(response.tokens)),
-            stop_token_ids=self._rules.stop_token_ids(request),
-            top_k=self._rules.top_k(request),
-            stop_strings=(),
-            ignore_eos=True,
-        )
+        params = self._rules.stream_params(request, len(response.tokens))
         seed = stable_hash(request.seed, len(response.tokens)) >> 1
         prompt = (*request.prompt_ids, *response.tokens)
         # Stop strings are looked for here, token by token; everything else ends a response inside the engine.
-        whole = not request.params.stop_strings
-        stream = self._backend.stream(response.stream_id, prompt, params, seed, whole=whole)
+        final_only = not request.params.stop_strings
+        stream = self._backend.stream(response.stream_id, prompt, params, seed, final_only=final_only)
         reason: FinishReason | None = None
         ended: FinishReason | None = None
         try:

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from roll.configs.catalog.transport_table import MOST_SENDERS
+from roll.configs.catalog.transport_table import MAX_SENDERS
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import ALIGN, SLOTS, Entry, entry_of, unpacked
 from roll.distributed.transports.shm_places import ShmRegion, locate
@@ -33,7 +33,7 @@ Opens: TypeAlias = Callable[[str], Awaitable[bool]]
 """Asks an engine whether all its workers can `open_device` this path."""
 
 
-class Batch(NamedTuple):
+class WeightBatch(NamedTuple):
     """What the workers are to read next."""
 
     path: str
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     """Whether nobody writes there before the whole update is over."""
 
 
-_MAPS = SLOTS * MOST_SENDERS + 1  # memory that a reader keeps open: what senders fill in turn, and the owner's bucket
+_MAPS = SLOTS * MAX_SENDERS + 1  # memory that a reader keeps open: what senders fill in turn, and the owner's bucket
 _DEVICE_MAPS = SLOTS + 1  # the same on an accelerator, where one rank sends, and what is closed can be opened again
 
 
@@ -73,7 +73,7 @@ class SharedBucket:
         self._used = 0
         self._held: list[Tensor] = []  # tensors that lie elsewhere: while they live, nobody writes there
 
-    async def fill(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[Batch]:
+    async def fill(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[WeightBatch]:
         """Yield what the workers are to read next: whenever a bucket is full or complete, and at the end.
 
         After each yield the memory may be written again, unless it `stays`.
@@ -115,9 +115,9 @@ class SharedBucket:
         """Return where the bucket for this tensor is to be."""
         return tensor.device if tensor.is_cuda and self._on_device else torch.device("cpu")
 
-    def _batch(self) -> Batch:
+    def _batch(self) -> WeightBatch:
         settle(self._device)
-        return Batch(self._path, self._entries, self._stays)
+        return WeightBatch(self._path, self._entries, self._stays)
 
     def _takes(self, tensor: Tensor, location: ShmRegion | None) -> bool:
         if location is not None:

@@ -43,11 +43,11 @@ class EngineBackend(ABC):
 
     @abstractmethod
     def stream(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, whole: bool
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, final_only: bool
     ) -> AsyncGenerator[Sampled, None]:
         """Sample one response, as an async generator.
 
-        `whole`: nobody looks at it before its end, so all tokens may come at once; also when it is aborted.
+        `final_only`: nobody looks at it before its end, so all tokens may come at once; also when it is aborted.
 
         `request_id` is new for every stream. `params` is ready for use: its `stop_token_ids` hold the end-of-sequence
         tokens, `ignore_eos` is set, `stop_strings` are empty (both are `AsyncEngine`'s business), `max_new_tokens` fits

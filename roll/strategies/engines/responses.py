@@ -9,7 +9,7 @@ import asyncio
 import math
 from array import array
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,17 @@ class ResponseRules:
         """Return the request's top-k; -1 where that cuts nothing: engines refuse more tokens than there are."""
         top_k = request.params.top_k
         return -1 if top_k < 1 or (self.vocab_size is not None and top_k >= self.vocab_size) else top_k
+
+    def stream_params(self, request: Request, num_sampled: int) -> SamplingParams:
+        """Return the parameters of a stream that goes on after `num_sampled` tokens; see `EngineBackend.stream`."""
+        return replace(
+            request.params,
+            max_new_tokens=self.tokens_left(request, num_sampled),
+            stop_token_ids=self.stop_token_ids(request),
+            top_k=self.top_k(request),
+            stop_strings=(),
+            ignore_eos=True,
+        )
 
     def tokens_left(self, request: Request, num_sampled: int) -> int:
         """Return how many more tokens the response may get."""

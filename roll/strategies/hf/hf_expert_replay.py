@@ -17,7 +17,7 @@ _ROUTER = "topkrouter"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-class ExpertReplay:
+class HfExpertReplay:
     """What the routers of a model are told."""
 
     def __init__(self, decoder: nn.Module) -> None:

@@ -21,7 +21,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.hf.gather import Travelling, sent_types
 from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
-from roll.strategies.hf.hf_expert_replay import ExpertReplay
+from roll.strategies.hf.hf_expert_replay import HfExpertReplay
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.streamed import StreamedWeights
@@ -60,7 +60,7 @@ class HfTrainStrategy(CommonStrategy):
         offloads = args.activation_offload and spec.trains
         self._activations = ActivationOffload(self._device) if offloads else None
         self._shares_prefixes = self._model.shares_prefixes
-        self._replay = ExpertReplay(self._model)
+        self._replay = HfExpertReplay(self._model)
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.strategies.megatron.mapping import Entry
+from roll.strategies.megatron.mapping import MappedParameter
 from roll.strategies.megatron.pieces import Rectangle
 
 
@@ -26,7 +26,7 @@ class Share:
     position: int
 
 
-def shares_of(entry: Entry, tensor: int, rank: int, ranks: int) -> list[Share]:
+def shares_of(entry: MappedParameter, tensor: int, rank: int, ranks: int) -> list[Share]:
     """Return what `rank` of `ranks` holds of a tensor of an entry."""
     shares, position = [], 0
     for segment in entry.share(rank, ranks):
@@ -87,7 +87,7 @@ class Factors(nn.Module):
     def rectangles(self, matrix: str, key: str) -> list[Rectangle]:
         """Return where this rank's part of a matrix is in the whole one."""
         rows, columns = (self.a if matrix == "A" else self.b).shape
-        shape, common = self.shapes[matrix], {"key": key, "whole": self.shapes[matrix], "strides": (columns, 1)}
+        shape, common = self.shapes[matrix], {"key": key, "full_shape": self.shapes[matrix], "strides": (columns, 1)}
         if not self.divided(matrix):
             return [Rectangle(begins=(0, 0), sizes=shape, offset=0, **common)]  # type: ignore[arg-type]
         result, position = [], 0

@@ -35,7 +35,7 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class MappedParameter:
     """One Megatron parameter."""
 
     parameters: tuple[str, ...]
@@ -75,21 +75,21 @@ class WeightTable:
         self._tensor, self._expert_tensor = tensor, expert_tensor
 
     @property
-    def embedding(self) -> Entry:
+    def embedding(self) -> MappedParameter:
         """Return the token embedding, with rows of zeros up to a multiple of the ranks."""
         return self._vocabulary("embedding.word_embeddings.weight", "embed_tokens.weight")
 
     @property
-    def final_norm(self) -> Entry:
+    def final_norm(self) -> MappedParameter:
         """Return the norm after the last layer."""
         return self._whole("decoder.final_layernorm.weight", "norm.weight", self.arch.hidden)
 
     @property
-    def head(self) -> Entry:
+    def head(self) -> MappedParameter:
         """Return the output layer; of a tied model a copy of the embedding, on another pipeline stage."""
         return self._vocabulary("output_layer.weight", "embed_tokens.weight" if self.arch.tied else "lm_head.weight")
 
-    def layer(self, number: int) -> Iterator[Entry]:
+    def layer(self, number: int) -> Iterator[MappedParameter]:
         """Yield entries of layer `number`, parameter names relative to the layer."""
         prefix = f"layers.{number}."
         mlp, hidden = prefix + "mlp.", self.arch.hidden
@@ -105,10 +105,10 @@ class WeightTable:
 
     # --- pieces ----------------------------------------------------------------------------------------------------
 
-    def _vocabulary(self, parameter: str, name: str) -> Entry:
+    def _vocabulary(self, parameter: str, name: str) -> MappedParameter:
         vocab = self.arch.vocab
         padding = -vocab % self._tensor
-        return Entry(
+        return MappedParameter(
             parameters=(parameter,),
             tensors=(HfTensor(name, (vocab, self.arch.hidden)),),
             segments=(Segment(0, 0, vocab), Segment(None, 0, padding)),
@@ -117,9 +117,9 @@ class WeightTable:
 
     def _whole(
         self, parameters: str | tuple[str, ...], name: str, *shape: int, dim: int | None = None, experts: int = 0
-    ) -> Entry:
+    ) -> MappedParameter:
         """Return a parameter that is one tensor, in its own order."""
-        return Entry(
+        return MappedParameter(
             parameters=(parameters,) if isinstance(parameters, str) else parameters,
             tensors=(HfTensor(name, shape),),
             segments=(Segment(0, 0, shape[dim or 0]),),
@@ -127,7 +127,7 @@ class WeightTable:
             experts=experts,
         )
 
-    def _attention(self, hf: str) -> Iterator[Entry]:
+    def _attention(self, hf: str) -> Iterator[MappedParameter]:
         arch = self.arch
         query = arch.heads * arch.head_dim
         yield self._qkv("weight", hf, (arch.hidden,))
@@ -138,7 +138,7 @@ class WeightTable:
             yield self._whole("self_attention.k_layernorm.weight", hf + "k_norm.weight", arch.head_dim)
         yield self._whole("self_attention.linear_proj.weight", hf + "o_proj.weight", arch.hidden, query, dim=1)
 
-    def _qkv(self, what: str, hf: str, columns: tuple[int, ...]) -> Entry:
+    def _qkv(self, what: str, hf: str, columns: tuple[int, ...]) -> MappedParameter:
         """Return the order of a fused one per key head: the queries that share it, the key, the value."""
         arch = self.arch
         query, key = arch.heads // arch.kv_heads * arch.head_dim, arch.head_dim
@@ -151,20 +151,22 @@ class WeightTable:
             HfTensor(f"{hf}{name}_proj.{what}", (arch.kv_heads * size, *columns))
             for name, size in zip("qkv", sizes, strict=True)
         )
-        return Entry(
+        return MappedParameter(
             parameters=(f"self_attention.linear_qkv.{what}",), tensors=tuple(tensors), segments=tuple(segments), dim=0
         )
 
-    def _mlp(self, megatron: str, hf: str, width: int) -> Iterator[Entry]:
+    def _mlp(self, megatron: str, hf: str, width: int) -> Iterator[MappedParameter]:
         tensors = (HfTensor(f"{hf}{name}_proj.weight", (width, self.arch.hidden)) for name in ("gate", "up"))
         segments = gate_up(width, self._tensor, up=1)
-        yield Entry(parameters=(megatron + "linear_fc1.weight",), tensors=tuple(tensors), segments=segments, dim=0)
+        yield MappedParameter(
+            parameters=(megatron + "linear_fc1.weight",), tensors=tuple(tensors), segments=segments, dim=0
+        )
         yield self._whole(megatron + "linear_fc2.weight", hf + "down_proj.weight", self.arch.hidden, width, dim=1)
 
-    def _experts(self, hf: str) -> Iterator[Entry]:
+    def _experts(self, hf: str) -> Iterator[MappedParameter]:
         arch, width = self.arch, self.arch.expert_ffn
         yield self._whole("mlp.router.weight", hf + "gate.weight", arch.experts, arch.hidden, dim=None)
-        yield Entry(
+        yield MappedParameter(
             parameters=expert_parameters("linear_fc1", "weight1"),
             tensors=(HfTensor(hf + "experts.gate_up_proj", (2 * width, arch.hidden)),),
             segments=gate_up(width, self._expert_tensor, up=0),

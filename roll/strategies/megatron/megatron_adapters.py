@@ -20,7 +20,7 @@ from roll.distributed.byte_account import count_gathered
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.hf.lora import SAMPLED, Adapters, add_adapters, peft_name
 from roll.strategies.megatron.lora_layers import Factors, LinearAdapters, shares_of
-from roll.strategies.megatron.mapping import Entry, HfTensor
+from roll.strategies.megatron.mapping import HfTensor, MappedParameter
 from roll.strategies.megatron.megatron_weights import Ranks, all_entries, held_by, module_name
 from roll.strategies.megatron.pieces import Rectangle
 from roll.strategies.megatron.source import open_weights
@@ -78,7 +78,7 @@ class MegatronAdapters:
                 f"{min(left)} is one; choose among q_proj, k_proj, v_proj and o_proj, or use fsdp2_train"
             )
 
-    def _adapted(self, entry: Entry) -> list[tuple[int, str]]:
+    def _adapted(self, entry: MappedParameter) -> list[tuple[int, str]]:
         """Return (number in the entry, name of the layer) of each of its tensors that gets adapters."""
         names = [module_name(tensor, self._kind).removesuffix(".weight") for tensor in entry.tensors]
         return [(i, name) for i, name in enumerate(names) if name in self.peft.layers]
@@ -133,11 +133,11 @@ class MegatronAdapters:
         """Yield whole matrices under peft's names, float32, B scaled; a collective of the model's ranks."""
         for name, layer in self.peft.layers.items():
             (scaling,) = layer.scaling.values()
-            yield peft_name(name, "A"), self.whole(name, "A")
-            yield peft_name(name, "B"), scaling * self.whole(name, "B")
+            yield peft_name(name, "A"), self.full_matrix(name, "A")
+            yield peft_name(name, "B"), scaling * self.full_matrix(name, "B")
 
     @torch.no_grad()
-    def whole(self, name: str, matrix: str) -> Tensor:
+    def full_matrix(self, name: str, matrix: str) -> Tensor:
         """Return matrix `A` or `B` of a layer on every rank; each adds its part to zeros."""
         from megatron.core import parallel_state
 
@@ -173,7 +173,7 @@ class MegatronAdapters:
         tensors = {}
         for name in self.peft.layers:
             for matrix in "AB":
-                full = self.whole(name, matrix)
+                full = self.full_matrix(name, matrix)
                 if writes:
                     tensors[peft_name(name, matrix)] = full.to("cpu")
         if writes:

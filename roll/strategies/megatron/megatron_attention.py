@@ -76,7 +76,7 @@ class Rotary:
 
 
 @dataclass
-class PackedRows(PackedSeqParams):
+class MegatronPackedRows(PackedSeqParams):
     """The rows of a micro-batch, for all its layers. Of Megatron's own fields none is set: they are for its kernels."""
 
     positions: Tensor | None = None
@@ -136,7 +136,7 @@ class RotaryAttention(nn.Module):
         key: Tensor,
         value: Tensor,
         attention_mask: Any,
-        packed_seq_params: PackedRows,
+        packed_seq_params: MegatronPackedRows,
         **unused: Any,
     ) -> Tensor:
         """Return attention of each token to those before it in its row: [T, B, H * D].

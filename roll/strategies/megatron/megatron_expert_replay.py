@@ -11,17 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from roll.strategies.megatron.megatron_attention import PackedRows
+from roll.strategies.megatron.megatron_attention import MegatronPackedRows
 from roll.strategies.training.expert_replay import replayed
 
 
-class ExpertReplay:
+class MegatronExpertReplay:
     """Stands for Megatron's `RouterReplay` in one layer."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         """Of the layer."""
-        self.rows: PackedRows | None = None
+        self.rows: MegatronPackedRows | None = None
         """The micro-batch that the layer runs; set by its attention."""
 
     def get_replay_topk(
@@ -45,5 +45,5 @@ def attach(decoder: Any, sparse: tuple[bool, ...]) -> None:
     """Let the routers of a chunk's layers replay; `sparse` says which layers of the whole model have experts."""
     for layer in decoder.layers:
         if sparse[layer.layer_number - 1]:
-            replay = ExpertReplay(layer.layer_number - 1)
+            replay = MegatronExpertReplay(layer.layer_number - 1)
             layer.mlp.router.router_replay = layer.self_attention.core_attention.replay = replay

@@ -13,7 +13,13 @@ from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.attention.attention import TreePlan
 from roll.strategies.attention.varlen_kernel import RowPlan
 from roll.strategies.megatron.families import Architecture, architecture
-from roll.strategies.megatron.megatron_attention import PackedRows, RMSNorm, Rotary, RotaryAttention, parameter_device
+from roll.strategies.megatron.megatron_attention import (
+    MegatronPackedRows,
+    RMSNorm,
+    Rotary,
+    RotaryAttention,
+    parameter_device,
+)
 from roll.strategies.megatron.megatron_build import transformer_config
 from roll.strategies.megatron.megatron_expert_replay import attach
 from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
@@ -72,7 +78,7 @@ class TokenGPT(GPTModel):
     ) -> Tensor | HeadOutputs:
         """Run this chunk on a micro-batch, or on this rank's shard of it under context parallelism.
 
-        `shard` has T tokens of each of B rows; `all_positions` [B, S] are of the whole rows, see `PackedRows`.
+        `shard` has T tokens of each of B rows; `all_positions` [B, S] are of the whole rows, see `MegatronPackedRows`.
 
         Returns hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores of N
         positions.
@@ -83,7 +89,7 @@ class TokenGPT(GPTModel):
             # frozen embedding doesn't.
             hidden.requires_grad_()
         plan = RowPlan(shard.spans) if shard.tree is None else TreePlan(shard.tree)
-        rows = PackedRows(positions=all_positions, rows=plan, experts=self._experts(shard))
+        rows = MegatronPackedRows(positions=all_positions, rows=plan, experts=self._experts(shard))
         hidden = self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=rows)
         if not self.post_process:
             return hidden
@@ -100,7 +106,7 @@ class TokenGPT(GPTModel):
         )
 
     def _experts(self, shard: MicroLayout) -> Tensor | None:
-        """Return `PackedRows.experts`. Raises `ValueError` where a router couldn't be told."""
+        """Return `MegatronPackedRows.experts`. Raises `ValueError` where a router couldn't be told."""
         if shard.experts is None:
             return None
         if self.config.moe_router_fusion:

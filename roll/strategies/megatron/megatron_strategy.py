@@ -168,15 +168,15 @@ class MegatronStrategy(CommonStrategy):
         with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
             results = self._pass(batch, outputs, keep, training=False)
         scored = [result for result in results if result is not None]
-        whole = blank_outputs(batch, outputs)
+        merged = blank_outputs(batch, outputs)
         if not len(batch):
-            return whole
+            return merged
         if scored:
-            whole = TokenOutputs.concat(scored).reorder(batch.row_ids)
+            merged = TokenOutputs.concat(scored).reorder(batch.row_ids)
         columns = {
-            name: broadcast_from_last_stage(column.to(self._device)).cpu() for name, column in whole.columns().items()
+            name: broadcast_from_last_stage(column.to(self._device)).cpu() for name, column in merged.columns().items()
         }
-        return whole.with_columns(**columns)
+        return merged.with_columns(**columns)
 
     @_on_platform
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from roll.distributed.byte_account import count_gathered
 from roll.strategies.attention.attention import all_gathered
-from roll.strategies.megatron.mapping import Entry, HfTensor, WeightTable
+from roll.strategies.megatron.mapping import HfTensor, MappedParameter, WeightTable
 from roll.strategies.megatron.source import WeightSource, open_weights
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Ranks:
             chunk.arch, tensor=dist.get_world_size(self.tensor), expert_tensor=dist.get_world_size(self.expert_tensor)
         )
 
-    def sharing(self, entry: Entry) -> Any:
+    def sharing(self, entry: MappedParameter) -> Any:
         """Return the group over which an entry is divided."""
         return self.expert_tensor if entry.experts else self.tensor
 
-    def experts(self, entry: Entry) -> list[int]:
+    def experts(self, entry: MappedParameter) -> list[int]:
         """Return numbers of the experts on this rank."""
         here = entry.experts // dist.get_world_size(self.expert)
         first = dist.get_rank(self.expert) * here
@@ -67,7 +67,7 @@ class Ranks:
 class Held:
     """An entry on this rank, of one expert where it is one of the experts."""
 
-    entry: Entry
+    entry: MappedParameter
     expert: int | None
     parameter: nn.Parameter
     matrix: Tensor  # view of the parameter in the orientation of its tensors
@@ -147,7 +147,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, Entry]]:
+def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, MappedParameter]]:
     """Yield all (number of the layer, entry) of a model; of a tied one the embedding stands for the head."""
     yield None, table.embedding
     for layer in range(table.arch.layers):
@@ -157,7 +157,7 @@ def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, Entr
         yield None, table.head
 
 
-def all_entries(table: WeightTable, kind: str) -> Iterator[Entry]:
+def all_entries(table: WeightTable, kind: str) -> Iterator[MappedParameter]:
     """Yield all entries of a model, see `entries_of`."""
     yield from (entry for _, entry in entries_of(table, kind))
 
@@ -186,7 +186,7 @@ def _of_stack(matrix: Tensor, name: str, expert: int, experts: int, hidden: int)
     return matrix.view(shape)[expert].T
 
 
-def _places(chunk: TokenGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
+def _places(chunk: TokenGPT, table: WeightTable) -> Iterator[tuple[str, MappedParameter]]:
     """Yield (what stands before the parameter's name, entry) for what the chunk was built with."""
     if chunk.pre_process:
         yield "", table.embedding
@@ -242,7 +242,7 @@ def module_name(tensor: HfTensor, kind: str) -> str:
     return tensor.name if kind == "value" or tensor.name in _HEADS else "model." + tensor.name
 
 
-def _key(entry: Entry) -> tuple[str, str]:
+def _key(entry: MappedParameter) -> tuple[str, str]:
     return entry.parameters[0], entry.tensors[0].name
 
 
@@ -263,7 +263,7 @@ def _spread(full: Tensor, owner: int, pipeline: Any) -> Tensor:
     return full
 
 
-def _joined(entry: Entry, matrices: list[Tensor], ranks: Ranks) -> list[Tensor]:
+def _joined(entry: MappedParameter, matrices: list[Tensor], ranks: Ranks) -> list[Tensor]:
     """Return the entry's tensors from the shares of the ranks of this pipeline stage."""
     group = ranks.sharing(entry)
     mine = torch.stack(matrices) if entry.experts else matrices[0]
@@ -281,7 +281,7 @@ def _gathered(mine: Tensor, group: Any) -> list[Tensor]:
     return shares
 
 
-def assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
+def assembled(entry: MappedParameter, shares: list[Tensor]) -> list[Tensor]:
     """Return an entry's tensors from the shares of all ranks; experts are stacked in front."""
     leading = shares[0].shape[:1] if entry.experts else ()
     if entry.dim is None:

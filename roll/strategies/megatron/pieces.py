@@ -48,7 +48,7 @@ class Rectangle:
 
     key: str
     """Name of the whole tensor in a checkpoint."""
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
     """Shape of the whole tensor."""
     begins: tuple[int, ...]
     """Where the rectangle begins in it."""
@@ -76,7 +76,7 @@ def pieces_of(rectangles: Iterable[Rectangle], part: slice, flat: Tensor, key: s
     pieces = []
     for all_of_it in rectangles:
         strides, first = all_of_it.strides, all_of_it.offset - part.start
-        ones = (1,) * (len(all_of_it.whole) - len(all_of_it.sizes))
+        ones = (1,) * (len(all_of_it.full_shape) - len(all_of_it.sizes))
         for offsets, sizes in blocks_between(all_of_it.sizes, strides, -first, part.stop - all_of_it.offset):
             at = first + sum(i * stride for i, stride in zip(offsets, strides, strict=True))
             data = flat.as_strided(sizes, strides, flat.storage_offset() + at).view(*ones, *sizes)
@@ -87,7 +87,7 @@ def pieces_of(rectangles: Iterable[Rectangle], part: slice, flat: Tensor, key: s
                     data=data,
                     dtype=data.dtype,
                     local_shape=tuple(data.shape),
-                    global_shape=all_of_it.whole,
+                    global_shape=all_of_it.full_shape,
                     global_offset=tuple(a + b for a, b in zip(all_of_it.begins, begins, strict=True)),
                     axis_fragmentations=None,  # of no regular grid: torch checks that they cover the tensor
                     allow_shape_mismatch=all_of_it.may_grow,
@@ -101,7 +101,7 @@ def rectangles_of(sharded: Any, parameter: nn.Parameter) -> list[Rectangle]:
     return [
         Rectangle(
             key=source.key,
-            whole=source.global_shape,
+            full_shape=source.global_shape,
             begins=source.global_offset,
             sizes=tuple(source.local_shape),
             offset=offset,

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from roll.strategies.megatron.families import architecture
-from roll.strategies.megatron.mapping import Entry, WeightTable
+from roll.strategies.megatron.mapping import MappedParameter, WeightTable
 from roll.strategies.megatron.megatron_weights import assembled, entries_of, module_name
 from roll.strategies.merging.torch_states import read_torch, torch_names
 
@@ -44,7 +44,7 @@ def megatron_weights(state: Path, config: Any, kind: str) -> dict[str, Tensor]:
         for tensor, full in zip(entry.tensors, assembled(entry, [matrix]), strict=True):
             weights[owner + module_name(tensor, kind)] = full
     if kind in _HEADS:
-        head = stored.whole(_HEADS[kind])
+        head = stored.full_tensor(_HEADS[kind])
         weights["value_head.weight" if kind == "value" else "classifier.score.weight"] = head
     return weights
 
@@ -53,12 +53,12 @@ class _Stored:
     def __init__(self, tensors: dict[str, Tensor], state: Path) -> None:
         self._tensors, self._state = tensors, state
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             raise ValueError(f"{self._state} lacks {name}, which the model has")
         return self._tensors[name]
 
-    def find(self, entry: Entry, layer: int | None) -> Tensor:
+    def find(self, entry: MappedParameter, layer: int | None) -> Tensor:
         """Return the matrix of an entry, of all experts if it has some; padding of the vocabulary is cut off."""
         tried = _names(entry)
         for name in tried:
@@ -72,7 +72,7 @@ class _Stored:
         raise ValueError(f"{self._state} lacks {' and '.join(where + name for name in tried)}, which the model has")
 
 
-def _names(entry: Entry) -> tuple[str, ...]:
+def _names(entry: MappedParameter) -> tuple[str, ...]:
     """Return the names that a checkpoint may have for an entry."""
     if entry.experts:
         linear = "linear_fc1" if "linear_fc1" in entry.parameters[0] else "linear_fc2"
@@ -80,7 +80,7 @@ def _names(entry: Entry) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for name in entry.parameters for each in _STORED.get(name, (name,))))
 
 
-def _fitting(matrix: Tensor, entry: Entry, name: str) -> Tensor:
+def _fitting(matrix: Tensor, entry: MappedParameter, name: str) -> Tensor:
     leading = (entry.experts,) if entry.experts else ()
     dim = 0 if entry.dim is None else entry.dim
     size = sum(segment.size for segment in entry.segments)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
 from roll.utils.importing import load_module
-from roll.utils.quiet import default_deepspeed_to_cpu
+from roll.utils.models import default_deepspeed_to_cpu
 from roll.utils.response_ends import response_ends
 from roll.utils.staging import staged
 

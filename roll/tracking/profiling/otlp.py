@@ -69,7 +69,7 @@ def _value(value: Value) -> dict[str, Any]:
     return {"doubleValue": value} if isinstance(value, float) else {"stringValue": value}
 
 
-class SpanFile:
+class SpanWriter:
     """`spans.jsonl`. A resumed run appends: what was done stays on record."""
 
     def __init__(self, path: Path, resource: Mapping[str, Value], *, resumed: bool) -> None:

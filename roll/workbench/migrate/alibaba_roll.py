@@ -88,8 +88,8 @@ def lora(step: Step) -> None:
 def backend_option(step: Step) -> None:
     """Translate a key of one backend, which another hasn't."""
     name, word = step.draft.strategies.get(step.role, "the backend"), step.use.key.partition(".strategy_config.")[2]
-    step.places = (f"{step.place}.{word}" if step.row.key.endswith("**") else step.place,)
-    unknown = not step.draft.knows(step.place)
+    step.key_paths = (f"{step.key_path}.{word}" if step.row.key.endswith("**") else step.key_path,)
+    unknown = not step.draft.knows(step.key_path)
     put_unless(step, (step.value is None, "dead", "null leaves the default"),
                (unknown, "absent", f"{name} has no {word or step.last}"))  # fmt: skip
 
@@ -97,7 +97,7 @@ def backend_option(step: Step) -> None:
 @conversion
 def additional(step: Step) -> None:
     """Translate another field of Megatron's TransformerConfig."""
-    name, step.places = step.draft.strategies.get(step.role, ""), (f"{step.place}.{step.last}",)
+    name, step.key_paths = step.draft.strategies.get(step.role, ""), (f"{step.key_path}.{step.last}",)
     wrong = refused_fields({step.last: step.value}).get(step.last, "")
     # What the model or another key says anyway isn't missed.
     needless = wrong.startswith(("would have no effect", "already set"))
@@ -133,7 +133,7 @@ def roll_dual_clip(step: Step) -> None:
 @last
 def clip_range(step: Step) -> None:
     """Translate whether the two bounds count; each is 0.2 where it isn't given."""
-    for key in step.places if step.value else ():
+    for key in step.key_paths if step.value else ():
         step.put(step.draft.get(key, 0.2), key)
     if not step.value:
         step.dead("pg_clip counts")
@@ -147,7 +147,7 @@ def topr_weight(step: Step) -> None:
     elif step.draft.their("rl_loss_coef", 1) != 0:
         step.absent("there is no such term beside the policy loss; see policy_loss: topr")
     else:
-        for key_path, value in (("policy_loss", "topr"), ("topr_level", "token"), (step.places[-1], step.value)):
+        for key_path, value in (("policy_loss", "topr"), ("topr_level", "token"), (step.key_paths[-1], step.value)):
             step.put(value, key_path)
         for other in ("topr_positive_weight", "topr_negative_weight"):
             step.draft.put(other, step.draft.get(other, 0.0))
@@ -160,7 +160,7 @@ def pg_variant(step: Step) -> None:
     if "pg_worker" not in str(step.draft.their(f"{step.use.key.rpartition('.')[0]}.worker_cls", "")):
         step.dead("ROLL's ActorWorker doesn't read it: worker_cls isn't ActorPGWorker")
         return
-    for key_path, value in {step.place: mapped(step), **_OF_VARIANT.get(str(step.value), {})}.items():
+    for key_path, value in {step.key_path: mapped(step), **_OF_VARIANT.get(str(step.value), {})}.items():
         step.put(value, key_path)
     if step.value == "topr":
         step.decide("a sample is positive by its advantage, in ROLL by its score")

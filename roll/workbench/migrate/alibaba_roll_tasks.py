@@ -44,7 +44,7 @@ def levels(step: Step) -> tuple[Any, Any]:
 
 def _one_for_all(step: Step, value: Any, why: str) -> None:
     """Write a value that several keys of the file may say, and only one way."""
-    now = step.draft.get(step.place)
+    now = step.draft.get(step.key_path)
     step.absent(f"{why}, here {now} and {value}") if now not in (None, value) else step.put(value)
 
 
@@ -95,7 +95,7 @@ def of_judge(step: Step) -> None:
         step.dead("the judge is behind an endpoint" if remote else "the judge is an engine of the run")
     elif ".strategy_config." in key:
         step.put(value, f"judge.strategy_args.strategy_config.{key.split('.strategy_config.')[1]}")
-    elif step.draft.made_by.get(step.place, step.use).value != value:
+    elif step.draft.made_by.get(step.key_path, step.use).value != value:
         step.absent("another domain's judge has another: there is one")
     else:
         step.put(DTYPES.get(str(value), value) if key.endswith("dtype") else value)
@@ -108,7 +108,7 @@ def env_type(step: Step) -> None:
     step.put(ENV_TYPES.get(name, name))
     if name not in ENV_TYPES and name not in ENVS and not OWN_PATH.match(name):
         step.decide(f"no bundled environment is {name}: write a class of your own as path/to/file.py:Class")
-        step.draft.report.missing.append(f"{step.place}: an environment in place of {name}")
+        step.draft.report.missing.append(f"{step.key_path}: an environment in place of {name}")
 
 
 def _env(step: Step) -> tuple[str, Any]:
@@ -123,10 +123,10 @@ def _env(step: Step) -> tuple[str, Any]:
 def env_option(step: Step) -> None:
     """Translate an argument of a bundled environment, which a row may name; one of the user's own has any."""
     (name, cls), theirs = _env(step), step.use.key.split(".")[3]
-    word = step.place.split(".")[3] if step.place.count(".") > 2 else theirs
+    word = step.key_path.split(".")[3] if step.key_path.count(".") > 2 else theirs
     unknown = cls is not None and word not in signature(cls).parameters
     if unknown or cls is None or word == theirs:
-        step.places = (step.use.key,)  # not the section, which has others
+        step.key_paths = (step.use.key,)  # not the section, which has others
     put_unless(step, (unknown, "absent", f"{name} has no such argument: roll envs list shows those it has"),
                (step.value is None, "dead", "null leaves the default"))  # fmt: skip
 
@@ -146,7 +146,7 @@ def env_manager(step: Step) -> None:
 def env_template(step: Step) -> None:
     """Translate a text with slots, which have other names here."""
     text = step.value if isinstance(step.value, str) else ""
-    known = SYSTEM_NAMES if step.place.endswith("system_template") else TURN_NAMES
+    known = SYSTEM_NAMES if step.key_path.endswith("system_template") else TURN_NAMES
     gone = []
     for name in dict.fromkeys(names_in(text)):
         new = OTHER_NAMES.get(name, {"current_step": "step"}.get(name, name))
@@ -165,7 +165,7 @@ def action_pattern(step: Step) -> None:
     """Translate where the action is in a response; thoughts in front of it are thinking_tags."""
     if str(step.value).startswith("<think>") and "<answer>" in str(step.value):
         step.put("<answer>(.*?)</answer>")
-        step.put(["<think>", "</think>"], f"{step.place.rpartition('.')[0]}.thinking_tags")
+        step.put(["<think>", "</think>"], f"{step.key_path.rpartition('.')[0]}.thinking_tags")
         step.decide("thoughts in front of the action are thinking_tags")
     else:
         step.put(step.value)
@@ -185,7 +185,7 @@ def format_penalty(step: Step) -> None:
 def manager_sampling(step: Step) -> None:
     """Translate sampling of environments, which ROLL takes where actor_infer has none."""
     if "val_" not in step.use.key:
-        step.places = (f"actor_infer.generating_args.{step.last}",)
+        step.key_paths = (f"actor_infer.generating_args.{step.last}",)
     has_own = step.draft.their("actor_infer.generating_args") is not None
     put_unless(step, (has_own, "dead", "actor_infer.generating_args says it, in ROLL too"))
 
@@ -207,7 +207,7 @@ def env_norm(step: Step) -> None:
     else:
         if mean == "batch" or step.draft.their("reward_normalization.grouping") is None:
             step.put("batch" if mean == "batch" else "traj_group")
-        step.put("mean_std" if deviation else "mean", step.places[1])
+        step.put("mean_std" if deviation else "mean", step.key_paths[1])
 
 
 @last
@@ -231,7 +231,7 @@ def column(step: Step) -> None:
     put_unless(step, (other, "dead", f"ROLL reads it where there is a {reader}"),
                (step.value is None, "dead", "null lets the column be found"))  # fmt: skip
     if step.use.ours and step.draft.their("validation.data_args.file_name"):
-        step.put(step.value, step.place.replace("actor_train", "validation"))
+        step.put(step.value, step.key_path.replace("actor_train", "validation"))
 
 
 @conversion
@@ -250,7 +250,7 @@ def distill_weight(step: Step) -> None:
 @last
 def skew(step: Step) -> None:
     """Translate the share of the other distribution, of skewed divergences."""
-    step.places = ("distill.divergence_args.skew",)
+    step.key_paths = ("distill.divergence_args.skew",)
     skewed = str(step.draft.get("distill.divergence")).startswith("skewed")
     put_unless(step, (not skewed, "dead", "no skewed divergence reads it"))
 

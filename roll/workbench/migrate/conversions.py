@@ -60,7 +60,7 @@ def simple(step: Step) -> None:
     value = mapped(step)
     if step.row.fate == "decided":
         step.use.note = step.row.note
-        if value == step.value and step.places[0] == step.use.key:
+        if value == step.value and step.key_paths[0] == step.use.key:
             step.use.fate, step.use.note = "translated", ""
     step.put(value)
 
@@ -171,25 +171,25 @@ def dtype(step: Step) -> None:
 @conversion
 def both(step: Step) -> None:
     """Write the value at every place that there is."""
-    for key_path in filter(step.draft.knows, step.places):
+    for key_path in filter(step.draft.knows, step.key_paths):
         step.put(mapped(step), key_path)
     if not step.use.ours and step.value is not None:
-        step.dead(f"pipeline {step.draft.pipeline} has no {step.place}")
+        step.dead(f"pipeline {step.draft.pipeline} has no {step.key_path}")
 
 
 @last
 def if_free(step: Step) -> None:
     """Write the value where no other key says it."""
-    now, value = step.draft.get(step.place, NOTHING), mapped(step)
+    now, value = step.draft.get(step.key_path, NOTHING), mapped(step)
     if value is None:
-        step.note("null leaves it to " + step.place)
+        step.note("null leaves it to " + step.key_path)
     elif now is NOTHING:
         step.put(value)
         step.use.fate = "translated"
     elif now == value:
-        step.use.ours, step.use.fate = (step.place,), "translated"
+        step.use.ours, step.use.fate = (step.key_path,), "translated"
     else:
-        step.decide(f"{step.place} is {now}, which another key says")
+        step.decide(f"{step.key_path} is {now}, which another key says")
 
 
 @conversion
@@ -211,7 +211,7 @@ def template(step: Step) -> None:
     """Translate a template; a model family's name is the tokenizer's own template."""
     value = step.value
     known = ("native", "plain", "question_answer", "step_by_step")
-    if not any(step.draft.knows(key_path) for key_path in step.places):
+    if not any(step.draft.knows(key_path) for key_path in step.key_paths):
         step.dead(f"{step.role} has no rows of its own")
     elif value is None or value in known:
         step.use.fate, step.use.note = "translated", ""
@@ -219,7 +219,7 @@ def template(step: Step) -> None:
             step.put(value)
     elif "{%" in str(value) or "{{" in str(value) or str(value).count("{prompt}") == 1:
         step.use.fate, step.use.note = "translated", ""
-        for key_path in step.places:
+        for key_path in step.key_paths:
             step.put(value, key_path)
     else:
         step.put("native")
@@ -229,7 +229,7 @@ def template(step: Step) -> None:
 @last
 def truncation(step: Step) -> None:
     """Turn off sampling options in training that the trainer's log-probs wouldn't know."""
-    value, key = step.value, step.place.rpartition(".")[2]
+    value, key = step.value, step.key_path.rpartition(".")[2]
     off = {"top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}[key]
     role, pipeline = step.role, step.draft.pipeline
     changes = value is not None and not (value in (off, 0) if key == "top_k" else value == off)
@@ -251,7 +251,7 @@ def truncation(step: Step) -> None:
 def model_config(step: Step) -> None:
     """Translate an override of the model's config.json."""
     word = step.use.key.split(".override_config.")[-1].removeprefix("model_config.").removeprefix("model_init_kwargs.")
-    step.put(step.value, f"{step.place}.{word}")
+    step.put(step.value, f"{step.key_path}.{word}")
 
 
 @conversion
@@ -259,11 +259,11 @@ def template_variables(step: Step) -> None:
     """Translate a variable of the chat template, or all of them as JSON text, as TRL's command line takes them."""
     _, _, word = step.use.key.partition("chat_template_kwargs.")
     if word:
-        step.put(step.value, f"{step.place}.{word}")
+        step.put(step.value, f"{step.key_path}.{word}")
         return
     value = json.loads(step.value) if isinstance(step.value, str) else step.value
     for name, each in (value or {}).items():
-        step.put(each, f"{step.place}.{name}")
+        step.put(each, f"{step.key_path}.{name}")
 
 
 @conversion
@@ -292,9 +292,9 @@ def with_lora(step: Step) -> None:
     """Translate a key of adapters, where there are some."""
     if not step.draft.get(f"{step.role}.model_args.lora_rank"):
         step.dead("lora_rank is 0")
-    elif step.place.endswith("lora_target") and isinstance(step.value, str) and "," in step.value:
+    elif step.key_path.endswith("lora_target") and isinstance(step.value, str) and "," in step.value:
         list_(step)
-    elif step.place.endswith("lora_target") and step.value == "all":
+    elif step.key_path.endswith("lora_target") and step.value == "all":
         step.put("all-linear")
     else:
         step.put(step.value)

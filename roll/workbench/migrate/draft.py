@@ -14,8 +14,8 @@ from roll.configs.schema.placement_plan import parse_device_mapping
 from roll.configs.schema.strategy_config import STRATEGIES
 from roll.configs.schema.strategy_options import StrategyConfig
 from roll.workbench.migrate.overrides import NOTHING, at, scalar, unexpanded_in
-from roll.workbench.migrate.report import Report, Use
-from roll.workbench.migrate.table import Row
+from roll.workbench.migrate.report import KeyUse, MigrationReport
+from roll.workbench.migrate.table import PeerKey
 
 UNKNOWN: Any = object()
 """There is no such key."""
@@ -28,9 +28,9 @@ class Draft:
     pipeline: str
     theirs: Mapping[str, Any]
     """The whole file, nested."""
-    report: Report
+    report: MigrationReport
     ours: dict[str, Any] = field(default_factory=dict)
-    made_by: dict[str, Use] = field(default_factory=dict)
+    made_by: dict[str, KeyUse] = field(default_factory=dict)
     """The use that wrote a place."""
     job: str = ""
     """What starts the training there, where a script says it: a command of TRL, a script of OpenRLHF."""
@@ -38,9 +38,9 @@ class Draft:
     """Processes that a launcher starts."""
     peer_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What they take for keys that nobody writes, by dotted key."""
-    asked: list[tuple[Use, str]] = field(default_factory=list)
+    unresolved: list[tuple[KeyUse, str]] = field(default_factory=list)
     """Keys without a counterpart, with the places that the new file asks for."""
-    unexpanded: list[tuple[str, Use]] = field(default_factory=list)
+    unexpanded: list[tuple[str, KeyUse]] = field(default_factory=list)
     """Places whose values would have to be worked out."""
     memo: dict[str, Any] = field(default_factory=dict)
     """What a conversion leaves for the end, when all keys are there."""
@@ -79,7 +79,7 @@ class Draft:
         return {role: name for role, section in self.ours.items()
                 if isinstance(name := at(section, "strategy_args.strategy_name"), str)}  # fmt: skip
 
-    def put(self, path: str, value: Any, use: Use | None = None) -> None:
+    def put(self, path: str, value: Any, use: KeyUse | None = None) -> None:
         """Write a value; texts become numbers and the like where the key has another type."""
         hint = self.hint(path)
         value = "???" if unexpanded_in(value) else value
@@ -93,12 +93,12 @@ class Draft:
         if use is not None:
             self.made_by[path] = use
 
-    def ask(self, use: Use, key_path: str) -> None:
+    def ask(self, use: KeyUse, key_path: str) -> None:
         """Have the new file ask for a place, because a key that changes the training has no counterpart.
 
         Where this pipeline has no such place it asks for `exp_name`, which every one has.
         """
-        self.asked.append((use, key_path if key_path and self.knows(key_path) else "exp_name"))
+        self.unresolved.append((use, key_path if key_path and self.knows(key_path) else "exp_name"))
 
     def drop(self, path: str) -> None:
         """Take out a key, and sections that are empty without it."""
@@ -109,7 +109,7 @@ class Draft:
             if not node and above:
                 self.drop(above)
 
-    def uses_below(self, path: str) -> list[Use]:
+    def uses_below(self, path: str) -> list[KeyUse]:
         """Return uses that wrote this place or one below it."""
         uses = [use for key_path, use in self.made_by.items() if key_path == path or key_path.startswith(f"{path}.")]
         return list({id(use): use for use in uses}.values())
@@ -133,9 +133,9 @@ class Step:
     """One key of theirs on its way; conversions work on it."""
 
     draft: Draft
-    row: Row
-    use: Use
-    places: tuple[str, ...]
+    row: PeerKey
+    use: KeyUse
+    key_paths: tuple[str, ...]
     """Counterparts, with roles and names filled in."""
 
     @property
@@ -144,9 +144,9 @@ class Step:
         return self.use.value
 
     @property
-    def place(self) -> str:
+    def key_path(self) -> str:
         """Return where the value goes."""
-        return self.places[0]
+        return self.key_paths[0]
 
     @property
     def last(self) -> str:
@@ -156,11 +156,11 @@ class Step:
     @property
     def role(self) -> str:
         """Return the first word of ours."""
-        return self.place.split(".")[0]
+        return self.key_path.split(".")[0]
 
     def put(self, value: Any, key_path: str | None = None) -> None:
         """Write a value at a place, the first if none is given; null where null is no value leaves the default."""
-        key_path = key_path or self.place
+        key_path = key_path or self.key_path
         hint = self.draft.hint(key_path)
         if reason := self._reserved(key_path):
             self.dead(reason)
@@ -196,7 +196,7 @@ class Step:
     def absent(self, why: str) -> None:
         """Count it as without a counterpart though it changes the training: the new file asks for the place."""
         self.use.fate, self.use.note = "absent", why
-        self.draft.ask(self.use, self.place)
+        self.draft.ask(self.use, self.key_path)
 
     def quiet(self, why: str) -> None:
         """Count it as without a counterpart, where the training is the same without it."""

@@ -13,8 +13,8 @@ from roll.configs.parsing.schema_places import homes_of
 from roll.utils.terminal import printable
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.draft import UNKNOWN, Draft
-from roll.workbench.migrate.report import TITLES, Report, shown
-from roll.workbench.migrate.table import NOT_GIVEN, Row, canonical, counterparts, is_earlier, patterns, systems
+from roll.workbench.migrate.report import TITLES, MigrationReport, shown
+from roll.workbench.migrate.table import NO_DEFAULT, PeerKey, canonical, counterparts, is_earlier, patterns, systems
 from roll.workbench.migrate.translate import CONVERSIONS
 
 _LISTED = 4  # keys of one project with the same words that the text explains one by one
@@ -23,7 +23,7 @@ _CLASSES: tuple[type, ...] = tuple(PIPELINES.values())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class KeyExplanation:
     """A key of another project, or one of ours (`fate` is `ours`) with those that become it."""
 
     key: str
@@ -38,7 +38,7 @@ class Answer:
     theirs: dict[str, list[str]] = field(default_factory=dict)  # keys by project
 
 
-def explain(text: str, project: str | None = None) -> list[Answer]:
+def explain(text: str, project: str | None = None) -> list[KeyExplanation]:
     """Return what is known of a key or flag, as it is typed; raise `ValueError` with the nearest names if nothing is.
 
     `project`: look at keys of this one alone, by the name that `--from` takes.
@@ -68,7 +68,7 @@ def _keys(system: str) -> list[str]:
     return list(dict.fromkeys([*rows, *(key for job in peers.jobs(system).values() for key in job)]))
 
 
-def _theirs(system: str, words: Sequence[str]) -> Iterator[Answer]:
+def _theirs(system: str, words: Sequence[str]) -> Iterator[KeyExplanation]:
     """Return the key at this path, else all that end with these words, else those of the section that they name."""
     path, keys, rows = ".".join(words), _keys(system), patterns(system)
     row = rows.find(words)
@@ -84,16 +84,16 @@ def _subject(docstring: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _answer(system: str, key: str, row: Row | None) -> Answer:
+def _answer(system: str, key: str, row: PeerKey | None) -> KeyExplanation:
     theirs = {job: keys[key][1] for job, keys in peers.jobs(system).items() if key in keys}
     if row is None:
         note = "nothing is known about this key"
-        return Answer(key=key, fate="absent", project=_title(system), note=note, their_default=theirs)
-    theirs |= {system: row.default} if not theirs and row.default is not NOT_GIVEN else {}
+        return KeyExplanation(key=key, fate="absent", project=_title(system), note=note, their_default=theirs)
+    theirs |= {system: row.default} if not theirs and row.default is not NO_DEFAULT else {}
     how = "" if row.how in ("", "nothing") else getattr(CONVERSIONS.get(row.how), "__doc__", None) or ""
     values = [f"{shown(theirs)} is {shown(ours)}" for theirs, ours in row.values.items()]
     key_paths = counterparts(row, key.split("."), system)
-    return Answer(
+    return KeyExplanation(
         key=key, fate=row.fate, project=_title(system), ours=key_paths, note=row.note,
         earlier=f"now {row.now}" if row.now else "of earlier versions" * is_earlier(system, row),
         value=", ".join(values) or _subject(how), their_default=theirs,
@@ -104,11 +104,11 @@ def _answer(system: str, key: str, row: Row | None) -> Answer:
 def _default(key_path: str = "") -> Any:
     """Return what the first pipeline that has a key of ours takes where nobody writes it."""
     key_path = key_path.replace("<role>", "actor_train").replace("<manager>", "train_env_manager")
-    values = (Draft(pipeline, {}, Report(source="", system="")).default(key_path) for pipeline in PIPELINES)
+    values = (Draft(pipeline, {}, MigrationReport(source="", system="")).default(key_path) for pipeline in PIPELINES)
     return next((value for value in values if value is None or isinstance(value, (str, int, float))), UNKNOWN)
 
 
-def _ours(path: str) -> Iterator[Answer]:
+def _ours(path: str) -> Iterator[KeyExplanation]:
     last = path.rpartition(".")[2]
     paths = dict.fromkeys(key_path for cls in _CLASSES for key_path in homes_of(cls).get(last, ())
                            if f".{key_path}".endswith(f".{path}"))  # fmt: skip
@@ -117,10 +117,10 @@ def _ours(path: str) -> Iterator[Answer]:
                                  and canonical(key_path) in map(canonical, row.to)]
                   for name, system in systems().items()}  # fmt: skip
         theirs = {title: keys for title, keys in theirs.items() if keys}
-        yield Answer(key=key_path, our_default=_default(key_path), theirs=theirs)
+        yield KeyExplanation(key=key_path, our_default=_default(key_path), theirs=theirs)
 
 
-def as_text(answers: Sequence[Answer]) -> str:
+def as_text(answers: Sequence[KeyExplanation]) -> str:
     """Return some lines for each, and for many of one project only the names of the rest."""
     lines: list[str] = []
     for project in dict.fromkeys(answer.project for answer in answers):
@@ -131,7 +131,7 @@ def as_text(answers: Sequence[Answer]) -> str:
     return printable("\n".join(lines) + "\n")
 
 
-def _lines(answer: Answer) -> Iterator[str]:
+def _lines(answer: KeyExplanation) -> Iterator[str]:
     ours = "" if answer.our_default is UNKNOWN else shown(answer.our_default)
     if answer.fate == "ours":
         yield f"{answer.key}: a key here{f', by default {ours}' if ours else ''}"
@@ -153,7 +153,7 @@ def _lines(answer: Answer) -> Iterator[str]:
         yield f"  by default: {', '.join(defaults)} there{f', {ours} here' if ours else ''}"
 
 
-def as_json(answers: Sequence[Answer]) -> str:
+def as_json(answers: Sequence[KeyExplanation]) -> str:
     """Return all of them for programs."""
     known = [{name: value for name, value in vars(answer).items() if value is not UNKNOWN} for answer in answers]
     return json.dumps(known, indent=2, ensure_ascii=False, default=str) + "\n"

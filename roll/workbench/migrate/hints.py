@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.workbench.migrate.table import ROLE, Row, by_word, canonical, patterns, systems
+from roll.workbench.migrate.table import ROLE, PeerKey, by_word, canonical, patterns, systems
 
 _OFFLINE = "Fine-tuning, preferences, distillation"
 _SHOWN = 3
 """Counterparts that one hint names."""
-_WHOLE = "roll migrate translates the whole file"
+_USE_MIGRATE = "roll migrate translates the whole file"
 
 
 def foreign_hint(path: str, role: str = "", *, offline: bool = False) -> str:
@@ -34,7 +34,7 @@ def exact_hint(path: str, *, offline: bool = False) -> str:
     return ""
 
 
-def _suits(system: str, row: Row, offline: bool) -> bool:
+def _suits(system: str, row: PeerKey, offline: bool) -> bool:
     """Return whether a row is of the pipelines that the file is for."""
     of_rows = system == "verl_sft" or row in systems()["roll"].groups[_OFFLINE]
     return offline or not of_rows
@@ -67,7 +67,7 @@ def section_hint(words: Sequence[str]) -> str:
         if rows:
             pairs = [f"{row.key.removeprefix(path).lstrip('.')} is {row.to[0]}" for row in rows[:_SHOWN]]
             hints.append(f"a section of {system.name}; its keys are elsewhere here: {', '.join(pairs)}, ...")
-    return f"{hints[0]} ({_WHOLE})" if hints else ""
+    return f"{hints[0]} ({_USE_MIGRATE})" if hints else ""
 
 
 def unneeded(path: Sequence[str]) -> str:
@@ -94,7 +94,7 @@ def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
         not any(key_path.startswith(f"{role}.") for key_path in match[1].to) if role else False, not match[1].to,
         match[1].fate in ("absent", "quiet"), any(key_path.rpartition(".")[2] == words[-1] for key_path in match[1].to),
     ))  # fmt: skip
-    answers: dict[str, tuple[str, Row]] = {}
+    answers: dict[str, tuple[str, PeerKey]] = {}
     for match in best:
         if match[1].to and match[1].fate in ("translated", "decided"):
             answers.setdefault(canonical(match[1].to[0]), match)
@@ -103,13 +103,13 @@ def _by_last_word(words: Sequence[str], role: str, *, offline: bool) -> str:
     return _sentence(first, words, name) + "".join(also)
 
 
-def _common(words: Sequence[str], row: Row) -> int:
+def _common(words: Sequence[str], row: PeerKey) -> int:
     """Return how many words at the end of a key are those of the row."""
     pairs = zip(reversed(words), reversed(row.key.split(".")), strict=False)
     return next((count for count, (mine, their) in enumerate(pairs) if mine != their), len(words))
 
 
-def _sentence(row: Row, words: Sequence[str], system: str) -> str:
+def _sentence(row: PeerKey, words: Sequence[str], system: str) -> str:
     """Return what to do with a key, in words."""
     if system.startswith("verl_") and row.to and row.to[0].startswith(("-", "DATA", "FILE")):
         return f"it is of a job that is a command here: roll eval; {row.to[0]}"
@@ -127,7 +127,7 @@ def _sentence(row: Row, words: Sequence[str], system: str) -> str:
     return f"remove it: {row.note}{see}"
 
 
-def _filled(row: Row, words: Sequence[str], system: str) -> list[str]:
+def _filled(row: PeerKey, words: Sequence[str], system: str) -> list[str]:
     """Return counterparts, with the role that the key stands in."""
     roles = systems()[system].roles
     role = next((roles[mine] for their, mine in zip(row.key.split("."), words, strict=False)

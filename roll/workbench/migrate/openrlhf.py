@@ -48,10 +48,10 @@ def flag_if(step: Step) -> None:
     """
     draft, rule, value = step.draft, step.row.rule, mapped(step)
     is_explicit, on = step.use in draft.report.uses, step.value not in (None, False, [], "")
-    free = draft.hint(step.place) is Any and (value in (None, False) or (not is_explicit and value == step.value))
+    free = draft.hint(step.key_path) is Any and (value in (None, False) or (not is_explicit and value == step.value))
     acts = "if" not in rule or _holds(draft, rule["if"])
     if rule.get("else") == "next":
-        step.places, acts = (step.places[not acts],), True
+        step.key_paths, acts = (step.key_paths[not acts],), True
     if step.role in list(_ROLES)[1:] and not draft.has(step.role):
         step.dead(f"the run has no {step.role}")
     elif (acts and value == "ask") or (not acts and on and "else" in rule):
@@ -61,8 +61,8 @@ def flag_if(step: Step) -> None:
     elif free or (rule.get("given") and not is_explicit) or (value is None and isinstance(step.value, bool)):
         step.dead("the default here too" if on else "it is off")
     else:
-        undivided = not isinstance(value, list) or len(value) != len(step.places) or len(value) == 1
-        for key_path, part in zip(step.places, [value] * len(step.places) if undivided else value, strict=True):
+        undivided = not isinstance(value, list) or len(value) != len(step.key_paths) or len(value) == 1
+        for key_path, part in zip(step.key_paths, [value] * len(step.key_paths) if undivided else value, strict=True):
             for there in _every(draft, key_path, _TRAINED if rule.get("trained") else tuple(_ROLES)):
                 step.put(part, there)
         for key_path, more in rule.get("also", {}).items() if on else ():
@@ -81,7 +81,7 @@ def _every(draft: Draft, key_path: str, roles: tuple[str, ...]) -> list[str]:
 def flag_settled(step: Step) -> None:
     """Leave a flag to be settled together with others, when roles and ranks are known."""
     step.draft.memo[step.use.key] = step.use
-    step.use.ours = step.places if "batch" in step.last or step.use in step.draft.report.uses else ()
+    step.use.ours = step.key_paths if "batch" in step.last or step.use in step.draft.report.uses else ()
 
 
 def _in_reward(draft: Draft) -> bool:
@@ -110,14 +110,14 @@ def flag_zero(step: Step) -> None:
     for role in (role for role in _ROLES if there[role]):
         draft.put(f"{role}.strategy_args.strategy_name", f"deepspeed_{'train' if role in _TRAINED else 'infer'}")
         if role in _TRAINED or step.value == 3:
-            step.put(step.value, step.place.replace("actor_train", role, 1))
+            step.put(step.value, step.key_path.replace("actor_train", role, 1))
 
 
 @conversion
 def flag_wandb(step: Step) -> None:
     """Translate options of wandb, where it is a tracker."""
     if step.value and flag(step.draft, "logger.wandb.key"):
-        step.put(step.value, f"{step.place}.wandb.{step.last.replace('org', 'entity')}")
+        step.put(step.value, f"{step.key_path}.wandb.{step.last.replace('org', 'entity')}")
     else:
         step.dead("wandb isn't asked for")
 
@@ -167,7 +167,7 @@ def flag_max_len(step: Step) -> None:
         step.put("left", "truncation")
         step.note(f"what {new} new tokens leave for the prompt, of which the end is kept")
     else:
-        step.places = ("response_length",)
+        step.key_paths = ("response_length",)
         step.absent(f"a response has there what its prompt leaves of {step.value}: choose it, and prompt_length")
 
 
@@ -254,12 +254,12 @@ def flag_kl(step: Step) -> None:
     elif word == "unbiased_gradient" and not in_loss:
         step.dead("a KL in the reward has no gradient")
     elif word == "estimator" and in_loss and step.value == "k1" and not unbiased:
-        step.places = step.places[1:]
+        step.key_paths = step.key_paths[1:]
         step.absent("its gradient there is that of the log-prob, whose mean is 0; k2 has that of the KL")
     else:
         # Of two places the first is the reward's, but for use_loss.
-        second = len(step.places) > 1 and word != "unbiased_gradient" and in_loss is (word != "use_loss")
-        step.put(word == "use_loss" or step.value, step.places[second])
+        second = len(step.key_paths) > 1 and word != "unbiased_gradient" and in_loss is (word != "use_loss")
+        step.put(word == "use_loss" or step.value, step.key_paths[second])
         if word == "unbiased_gradient" and step.value:
             step.put(10.0, "decoupled_ppo_cap")
 
@@ -272,7 +272,7 @@ def flag_correction(step: Step) -> None:
     if level == "off" or flag(step.draft, "actor.policy_loss_type") == "gspo":
         step.dead("is_correction_level is off" if level == "off" else "actor.policy_loss_type: gspo asks for it")
     elif step.last != "is_correction_level":
-        step.use.ours = step.places
+        step.use.ours = step.key_paths
     elif level != "token" or way == ["tv", "clip"]:
         step.absent("weights of tokens go with filters of tokens, by the ratio or the difference of probabilities")
     else:
@@ -319,9 +319,9 @@ def _ask_for_needed(draft: Draft) -> None:
         needed[f"rewards.{DOMAIN}.name"] = "what scores a response"
     if pairs and not flag(draft, "data.apply_chat_template"):
         needed[f"{data}.prompt"] = "the column with the prompt (there it is part of the texts)"
-    asked = [key_path for _, key_path in draft.asked]
+    unresolved = [key_path for _, key_path in draft.unresolved]
     needed = {key_path: f"{what}, which the script doesn't say" for key_path, what in needed.items()
-              if key_path not in asked and not draft.has(key_path)}  # fmt: skip
+              if key_path not in unresolved and not draft.has(key_path)}  # fmt: skip
     if _has_critic(draft) and flag(draft, "actor.max_norm") != flag(draft, "critic.max_norm"):
         needed["max_grad_norm"] = "one bound for actor and critic, which have two: actor.max_norm, critic.max_norm"
     if min(flag(draft, "train.micro_batch_size"), flag(draft, "train.batch_size")) < 1:

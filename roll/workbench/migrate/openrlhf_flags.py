@@ -10,7 +10,8 @@ from typing import Any
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.overrides import Unexpanded, leaves_of, parsed
 from roll.workbench.migrate.report import HIDDEN
-from roll.workbench.migrate.shell_words import Word, read_script
+from roll.workbench.migrate.shell_expansions import Word
+from roll.workbench.migrate.shell_words import read_script
 from roll.workbench.migrate.table import systems
 
 SCRIPTS = {"train_sft": "sft", "train_dpo": "dpo", "train_rm": "reward_model", "train_ppo_ray": "rlvr"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from roll.workbench.migrate.shell_words import Word
+from roll.workbench.migrate.shell_expansions import Word
 
 NOTHING: Any = object()
 """Where there is no value."""

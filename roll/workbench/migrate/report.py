@@ -38,7 +38,7 @@ HIDDEN = "(not shown)"
 
 
 @dataclass(kw_only=True)
-class Use:
+class KeyUse:
     """A key that the file uses."""
 
     key: str
@@ -48,7 +48,7 @@ class Use:
     ours: tuple[str, ...] = ()
     """Where it went."""
     note: str = ""
-    parts: list[Use] = field(default_factory=list)
+    parts: list[KeyUse] = field(default_factory=list)
     """Of a reference to a whole section: what became of the keys in it."""
 
     def line(self) -> str:
@@ -59,16 +59,16 @@ class Use:
 
 
 @dataclass(kw_only=True)
-class Report:
+class MigrationReport:
     """What became of a file."""
 
     source: str
     system: str
     """Whose file it is, as its project writes it."""
     pipeline: str = ""
-    uses: list[Use] = field(default_factory=list)
+    uses: list[KeyUse] = field(default_factory=list)
     """A key of the file each."""
-    filled: list[Use] = field(default_factory=list)
+    filled: list[KeyUse] = field(default_factory=list)
     """Keys that the file leaves out, and whose default there is another than here: it is written out."""
     decisions: list[str] = field(default_factory=list)
     """Choices that no single key of the file stands for."""
@@ -95,7 +95,7 @@ class Report:
         self.missing = [printable(_on_a_line(line)) for line in dict.fromkeys(self.missing)]
         self.decisions = list(dict.fromkeys(self.decisions))
 
-    def of(self, fate: str) -> list[Use]:
+    def of(self, fate: str) -> list[KeyUse]:
         """Return keys with one fate."""
         return [use for use in self.uses if use.fate == fate]
 
@@ -153,7 +153,7 @@ def masked(key: str, value: Any) -> Any:
     return without_passwords(value, HIDDEN) if isinstance(value, str) else value
 
 
-def _plain(use: Use) -> Mapping[str, Any]:
+def _plain(use: KeyUse) -> Mapping[str, Any]:
     return {"key": use.key, "value": masked(use.key, use.value), "ours": list(use.ours), "note": use.note}
 
 
@@ -185,7 +185,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def as_yaml(report: Report, tree: Mapping[str, Any]) -> str:
+def as_yaml(report: MigrationReport, tree: Mapping[str, Any]) -> str:
     """Return the file's text, with what is still to do in its head."""
     head = [f"# {Path(report.source).name} of {report.system}, translated by roll migrate."]
     head += [f"# missing: {line}" for line in report.missing]
@@ -214,7 +214,7 @@ def ordered(hint: Any, tree: Any) -> Any:
     return {key: ordered(hints.get(key), tree[key]) for key in keys}
 
 
-def write_whole(file: Path, text: str, *, force: bool) -> None:
+def write_file(file: Path, text: str, *, force: bool) -> None:
     """Write a file whole or not at all; raise `ValueError` if it is there and not `force`, or can't be written."""
     if file.exists() and not force:
         raise ValueError(f"{file} is there already: choose another name, or --force to replace it")

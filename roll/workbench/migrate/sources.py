@@ -18,7 +18,8 @@ from roll.utils.shipped import shipped
 from roll.workbench.migrate import openrlhf_flags
 from roll.workbench.migrate.overrides import Filler, Overrides, Unexpanded, merged, read_flags, read_overrides
 from roll.workbench.migrate.peers import table
-from roll.workbench.migrate.shell_words import Script, Word, read_script
+from roll.workbench.migrate.shell_expansions import Script, Word
+from roll.workbench.migrate.shell_words import read_script
 
 _SHELL = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
 _VERL = re.compile(r"(?:^|[./])(main_\w+|fsdp_sft_trainer|sft_trainer\w*|main)(?:\.py)?$")
@@ -41,8 +42,8 @@ _INCLUDES = 50
 
 
 @dataclass
-class Source:
-    """What a file says."""
+class PeerFile:
+    """A configuration of another system, as it was read."""
 
     tree: dict[str, Any]
     """Its keys, nested, with references filled in."""
@@ -69,7 +70,7 @@ class Source:
     """Processes that torchrun, accelerate or deepspeed start: `each` machine, `machines`, or `all` of them."""
 
 
-def read_source(file: Path) -> Source:
+def read_source(file: Path) -> PeerFile:
     """Return what a file says.
 
     Raises `ValueError` for one that can't be read, that is neither of the three, or that grows without end.
@@ -87,7 +88,7 @@ def read_source(file: Path) -> Source:
         if file.suffix == ".json" and "\t" in text:  # YAML has no tabs
             with contextlib.suppress(ValueError, RecursionError):
                 if isinstance(tree := json.loads(text), dict):
-                    return Source(tree=_plain(tree))
+                    return PeerFile(tree=_plain(tree))
         if is_yaml:
             raise error
         return _from_shell(text, file)
@@ -115,7 +116,7 @@ class _Job:
     words: list[Word]
 
 
-def _from_shell(text: str, file: Path) -> Source:
+def _from_shell(text: str, file: Path) -> PeerFile:
     try:
         script = read_script(text)
         for inside in [*(text for _, text, _ in script.documents), *_texts_inside(script)]:
@@ -126,7 +127,7 @@ def _from_shell(text: str, file: Path) -> Source:
         raise ValueError(f"{file} can't be read as a shell script: {error}") from None
     script.notes += [note for name, note in script.conditions.items() if name in script.used]
     if flags := openrlhf_flags.read_commands(script.commands):
-        return Source(system="openrlhf", job=flags[0], tree=flags[1], notes=[*flags[2], *script.notes])
+        return PeerFile(system="openrlhf", job=flags[0], tree=flags[1], notes=[*flags[2], *script.notes])
     jobs = [job for command in script.commands if (job := _job(command)) is not None]
     # A script of nobody's is TRL's way to start a trainer of one's own, or prepares the data.
     jobs = [job for job in jobs if job.system] or [job for job in jobs if _flags_known(job)]
@@ -189,7 +190,7 @@ def _flags_known(job: _Job) -> bool:
     return bool(job.system)
 
 
-def _of_job(job: _Job, file: Path, script: Script) -> Source:
+def _of_job(job: _Job, file: Path, script: Script) -> PeerFile:
     """Return what a command says, over the file of configuration that it names."""
     hydra = job.system == "verl"
     options, overrides = _hydra(job.words) if hydra else (read_flags(job.words),) * 2
@@ -203,7 +204,7 @@ def _of_job(job: _Job, file: Path, script: Script) -> Source:
         fields = _trl_fields()
         for key in [key for key in options.tree if key not in fields and key[:3] == "no_" and key[3:] in fields]:
             options.tree[key[3:]] = options.tree.pop(key) is not True  # argparse's way to switch one off
-    base = _named_file(str(name), file, script) if name and (folder or not hydra) else Source(tree={})
+    base = _named_file(str(name), file, script) if name and (folder or not hydra) else PeerFile(tree={})
     source = _source(overrides, table("verl")["verl_sft" if "sft" in job.name else "verl"] if hydra else {}, base)
     source.system, source.job = job.system, job.name + (" megatron" if "megatron" in str(name) else "")
     _launched(job.before, source)
@@ -228,7 +229,7 @@ def _trl_fields() -> set[str]:
     return {key for name, section in table("trl").items() if name != "release" for key in section}
 
 
-def _named_file(name: str, file: Path, script: Script) -> Source:
+def _named_file(name: str, file: Path, script: Script) -> PeerFile:
     """Return the contents of the configuration file that a command names: one that the script writes, or one here."""
     for target, _, text in script.documents:
         if target and Path(target).name in (Path(name).name, f"{Path(name).name}.yaml"):
@@ -243,7 +244,7 @@ def _named_file(name: str, file: Path, script: Script) -> Source:
             there = path.is_file()
         if there:
             return _from_yaml(path)
-    return Source(tree={}, absent=[] if Path(name).stem in _VERLS_OWN else [name])
+    return PeerFile(tree={}, absent=[] if Path(name).stem in _VERLS_OWN else [name])
 
 
 def _stopped(node: Any, parts: Sequence[str]) -> Any:
@@ -256,7 +257,7 @@ def _stopped(node: Any, parts: Sequence[str]) -> Any:
     return Unexpanded(node, inside) if inside else node
 
 
-def _launched(words: list[Word], source: Source) -> None:
+def _launched(words: list[Word], source: PeerFile) -> None:
     """Enter the processes that torchrun, accelerate or deepspeed start."""
     options = read_flags(words).tree
     for flag, name in _LAUNCHERS.items():
@@ -277,8 +278,8 @@ def _launched(words: list[Word], source: Source) -> None:
             trainer |= {"nnodes": source.processes["machines"]} if "machines" in source.processes else {}
 
 
-def _source(overrides: Overrides, defaults: Mapping[str, Any], base: Source | None = None) -> Source:
-    source = base or Source(tree={})
+def _source(overrides: Overrides, defaults: Mapping[str, Any], base: PeerFile | None = None) -> PeerFile:
+    source = base or PeerFile(tree={})
     filler = Filler(merged(source.tree, overrides.tree), defaults)
     source.tree = filler.fill(merged(source.tree, overrides.tree))
     source.sections |= filler.sections
@@ -286,11 +287,11 @@ def _source(overrides: Overrides, defaults: Mapping[str, Any], base: Source | No
     return source
 
 
-def _from_yaml(file: Path) -> Source:
+def _from_yaml(file: Path) -> PeerFile:
     own = _plain(read_yaml(file))
     if own.keys() == {"hydra"}:
         raise ValueError(f"{file} has Hydra's own settings: give roll migrate the config.yaml beside it")
-    source = Source(tree={})
+    source = PeerFile(tree={})
     defaults = own.get("defaults")
     presets: dict[str, Any] = {}
     if isinstance(defaults, list):
@@ -309,7 +310,7 @@ def _from_yaml(file: Path) -> Source:
 
 
 def _include(
-    entry: Any, file: Path, source: Source, presets: dict[str, Any], above: tuple[Path, ...], budget: list[int]
+    entry: Any, file: Path, source: PeerFile, presets: dict[str, Any], above: tuple[Path, ...], budget: list[int]
 ) -> None:
     """Add what one entry of a defaults list stands for."""
     names = list(entry.items()) if isinstance(entry, Mapping) else [("", entry)]

@@ -8,7 +8,7 @@ from typing import Any
 from roll.workbench.migrate import trl
 from roll.workbench.migrate.openrlhf_flags import SCRIPTS
 from roll.workbench.migrate.overrides import at, leaves_of
-from roll.workbench.migrate.sources import Source
+from roll.workbench.migrate.sources import PeerFile
 from roll.workbench.migrate.table import patterns, systems
 
 CHOICES = ("roll", "verl", "trl", "openrlhf")
@@ -17,7 +17,7 @@ _JOBS = {"main_generation": "verl_generation", "main_eval": "verl_evaluation", "
          "sft_trainer": "verl_sft"}  # fmt: skip
 
 
-def system_of(source: Source, requested: str | None) -> str:
+def system_of(source: PeerFile, requested: str | None) -> str:
     """Return the name of a table of `systems()`; raise `ValueError` where nobody can tell."""
     system = requested or source.system or _likely(source.tree)
     if requested and source.job and source.system not in ("", requested):
@@ -81,7 +81,7 @@ def _roll(tree: Mapping[str, Any]) -> str:
     return known if isinstance(known, str) and known in ("rlvr", "agentic", "distill", "sft", "dpo") else "rlvr"
 
 
-def job_of(system: str, source: Source) -> str:
+def job_of(system: str, source: PeerFile) -> str:
     """Return the name of the job whose defaults a file has: for TRL the class of its arguments,
     for verl with `megatron` in it where that is the backend.
     """

@@ -34,7 +34,7 @@ from typing import Any, Literal
 import yaml
 
 Fate = Literal["translated", "decided", "dead", "quiet", "absent"]
-NOT_GIVEN: Any = object()
+NO_DEFAULT: Any = object()
 """In place of a default that no row has."""
 ROLE = "<role>"
 CONDITIONS = ("if", "else", "also", "given", "trained")
@@ -48,7 +48,7 @@ _REASON = re.compile(r"(?P<sign>--|~~|!!) (?P<note>.*?)(?: \(see (?P<to>[^)]*)\)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PeerKey:
     """A key of another system."""
 
     key: str
@@ -82,7 +82,7 @@ class Row:
     @cached_property
     def default(self) -> Any:
         """Return theirs, if the row says it."""
-        return yaml.safe_load(self.default_text) if self.default_text else NOT_GIVEN
+        return yaml.safe_load(self.default_text) if self.default_text else NO_DEFAULT
 
 
 @dataclass(kw_only=True)
@@ -91,7 +91,7 @@ class System:
 
     name: str
     """As its project writes it."""
-    groups: dict[str, list[Row]] = field(default_factory=dict)
+    groups: dict[str, list[PeerKey]] = field(default_factory=dict)
     """Its keys by what they are about, in the order of docs/coming_from.md."""
     roles: dict[str, str] = field(default_factory=dict)
     """What `<role>` stands for in its keys, by our roles."""
@@ -100,9 +100,9 @@ class System:
     """Patterns of keys that the release that was checked hasn't any more."""
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[PeerKey]:
         """Return all of them; of rows with the same key the first counts."""
-        by_key: dict[str, Row] = {}
+        by_key: dict[str, PeerKey] = {}
         for rows in self.groups.values():
             for row in rows:
                 by_key.setdefault(row.key, row)
@@ -147,7 +147,7 @@ def _logical(text: str) -> Iterator[str]:
 
 class _Reader:
     def __init__(self, systems_read: dict[str, System]) -> None:
-        self._found = systems_read
+        self._systems = systems_read
         self._short: dict[str, str] = {}
         self._under = ""
         self._group = "Keys"
@@ -156,7 +156,7 @@ class _Reader:
         word, _, rest = line.partition(" ")
         if word == "@system":
             name, _, title = rest.partition(" ")
-            self._system = self._found.setdefault(name, System(name=title))
+            self._system = self._systems.setdefault(name, System(name=title))
             self._system.name = title or self._system.name
             self._under, self._group = "", "Keys" if title else self._group
         elif word == "@let":
@@ -181,7 +181,7 @@ class _Reader:
         else:
             self._system.groups.setdefault(self._group, []).extend(self._read(line))
 
-    def _read(self, line: str) -> Iterator[Row]:
+    def _read(self, line: str) -> Iterator[PeerKey]:
         match = _REASON.fullmatch(line) or _ROW.fullmatch(line)
         if match is None:
             raise ValueError(f"not a row: {line}")
@@ -193,7 +193,7 @@ class _Reader:
             last = key.rpartition(".")[2]
             to = tuple(path[:-1] + last if path.endswith("*") and not path.endswith("**") else path
                        for path in paths)  # fmt: skip
-            yield Row(
+            yield PeerKey(
                 key=key, fate=_SIGNS[line_parts["sign"]], to=to if paths or match.re is _REASON else (key,),
                 how=line_parts.get("how") or "", values_text=line_parts.get("values") or "",
                 default_text=line_parts.get("default") or default, note=line_parts["note"] or "",
@@ -209,12 +209,12 @@ def systems() -> dict[str, System]:
     return result
 
 
-def is_earlier(system: str, row: Row) -> bool:
+def is_earlier(system: str, row: PeerKey) -> bool:
     """Return whether only versions before the release that was checked have a row's key."""
     return bool(row.now) or any(fnmatchcase(row.key, pattern) for pattern in systems()[system].earlier)
 
 
-def counterparts(row: Row, words: Sequence[str], system: str) -> tuple[str, ...]:
+def counterparts(row: PeerKey, words: Sequence[str], system: str) -> tuple[str, ...]:
     """Return the places of a row with the roles and names of a key filled in, and `DOMAIN` where it has no name."""
     roles = systems()[system].roles
     names = {"<name>": DOMAIN} | {their: roles.get(word, word) if their == ROLE else word
@@ -243,9 +243,9 @@ def targets() -> frozenset[str]:
 
 
 @cache
-def by_word(position: int) -> Mapping[str, tuple[tuple[str, Row], ...]]:
+def by_word(position: int) -> Mapping[str, tuple[tuple[str, PeerKey], ...]]:
     """Return systems and rows by a word of the key: -1 is the last one, -2 that of the section right above it."""
-    result: dict[str, list[tuple[str, Row]]] = {}
+    result: dict[str, list[tuple[str, PeerKey]]] = {}
     for name, system in systems().items():
         for row in system.rows:
             words = [word for word in row.key.split(".") if word[0] not in "<*"]
@@ -257,7 +257,7 @@ def by_word(position: int) -> Mapping[str, tuple[tuple[str, Row], ...]]:
 class Patterns:
     """Finds the row of a dotted path: a literal segment before a role, a role before a name, a name before the rest."""
 
-    def __init__(self, rows: Iterable[Row], roles: Iterable[str] = ()) -> None:
+    def __init__(self, rows: Iterable[PeerKey], roles: Iterable[str] = ()) -> None:
         self._roles = frozenset(roles)
         self.keys: list[str] = []
         """Of the rows, without those that stand for several."""
@@ -269,7 +269,7 @@ class Patterns:
                 node = node.setdefault(part, {})
             node.setdefault("", row)  # type: ignore[arg-type]
 
-    def find(self, path: Sequence[str]) -> Row | None:
+    def find(self, path: Sequence[str]) -> PeerKey | None:
         """Return the row, or None."""
         return next(iter(self._find(self._tree, path)), None)
 
@@ -277,7 +277,7 @@ class Patterns:
         """Return whether there are rows below this path."""
         return any(node.keys() - {""} for node in self._nodes(self._tree, path))
 
-    def takes_whole(self, path: Sequence[str]) -> bool:
+    def is_one_key(self, path: Sequence[str]) -> bool:
         """Return whether a section at this path is one key: it has a row, and no key below it has one of its own."""
         nodes = list(self._nodes(self._tree, path))
         return any("" in node for node in nodes) and not any(node.keys() - {"", "**"} for node in nodes)
@@ -289,7 +289,7 @@ class Patterns:
             if applies and name in node:
                 yield node[name]
 
-    def _find(self, node: dict, path: Sequence[str]) -> Iterator[Row]:  # type: ignore[type-arg]
+    def _find(self, node: dict, path: Sequence[str]) -> Iterator[PeerKey]:  # type: ignore[type-arg]
         if not path:
             if "" in node:
                 yield node[""]

@@ -22,10 +22,10 @@ from roll.workbench.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.workbench.migrate.draft import UNKNOWN, Draft, Step, is_section
 from roll.workbench.migrate.finish import finish, settle
 from roll.workbench.migrate.overrides import at, unexpanded_in
-from roll.workbench.migrate.report import Report, Use
-from roll.workbench.migrate.sources import Source, read_source
+from roll.workbench.migrate.report import KeyUse, MigrationReport
+from roll.workbench.migrate.sources import PeerFile, read_source
 from roll.workbench.migrate.systems import job_of, pipeline_of, system_of
-from roll.workbench.migrate.table import NOT_GIVEN, Patterns, Row, counterparts, patterns, systems
+from roll.workbench.migrate.table import NO_DEFAULT, Patterns, PeerKey, counterparts, patterns, systems
 from roll.workbench.migrate.verl_finish import backends, command_of
 
 MODULES = (alibaba_roll, alibaba_roll_tasks, openrlhf, trl, trl_policies, verl, verl_algorithm)
@@ -36,7 +36,9 @@ _HINTED = 40
 """Keys to ask for up to which unknown ones are compared with all known ones."""
 
 
-def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tuple[Report, dict[str, Any] | None]:
+def migrate(
+    file: Path, system: str | None = None, *, look: bool = False
+) -> tuple[MigrationReport, dict[str, Any] | None]:
     """Return what became of every key of a file, and the configuration; None for a job that is a command here.
 
     `look`: also look for the files, models and packages that it names, on this machine.
@@ -47,7 +49,7 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     name = system_of(source, system)
     if name == "openrlhf" and not source.job:
         source.job, source.tree = openrlhf_flags.read_tree(source.tree, source.notes)
-    report = Report(source=str(file), system=systems()[name].name)
+    report = MigrationReport(source=str(file), system=systems()[name].name)
     if name in ("verl_generation", "verl_evaluation"):
         command_of(name, source, report)
         return report, None
@@ -70,22 +72,22 @@ def migrate(file: Path, system: str | None = None, *, look: bool = False) -> tup
     try:
         finish(draft, name)
     except _UNREADABLE as error:
-        draft.ask(use := Use(key="(the file as a whole)", value=None, fate="absent", note=str(error)), "")
+        draft.ask(use := KeyUse(key="(the file as a whole)", value=None, fate="absent", note=str(error)), "")
         use.note = f"devices and batches can't be worked out from its values: {error}"
         report.uses.append(use)
     _without_ours(draft)
-    _ask(draft)
+    _put_placeholders(draft)
     settle(draft, look=look)
     report.fold()
     return report, draft.ours
 
 
-def _steps(draft: Draft, source: Source, system: str, theirs: Mapping[str, Any]) -> Iterator[Step]:
+def _steps(draft: Draft, source: PeerFile, system: str, theirs: Mapping[str, Any]) -> Iterator[Step]:
     """Enter every key into the report; return the steps of those that go on."""
     table = patterns(system)
-    sections: dict[str, Use] = {}
+    sections: dict[str, KeyUse] = {}
     for path, value in _uses(source.tree, table):
-        use = Use(key=path, value=value, fate="absent")
+        use = KeyUse(key=path, value=value, fate="absent")
         above = next(
             (section for section in source.sections if path == section or path.startswith(f"{section}.")), None
         )
@@ -93,7 +95,7 @@ def _steps(draft: Draft, source: Source, system: str, theirs: Mapping[str, Any])
             draft.report.uses.append(use)
         else:
             if above not in sections:
-                sections[above] = Use(key=above, value=source.sections[above], fate="translated")
+                sections[above] = KeyUse(key=above, value=source.sections[above], fate="translated")
                 draft.report.uses.append(sections[above])
             sections[above].parts.append(use)
         if (step := _step(draft, use, table, system, source, theirs)) is not None:
@@ -104,14 +106,14 @@ def _uses(tree: Mapping[str, Any], table: Patterns, path: tuple[str, ...] = ()) 
     """Yield keys with their values: a section is one key where the table takes it whole."""
     for key, value in tree.items():
         below = (*path, key)
-        if isinstance(value, Mapping) and value and not table.takes_whole(below):
+        if isinstance(value, Mapping) and value and not table.is_one_key(below):
             yield from _uses(value, table, below)
         else:
             yield ".".join(below), value
 
 
 def _step(
-    draft: Draft, use: Use, table: Patterns, system: str, source: Source, theirs: Mapping[str, Any]
+    draft: Draft, use: KeyUse, table: Patterns, system: str, source: PeerFile, theirs: Mapping[str, Any]
 ) -> Step | None:
     """Return the step of a key that goes on; None where its fate is clear."""
     words = use.key.split(".")
@@ -136,14 +138,14 @@ def _step(
         use.fate, use.note = row.fate, row.note
         if row.fate in ("translated", "decided"):
             return Step(draft, row, use, key_paths)
-        if row.fate == "absent" and (why := _asks_nothing(use, row, source.tree, theirs)):
+        if row.fate == "absent" and (why := _why_unneeded(use, row, source.tree, theirs)):
             use.fate, use.note = "dead", why
         elif row.fate == "absent":
             draft.ask(use, key_paths[0] if key_paths else "")
     return None
 
 
-def _is_own_name(key: str, row: Row | None, source: Source) -> bool:
+def _is_own_name(key: str, row: PeerKey | None, source: PeerFile) -> bool:
     """Return whether other keys refer to a key that is nobody's, or to a section that it stands in."""
     words = key.split(".")
     if row is not None:
@@ -151,7 +153,7 @@ def _is_own_name(key: str, row: Row | None, source: Source) -> bool:
     return any(".".join(words[:end]) in source.variables for end in range(1, len(words) + 1))
 
 
-def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _why_unneeded(use: KeyUse, row: PeerKey, tree: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return why a key without a counterpart needs nothing, or empty: it has their default, or its section is off."""
     words = use.key.split(".")
     for end in range(1, len(words)):
@@ -159,7 +161,7 @@ def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[s
         if at(tree, f"{section}.enable", theirs.get(f"{section}.enable", True)) is False:
             return f"{section}.enable is false"
     default = theirs.get(use.key, row.default)
-    if default is not NOT_GIVEN:
+    if default is not NO_DEFAULT:
         return "their default" if default == use.value and isinstance(default, bool) is isinstance(use.value, bool) \
             else ""  # fmt: skip
     if isinstance(use.value, Mapping):
@@ -169,18 +171,18 @@ def _asks_nothing(use: Use, row: Row, tree: Mapping[str, Any], theirs: Mapping[s
     return "it asks for nothing" if use.value in (None, [], "") or (use.value is False and not free) else ""
 
 
-def _unlisted(draft: Draft, use: Use, source: Source, table: Patterns) -> Step | None:
+def _unlisted(draft: Draft, use: KeyUse, source: PeerFile, table: Patterns) -> Step | None:
     """Return a key that no table has: one of ours, a name of an included file's, or unknown."""
     words = use.key.split(".")
     if (hint := draft.hint(use.key)) is not UNKNOWN and not is_section(hint):
         use.fate = "translated"
-        return Step(draft, Row(key=use.key, fate="translated", to=(use.key,)), use, (use.key,))
+        return Step(draft, PeerKey(key=use.key, fate="translated", to=(use.key,)), use, (use.key,))
     if words[0] in source.included and not draft.knows(words[0]) and not table.is_section(words[:1]):
         use.fate, use.note = "dead", "a name of an included file's: nothing refers to it"
     elif use.value in (None, {}) and table.is_section(words):
         use.fate, use.note = "dead", "an empty section says nothing"
     else:
-        near = _nearest(table, use.key) if len(draft.asked) < _HINTED else ""
+        near = _nearest(table, use.key) if len(draft.unresolved) < _HINTED else ""
         use.note = f"nothing is known about this key{near}"
         draft.ask(use, "")
     return None
@@ -206,19 +208,19 @@ def _run(steps: list[Step]) -> None:
             step.absent(f"its value can't be read as this key's: {error}")
 
 
-def _comes_first(row: Row) -> bool:
+def _comes_first(row: PeerKey) -> bool:
     return row.how in FIRST or row.key.endswith((".strategy", "track_with"))
 
 
-def _remarks(draft: Draft, source: Source) -> None:
+def _remarks(draft: Draft, source: PeerFile) -> None:
     """Note what isn't a key with a value."""
     report = draft.report
     for key in source.deleted:
-        report.uses.append(Use(key=f"~{key}", value=None, fate="dead", note="a key that is taken out"))
+        report.uses.append(KeyUse(key=f"~{key}", value=None, fate="dead", note="a key that is taken out"))
     for key, value in source.choices:
-        report.uses.append(Use(key=key, value=value, fate="dead", note="the defaults of verl that this chooses"))
+        report.uses.append(KeyUse(key=key, value=value, fate="dead", note="the defaults of verl that this chooses"))
     for key, value in source.conflicts:
-        use = Use(key=key, value=value, fate="absent", note="a key above it has a value itself")
+        use = KeyUse(key=key, value=value, fate="absent", note="a key above it has a value itself")
         report.uses.append(use)
         draft.ask(use, "")
     report.missing += [f"there is no file {entry}, which it reads: put it where the job looks for it, or remove it"
@@ -236,7 +238,7 @@ def _fill_in(draft: Draft, system: str, theirs: Mapping[str, Any], *, first: boo
     for key, value, row in _left_out(draft, system, theirs):
         if _comes_first(row) is not first:
             continue
-        use = Use(key=key, value=value, fate="translated", note=row.note if row.fate == "decided" else "")
+        use = KeyUse(key=key, value=value, fate="translated", note=row.note if row.fate == "decided" else "")
         step = Step(draft, row, use, counterparts(row, key.split("."), system))
         if _wanted(draft, step):
             draft.report.filled.append(use)
@@ -245,7 +247,7 @@ def _fill_in(draft: Draft, system: str, theirs: Mapping[str, Any], *, first: boo
     draft.report.filled = [use for use in draft.report.filled if use.ours]
 
 
-def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Row]]:
+def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, PeerKey]]:
     """Yield keys with their defaults: those of the project's table, or that a row says."""
     table = patterns(system)
     explicit = {".".join(words[: end + 1]) for use in draft.report.uses for words in [use.key.lstrip("~").split(".")]
@@ -255,7 +257,7 @@ def _left_out(draft: Draft, system: str, theirs: Mapping[str, Any]) -> Iterator[
         if row is not None and row.fate in ("translated", "decided"):
             yield key, value, row
     for row in systems()[system].rows:
-        if row.default is NOT_GIVEN or row.fate not in ("translated", "decided"):
+        if row.default is NO_DEFAULT or row.fate not in ("translated", "decided"):
             continue
         for key in _instances(row.key, draft, systems()[system].roles):
             if key not in theirs and key not in explicit and draft.their(key) is None:
@@ -272,7 +274,7 @@ def _instances(key: str, draft: Draft, roles: Mapping[str, str]) -> list[str]:
 
 def _wanted(draft: Draft, step: Step) -> bool:
     """Return whether a default is of something that the file has, and nothing else has said it."""
-    if not draft.knows(step.place) or draft.has(step.place):
+    if not draft.knows(step.key_path) or draft.has(step.key_path):
         return False
     if step.role in ("critic", "reference", "teacher", "judge", "reward_model", "validation", "val_env_manager"):
         return draft.has(step.role)
@@ -291,11 +293,11 @@ def _without_ours(draft: Draft) -> None:
     draft.report.filled = [use for use in draft.report.filled if use.ours]
 
 
-def _ask(draft: Draft) -> None:
+def _put_placeholders(draft: Draft) -> None:
     """Have the new file ask where a key that changes the training has no counterpart."""
     report = draft.report
     of_file = {id(use) for use in [*report.uses, *(part for use in report.uses for part in use.parts)]}
-    for use, key_path in draft.asked:
+    for use, key_path in draft.unresolved:
         # A default of theirs that is off asks for nothing.
         if use.fate in ("absent", "unexpanded") and (id(use) in of_file or use.value not in (None, False, [], {}, "")):
             if id(use) not in of_file and not any(use is other for other in report.filled):

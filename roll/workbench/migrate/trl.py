@@ -12,7 +12,7 @@ from roll.workbench.migrate import peers
 from roll.workbench.migrate.conversions import DTYPES, conversion, first
 from roll.workbench.migrate.draft import Draft, Step, coerced
 from roll.workbench.migrate.overrides import at
-from roll.workbench.migrate.report import Use
+from roll.workbench.migrate.report import KeyUse
 from roll.workbench.migrate.table import DOMAIN
 
 TRAINERS = {"SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "rlvr", "RLOOConfig": "rlvr", "KTOConfig": "dpo",
@@ -60,12 +60,12 @@ def is_for(draft: Draft, name: str) -> bool:
 
 def ask(draft: Draft, key_path: str, key: str, value: str, note: str) -> None:
     """Have the new file ask for a place for a key that the file leaves out."""
-    draft.ask(Use(key=key, value=value, fate="absent", note=note), key_path)
+    draft.ask(KeyUse(key=key, value=value, fate="absent", note=note), key_path)
 
 
 def _written(step: Step) -> None:
     """Count a key as translated to where another one has written it."""
-    step.use.fate, step.use.ours, step.use.note = "translated", (step.place,), ""
+    step.use.fate, step.use.ours, step.use.note = "translated", (step.key_path,), ""
 
 
 @conversion
@@ -93,7 +93,7 @@ def lengths(step: Step) -> None:
     """Translate passes, which `max_steps` overrides; a warm-up in steps or below 1 as a share; the longest row."""
     key, number = step.last, taken(step.draft, step.last)
     if key.endswith("_length"):
-        if not step.draft.knows(step.place):
+        if not step.draft.knows(step.key_path):
             step.absent("a row has one bound, for all of it") if step.value else step.dead("it bounds nothing")
         elif step.value is None and key != "max_prompt_length":
             step.absent("null is no bound in TRL: write the longest that there is")
@@ -170,7 +170,7 @@ def peft(step: Step) -> None:
         step.put(["q_proj", "v_proj"])
         step.note("what peft takes for this family")
     else:
-        ask(draft, step.place, key, "what peft takes for this model's family",
+        ask(draft, step.key_path, key, "what peft takes for this model's family",
             "peft has it in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING")  # fmt: skip
 
 
@@ -342,8 +342,8 @@ def _rows(draft: Draft) -> None:
             "TRL, not here")  # fmt: skip
     if is_for(draft, "KTO"):
         say("the KL of kto is that of all rows of a step, in TRL of those of a micro-batch")
-    asked = {key_path for use, key_path in draft.asked if use in draft.report.uses}
-    if pipeline == "sft" and not draft.has("train_on") and "train_on" not in asked:
+    unresolved = {key_path for use, key_path in draft.unresolved if use in draft.report.uses}
+    if pipeline == "sft" and not draft.has("train_on") and "train_on" not in unresolved:
         ask(draft, "train_on", "completion_only_loss", "by the data", _ALL_TOKENS)
 
 

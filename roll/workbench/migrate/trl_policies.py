@@ -28,7 +28,7 @@ def trl_batch(step: Step) -> None:
         step.absent("a whole number of completions or steps")
     else:
         step.draft.memo[step.last] = (int(number), step.use)
-        step.use.ours = (step.place,)
+        step.use.ours = (step.key_path,)
 
 
 @conversion
@@ -56,7 +56,7 @@ def trl_loss(step: Step) -> None:
     losses = value if isinstance(value, list) else [value]
     step.use.fate, step.use.note = "translated", ""
     if draft.pipeline == "dpo":
-        step.places = ("loss_type",)
+        step.key_paths = ("loss_type",)
         if len(losses) != 1 or draft.their("loss_weights") not in (None, [1.0]):
             step.absent("one loss of weight 1 is what there is; cross-entropy goes with loss_type: orpo")
         elif losses[0] not in _PREFERENCES:
@@ -79,7 +79,7 @@ def _policy_loss(step: Step, value: str) -> None:
     by_sequence = level == "sequence"
     if value == "vespo" or level not in (None, "token", "sequence") or (by_sequence and value in ("sapo", "cispo")):
         draft.drop("loss_agg_mode")
-        step.use.ours, step.places = (), ("policy_loss",)
+        step.use.ours, step.key_paths = (), ("policy_loss",)
         step.absent("there is no such loss here: policy_loss takes a function of your own")
     elif value == "cispo":
         # TRL: at most epsilon_high itself. cispo's bound here is 1 + cispo_epsilon_high; tis takes one below 1 too.
@@ -264,5 +264,5 @@ def trl_reward_model(step: Step) -> None:
     beside = bool(step.draft.their("reward_funcs"))
     written = {f"{domain}.rule_weight": 1.0, f"{domain}.reward_model_weight": weight} if beside else {
         f"{domain}.name": "reward_model", **({f"{domain}.weight": weight} if weight != 1 else {})}  # fmt: skip
-    for key_path, value in {step.place: step.value, **written}.items():
+    for key_path, value in {step.key_path: step.value, **written}.items():
         step.put(value, key_path)

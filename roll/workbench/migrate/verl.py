@@ -116,7 +116,7 @@ def of_rows(step: Step) -> None:
 
 
 def _where_rows_are(step: Step, value: Any) -> None:
-    for key_path in step.places:
+    for key_path in step.key_paths:
         if key_path.startswith("actor_train") or (
             key_path.startswith("validation") and step.draft.their("data.val_files")
         ):
@@ -277,7 +277,7 @@ def engine_option(step: Step) -> None:
     elif value is None or not _generates(step) or (value == 1 and word[:6] in ("expert", "pipeli")):
         step.dead("the default, or not of this engine")
     elif word == "tensor_model_parallel_size":
-        for key_path in step.places:
+        for key_path in step.key_paths:
             step.put(value, key_path)
     elif engine == "vllm":
         step.put(True if word == "expert_parallel_size" else value)
@@ -299,21 +299,21 @@ def engine_kwargs(step: Step) -> None:
 def mini_batch(step: Step) -> None:
     """Leave prompts of a mini-batch, or rows of one of fine-tuning, until the ranks are known."""
     step.draft.memo[f"mini:{step.role}"] = (step.value, step.use)
-    step.use.ours = (step.place,)
+    step.use.ours = (step.key_path,)
 
 
 @conversion
 def of_all_devices(step: Step) -> None:
     """Leave responses of a pass over all devices to be settled at the end."""
     if only_if(step, step.value is not None, "null leaves it to the number per device"):
-        step.draft.memo.setdefault("micro", {})[step.place] = (step.value, step.use)
-        step.use.ours = (step.place,)
+        step.draft.memo.setdefault("micro", {})[step.key_path] = (step.value, step.use)
+        step.use.ours = (step.key_path,)
 
 
 @last
 def token_budget(step: Step) -> None:
     """Translate tokens of a pass of one device; the ranks of a sequence add up."""
-    way, draft = step.place.rpartition("_")[2], step.draft
+    way, draft = step.key_path.rpartition("_")[2], step.draft
     on = step.value is not None and draft.get(f"{step.role}.use_dynamic_batching_in_{way}")
     if only_if(step, bool(on), "dynamic batching is off"):
         sizes = draft.get(f"{step.role}.model_args.ulysses_size", 1), _backend(step, "context_parallel_size")
@@ -365,7 +365,7 @@ def betas(step: Step) -> None:
     """Translate both of Adam's constants."""
     first_, second = map(float, step.value)
     step.put(first_)
-    step.put(second, step.places[1])
+    step.put(second, step.key_paths[1])
 
 
 @conversion
@@ -380,6 +380,6 @@ def master_dtype(step: Step) -> None:
 def each_role(step: Step) -> None:
     """Translate a key of every role that has the policy's model."""
     has_reference = theirs(step.draft, f"{ACTOR}.use_kl_loss") or theirs(step.draft, "algorithm.use_kl_in_reward")
-    for key_path in step.places:
+    for key_path in step.key_paths:
         if step.draft.knows(key_path) and (not key_path.startswith("reference.") or has_reference):
             step.put(step.value, key_path)

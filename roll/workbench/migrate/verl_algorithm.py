@@ -13,11 +13,11 @@ from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.verl import ACTOR, has_critic, only_if, sibling, theirs
 
 CORRECTION = "algorithm.rollout_correction"
-Found = dict[str, tuple[str, str, dict[str, Any]]]
+Fates = dict[str, tuple[str, str, dict[str, Any]]]
 """By their word: its fate, why, and values by our places."""
 
 
-def _settle(step: Step, fates: Found, otherwise: str) -> None:
+def _settle(step: Step, fates: Fates, otherwise: str) -> None:
     """Write what was found for the key's last word."""
     fate, why, puts = fates.get(step.last, ("dead", otherwise, {}))
     for key_path, value in puts.items():
@@ -121,14 +121,14 @@ def _rejection(options: Any, spec: Any, lower: Any) -> dict[str, Any]:
     return result
 
 
-def _corrected(draft: Draft) -> Found:
+def _corrected(draft: Draft) -> Fates:
     """Return what importance weights and rejection become, which are one section here."""
     old, new = (at(draft.theirs, path, {}) for path in ("algorithm", CORRECTION))
     keys = {**old, **(new if isinstance(new, Mapping) else {})}
     level, options, spec = keys.get("rollout_is"), keys.get("rollout_rs"), keys.get("rollout_rs_threshold")
     level = keys.get("rollout_is_level", "token") if level is True else level
     bypass, reinforces = _bypass(draft)
-    fates: Found = {}
+    fates: Fates = {}
     if bypass:
         why = "old log-probs are those of a forward pass here: weights and filters are of the policy before the step, "
         fates["bypass_mode"] = fates["bypass_old_logprob_for_rollout"] = (
@@ -305,7 +305,7 @@ def kl_loss(step: Step) -> None:
 @last
 def as_the_actor(step: Step) -> None:
     """Check what actor and critic have in common here."""
-    now = step.draft.get(step.place, step.draft.default(step.place))
+    now = step.draft.get(step.key_path, step.draft.default(step.key_path))
     if step.last == "loss_scale_factor":
         now = theirs(step.draft, f"{ACTOR}.loss_scale_factor")
     if not has_critic(step.draft):

@@ -8,8 +8,8 @@ from typing import Any
 from roll.workbench.migrate.conversions import is_engine
 from roll.workbench.migrate.draft import Draft, data_parallel, say_curves
 from roll.workbench.migrate.overrides import leaves_of, unexpanded_in
-from roll.workbench.migrate.report import Report, Use
-from roll.workbench.migrate.sources import Source
+from roll.workbench.migrate.report import KeyUse, MigrationReport
+from roll.workbench.migrate.sources import PeerFile
 from roll.workbench.migrate.table import DOMAIN, patterns
 from roll.workbench.migrate.verl import has_critic, theirs
 
@@ -127,7 +127,7 @@ def backends(draft: Draft, *, at_last: bool = False) -> None:
 
 
 def _fill(draft: Draft, key: str, value: str, key_path: str) -> None:
-    use = Use(key=key, value=value, fate="translated", ours=(key_path,))
+    use = KeyUse(key=key, value=value, fate="translated", ours=(key_path,))
     draft.put(key_path, value, use)
     draft.report.filled.append(use)
 
@@ -279,13 +279,15 @@ def _lengths(draft: Draft) -> None:
 _COMMANDS = {"verl_generation": "generate", "verl_evaluation": "score"}
 
 
-def command_of(system: str, source: Source, report: Report) -> None:
+def command_of(system: str, source: PeerFile, report: MigrationReport) -> None:
     """Put the command that does the job into the report, and what became of every key."""
     table = patterns(system)
     positional, options, overrides, reward = [], [], [], {}
     for path, value in leaves_of(source.tree):
         row = table.find(path.split("."))
-        use = Use(key=path, value=value, fate="dead" if row is None else row.fate, note="" if row is None else row.note)
+        use = KeyUse(
+            key=path, value=value, fate="dead" if row is None else row.fate, note="" if row is None else row.note
+        )
         report.uses.append(use)
         if stopped := unexpanded_in(value):
             use.fate, use.note, use.value = "unexpanded", ", ".join(stopped.parts), str(stopped)

@@ -21,7 +21,7 @@ IN_FLIGHT = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class MicroBatchShape:
     """The largest micro-batch."""
 
     rows: int
@@ -104,7 +104,7 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     )
 
 
-def kept_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
+def selective_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
     """Return a layer's bytes per token with selective recomputation: its input, outputs of products and attention."""
     b, h, width = numbers.computed, arch.hidden, 2 * arch.intermediate
     mlp = b * (width // shared + h)
@@ -129,7 +129,7 @@ def moment_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: 
     return b * 2 * width // shared + (b + r) * arch.hidden
 
 
-def logits_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: str, backward: bool) -> int:
+def logits_bytes(arch: Architecture, numbers: Numbers, batch: MicroBatchShape, *, kind: str, backward: bool) -> int:
     """Return bytes of the head on its largest chunk of positions, with the gradients of a backward pass."""
     if kind != "policy":
         return 8 * batch.scored
@@ -149,7 +149,7 @@ def logits_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: st
 def activations(
     arch: Architecture,
     numbers: Numbers,
-    batch: Batch,
+    batch: MicroBatchShape,
     *,
     kind: str,
     checkpointed: bool,
@@ -170,7 +170,7 @@ def activations(
     worst = max(each)
     ends = tokens * (r * h * 2 + 4 * h) + batch.scored * h * numbers.computed + batch.mask
     selective_bytes = [
-        kept_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse
+        selective_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse
     ]
     saved = tokens * sum(selective_bytes[:count] if checkpointed else each)
     again = tokens * max(0, worst - min(selective_bytes)) if checkpointed else 0
@@ -189,7 +189,7 @@ def activations(
     return Activations(saved=saved + ends, moment=moment, logits=head)
 
 
-def forward_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: str, shared: int = 1) -> int:
+def forward_bytes(arch: Architecture, numbers: Numbers, batch: MicroBatchShape, *, kind: str, shared: int = 1) -> int:
     """Return bytes of a pass without gradients: a layer at work, then the head."""
     b, r, h = numbers.computed, numbers.residual, arch.hidden
     if any(arch.sparse):

@@ -86,7 +86,7 @@ def _replicated(role: _Role, *, trains: bool) -> States:
 def _stages_1_and_2(role: _Role) -> States:
     """Return states with whole weights that compute, and a part of each group's float32 weights and moments."""
     frozen = sum(parameter.size for parameter in role.parameters if not parameter.trains)
-    weights, optimizer, gradients, kept_gradients = frozen * role.computed, 0, 0, 0
+    weights, optimizer, gradients, retained_gradients = frozen * role.computed, 0, 0, 0
     unit = _ALIGNED * role.ranks
     for group in role.groups:
         sizes = [parameter.size for parameter in group]
@@ -100,7 +100,7 @@ def _stages_1_and_2(role: _Role) -> States:
             optimizer += 4 * (sum(sizes) if sums_full else own)
         if sums_full:
             # The gradients of all weights in float32 stay; those in half precision go with the step.
-            kept_gradients += flat * 4
+            retained_gradients += flat * 4
             gradients += flat * 4 + sum(sizes) * role.computed
         elif role.computed == 2 and role.summed == 4:
             gradients += part * 4
@@ -116,7 +116,11 @@ def _stages_1_and_2(role: _Role) -> States:
         buckets = most * (4 if role.options.stage == 1 and role.summed == 4 else role.computed)
     if not role.options.offloads("offload_optimizer"):
         return States(
-            weights=weights, gradients=gradients, kept_gradients=kept_gradients, optimizer=optimizer, passing=buckets
+            weights=weights,
+            gradients=gradients,
+            retained_gradients=retained_gradients,
+            optimizer=optimizer,
+            passing=buckets,
         )
     parts = [-(-sum(parameter.size for parameter in group) // unit) * _ALIGNED for group in role.groups]
     # The largest gradient has a place to travel through on either side, and new weights of the part one on the host.
@@ -151,7 +155,7 @@ def _stage_3(role: _Role, *, trains: bool) -> States:
     states = States(
         weights=(weights + unsharded) * role.computed,
         gradients=trained * role.summed,
-        kept_gradients=trained * role.summed,
+        retained_gradients=trained * role.summed,
         optimizer=(3 + role.l2) * 4 * trained + COUNTER * counters,
         buffers=bucket * _communicated(role),
         gathered=gathered * role.computed,

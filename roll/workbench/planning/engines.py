@@ -8,9 +8,9 @@ from roll.configs.schema.engine_config import EngineConfig, SglangConfig, VllmCo
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import WorkerConfig
-from roll.workbench.planning.activations import Batch, Numbers, forward_bytes
+from roll.workbench.planning.activations import MicroBatchShape, Numbers, forward_bytes
 from roll.workbench.planning.architecture import Architecture
-from roll.workbench.planning.items import RoleMemory, kept, passing
+from roll.workbench.planning.items import RoleMemory, lasting, passing
 from roll.workbench.planning.machines import GIB
 from roll.workbench.planning.parameters import BYTES
 from roll.workbench.planning.training import CONTEXT, CPU_PROCESS, HOST_PROCESS
@@ -97,7 +97,7 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     repeated = layer * arch.heads // arch.kv_heads if role.on_accelerator else layer // 2
     prompt = role.config.prompt_length if isinstance(role.config, RLConfig) else role.longest
     fill = max(prompt, min(PREFILL, rows * prompt))
-    at_once = Batch(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)
+    at_once = MicroBatchShape(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)
     numbers = Numbers(computed=width, residual=width)
     prefill = forward_bytes(arch, numbers, at_once, kind="value")
     drawing = rows * arch.vocab * (width + 3 * 4)
@@ -106,11 +106,11 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     begins = cache * prompt // role.longest + prefill
     working = max(decoding, prefill) if role.waits else max(decoding, begins - cache)
     process = CONTEXT if role.on_accelerator else CPU_PROCESS
-    awake = kept(("weights", weights), ("process", process))
+    awake = lasting(("weights", weights), ("process", process))
     return RoleMemory(
         role=role.role,
         awake=awake,
-        asleep=kept(("process", process)) if role.on_accelerator else awake,
+        asleep=lasting(("process", process)) if role.on_accelerator else awake,
         phases={
             "generate": passing(
                 ("KV cache", cache),
@@ -137,7 +137,7 @@ def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:
         batched = options.max_num_batched_tokens
     tokens = batched if isinstance(batched, int) and batched > 0 else BATCHED
     numbers = Numbers(computed=width, residual=width)
-    at_once = Batch(rows=1, width=tokens, tokens=tokens, scored=0, packed=True)
+    at_once = MicroBatchShape(rows=1, width=tokens, tokens=tokens, scored=0, packed=True)
     passes = forward_bytes(arch, numbers, at_once, kind="value", shared=options.tensor_parallel_size)
     passes += role.requests * arch.vocab * 4 * 2
     share, inside = _share(role, options)
@@ -145,7 +145,7 @@ def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:
     room = cache // max(1, role.cache_per_token(options.tensor_parallel_size) * role.longest)
     graphs = GRAPHS if role.on_accelerator and not _eager(options) else 0
     process = (CONTEXT if role.on_accelerator else CPU_PROCESS) + graphs
-    awake = kept(("weights", weights), ("KV cache", cache), ("process", process))
+    awake = lasting(("weights", weights), ("KV cache", cache), ("process", process))
     adapters = isinstance(role.config, RLConfig) and role.config.lora_sync == "adapters"
     level = options.level_of_sleep(adapters=adapters) if isinstance(options, VllmConfig) else 2
     sleeps = role.on_accelerator and level > 0
@@ -153,7 +153,7 @@ def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:
     return RoleMemory(
         role=role.role,
         awake=awake,
-        asleep=kept(("process", process)) if sleeps else awake,
+        asleep=lasting(("process", process)) if sleeps else awake,
         phases={
             "generate": passing(("activations", passes)),
             "sync": passing(("sync buffers", _largest(arch) * width + _buckets(role))),

@@ -50,7 +50,7 @@ def total(items: Iterable[Item]) -> int:
     return sum(item.nbytes for item in items)
 
 
-def kept(*items: tuple[str, int]) -> tuple[Item, ...]:
+def lasting(*items: tuple[str, int]) -> tuple[Item, ...]:
     """Return what lasts, without what is nothing."""
     return tuple(Item(what, size) for what, size in items if size)
 

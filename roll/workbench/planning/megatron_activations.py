@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.workbench.planning.activations import Activations, Batch, Numbers, forward_bytes, layer_bytes, moment_bytes
+from roll.workbench.planning.activations import (
+    Activations,
+    MicroBatchShape,
+    Numbers,
+    forward_bytes,
+    layer_bytes,
+    moment_bytes,
+)
 from roll.workbench.planning.architecture import Architecture
 
 
@@ -13,7 +20,7 @@ def megatron_activations(
     arch: Architecture,
     options: MegatronConfig,
     numbers: Numbers,
-    batch: Batch,
+    batch: MicroBatchShape,
     *,
     kind: str,
     checkpointed: bool,
@@ -74,7 +81,7 @@ def _head(arch: Architecture, numbers: Numbers, scored: int, tensor: int) -> int
 
 
 def megatron_forward_bytes(
-    arch: Architecture, options: MegatronConfig, numbers: Numbers, batch: Batch, *, kind: str
+    arch: Architecture, options: MegatronConfig, numbers: Numbers, batch: MicroBatchShape, *, kind: str
 ) -> int:
     """Return bytes of a pass without gradients."""
     parts = options.context_parallel_size

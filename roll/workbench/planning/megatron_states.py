@@ -58,7 +58,7 @@ class MegatronPlace:
         return self.options.expert_tensor_parallel_size or self.options.tensor_model_parallel_size
 
     @property
-    def experts_apart(self) -> bool:
+    def separate_experts(self) -> bool:
         """Return whether experts are summed over other ranks than the rest of the model."""
         options = self.options
         tensor = options.tensor_model_parallel_size
@@ -101,7 +101,9 @@ def chunk_parameters(
             here.append(LocalParameter(vocabulary, trains("embed_tokens.weight"), own_bucket=own_bucket))
         for layer in layers:
             for name, size, expert in layer_sizes(arch, position, layer):
-                here.append(LocalParameter(size, trains(f"layers.{layer}.{name}"), expert and position.experts_apart))
+                here.append(
+                    LocalParameter(size, trains(f"layers.{layer}.{name}"), expert and position.separate_experts)
+                )
         if last and number == len(chunks) - 1:
             here.append(LocalParameter(arch.hidden, trains("norm.weight")))
             if kind != "policy":
@@ -178,12 +180,12 @@ def megatron_states(
                 own = [size for start, end, inside in buckets for size in _overlaps(start, end, inside, index, copies)]
             # Moments, and float32 weights beside those in half precision.
             optimizer += (8 + (4 if width == 2 else 0) + 4 * l2) * sum(own) + COUNTER * len(own)
-    states = States(weights=weights, gradients=gradients, kept_gradients=gradients, optimizer=optimizer)
+    states = States(weights=weights, gradients=gradients, retained_gradients=gradients, optimizer=optimizer)
     if options.optimizer_cpu_offload:
         return States(
             weights=weights,
             gradients=gradients,
-            kept_gradients=gradients,
+            retained_gradients=gradients,
             host_optimizer=offloaded(states).host_optimizer,
         )
     return states

@@ -35,8 +35,8 @@ RESERVE = 0.03
 
 
 @dataclass(frozen=True)
-class Use:
-    """Memory of one place in the worst moment of a phase."""
+class MemoryUse:
+    """The memory that is used at one location in the worst moment of a phase."""
 
     phase: str
     role: str
@@ -56,18 +56,18 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryLocation:
     """A device, or the memory of a machine."""
 
     name: str
     capacity: int | None
     """Bytes; None: unknown."""
-    uses: tuple[Use, ...]
+    uses: tuple[MemoryUse, ...]
     slots: tuple[int, ...] = ()
     """Of devices: all that hold the same."""
 
     @property
-    def worst(self) -> Use:
+    def worst(self) -> MemoryUse:
         """Return the fullest phase."""
         return max(self.uses, key=lambda use: use.nbytes)
 
@@ -76,7 +76,7 @@ class Place:
         """Return bytes by which it is too small; 0: it is large enough."""
         return 0 if self.capacity is None else max(0, self.worst.nbytes - self.capacity)
 
-    def worst_of(self, phases: tuple[str, ...]) -> Use | None:
+    def worst_of(self, phases: tuple[str, ...]) -> MemoryUse | None:
         """Return the fullest of some phases."""
         return max((use for use in self.uses if use.phase in phases), key=lambda use: use.nbytes, default=None)
 
@@ -88,9 +88,9 @@ class MemoryPlan:
     machines: Machines
     models: Mapping[str, Architecture]
     """By role."""
-    devices: tuple[Place, ...]
+    devices: tuple[MemoryLocation, ...]
     """Those that differ: each stands for all that hold the same."""
-    hosts: tuple[Place, ...]
+    hosts: tuple[MemoryLocation, ...]
     shared: int
     """Bytes of a machine's memory that processes share during a sync."""
     too_small: Mapping[str, int]
@@ -108,7 +108,7 @@ class MemoryPlan:
         return not self.missing and not self.too_small
 
     @property
-    def tightest(self) -> Place:
+    def tightest(self) -> MemoryLocation:
         """Return the place that lacks most, or has least left."""
         sized = [memory for memory in (*self.devices, *self.hosts) if memory.capacity]
         return max(sized or [*self.devices, *self.hosts], key=lambda p: p.worst.nbytes / (p.capacity or 1))
@@ -223,7 +223,7 @@ class _Planner:
     def plan(self) -> MemoryPlan:
         """Put together the places of all machines."""
         slots = sorted({slot for ranks in self._placement.roles.values() for rank in ranks for slot in rank})
-        devices: dict[tuple[tuple[str, int], ...], Place] = {}
+        devices: dict[tuple[tuple[str, int], ...], MemoryLocation] = {}
         if self._on_accelerator:
             for slot in slots:
                 held = tuple((role, id(self._memory(role, rank))) for role, rank in self._ranks_on(slot))
@@ -231,7 +231,7 @@ class _Planner:
                     devices[held] = self._device(slot)
         nodes = sorted({self._placement.node_of(slot) for slot in slots})
         hosts = [self._host(node) for node in nodes]
-        fullest = max(hosts, key=lambda place: place.worst.nbytes)
+        fullest = max(hosts, key=lambda host: host.worst.nbytes)
         too_small = {m.role: m.limit for m in self._memories.values() if m.limit is not None}
         notes = [f"{m.role}: {note}" for m in self._memories.values() for note in m.notes]
         return MemoryPlan(
@@ -244,17 +244,17 @@ class _Planner:
             notes=tuple(dict.fromkeys((*notes, *self._notes))),
         )
 
-    def _device(self, slot: int) -> Place:
+    def _device(self, slot: int) -> MemoryLocation:
         here = self._ranks_on(slot)
         memories = {role: self._memory(role, rank) for role, rank in here}
         uses = [
-            Use(phase, role, tuple(self._held(memories, role, phase)))
+            MemoryUse(phase, role, tuple(self._held(memories, role, phase)))
             for role, memory in memories.items()
             for phase in memory.phases
         ]
         capacity = int(self._machines.device_bytes * (1 - RESERVE))
         same = self._slots_like(here)
-        return Place(device_name(same), capacity, tuple(uses), tuple(same))
+        return MemoryLocation(device_name(same), capacity, tuple(uses), tuple(same))
 
     def _slots_like(self, here: list[tuple[str, int]]) -> list[int]:
         wanted = [(role, id(self._memory(role, rank))) for role, rank in here]
@@ -299,7 +299,7 @@ class _Planner:
 
     # --- machines --------------------------------------------------------------------------------------------------
 
-    def _host(self, node: int) -> Place:
+    def _host(self, node: int) -> MemoryLocation:
         """Return the memory of a machine: processes, and what is offloaded; without accelerators all there is."""
         counts: Counts = defaultdict(dict)
         for role, ranks in self._placement.roles.items():
@@ -309,13 +309,15 @@ class _Planner:
                     count = counts[role].get(id(memory), (memory, 0))[1]
                     counts[role][id(memory)] = (memory, count + 1)
         uses = [
-            Use(phase, working, tuple(self._in_phase(counts, node, working, phase)))
+            MemoryUse(phase, working, tuple(self._in_phase(counts, node, working, phase)))
             for working, mine in counts.items()
             for phase in {phase for memory, _ in mine.values() for phase in (*memory.phases, *memory.host_phases)}
         ]
         if not self._on_accelerator and self._config.executor == "inline":
-            uses = [Use(use.phase, use.role, tuple(_one_process(use.items))) for use in uses]
-        return Place(f"host {node}" if self._config.num_nodes > 1 else "host", self._machines.host_bytes, tuple(uses))
+            uses = [MemoryUse(use.phase, use.role, tuple(_one_process(use.items))) for use in uses]
+        return MemoryLocation(
+            f"host {node}" if self._config.num_nodes > 1 else "host", self._machines.host_bytes, tuple(uses)
+        )
 
     def _in_phase(self, counts: Counts, node: int, working: str, phase: str) -> Iterator[tuple[str, Item]]:
         """Yield what a machine with these ranks holds while `working` is in a phase."""

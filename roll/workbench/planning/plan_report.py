@@ -9,7 +9,7 @@ from typing import Any
 from roll.workbench.planning.changes import Change
 from roll.workbench.planning.items import PARTS
 from roll.workbench.planning.machines import GIB
-from roll.workbench.planning.plan import MemoryPlan, Place, Use, device_name
+from roll.workbench.planning.plan import MemoryLocation, MemoryPlan, MemoryUse, device_name
 from roll.workbench.planning.weight_sync import ENGINE
 
 WIDTH = 48
@@ -40,21 +40,21 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
     for role, arch in plan.models.items():
         models.setdefault(f"{arch.model_type}, {_count(arch.count())} parameters", []).append(role)
     lines += [f"  {', '.join(roles)}: {model}" for model, roles in models.items()]
-    for memory in _told_apart(plan.devices):
-        lines += _of_place(memory, detailed=True)
+    for memory in _distinct(plan.devices):
+        lines += _memory_lines(memory, detailed=True)
     for memory in plan.hosts:
-        lines += _of_place(memory, detailed=not plan.devices)
+        lines += _memory_lines(memory, detailed=not plan.devices)
     if plan.shared:
         lines.append(f"  of the host's memory, shared by processes during a sync: {gib(plan.shared)}")
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join([*lines, *verdict(plan, fixes)])
 
 
-def _told_apart(devices: Sequence[Place]) -> list[Place]:
+def _distinct(devices: Sequence[MemoryLocation]) -> list[MemoryLocation]:
     """Return those whose description differs: of ranks that differ by a few bytes only the fullest."""
-    alike: dict[tuple[str, ...], list[Place]] = {}
+    alike: dict[tuple[str, ...], list[MemoryLocation]] = {}
     for memory in devices:
-        alike.setdefault(tuple(_of_place(replace(memory, name=""), detailed=True)), []).append(memory)
+        alike.setdefault(tuple(_memory_lines(replace(memory, name=""), detailed=True)), []).append(memory)
     return [
         replace(
             max(group, key=lambda memory: memory.worst.nbytes),
@@ -64,7 +64,7 @@ def _told_apart(devices: Sequence[Place]) -> list[Place]:
     ]
 
 
-def _of_place(memory: Place, *, detailed: bool) -> Iterator[str]:
+def _memory_lines(memory: MemoryLocation, *, detailed: bool) -> Iterator[str]:
     room = f", {gib(memory.capacity)} to use" if memory.capacity is not None else ""
     yield f"{memory.name}{room}   # lasting, + worst moment, . free"
     for label, phases in (("generate", GENERATE), ("train", TRAIN), ("start", ("start",))):
@@ -77,7 +77,7 @@ def _of_place(memory: Place, *, detailed: bool) -> Iterator[str]:
             yield from (f"  {'':<9}  {line}" for line in _contents(use))
 
 
-def bar(use: Use, capacity: int | None) -> str:
+def bar(use: MemoryUse, capacity: int | None) -> str:
     """Return `[####++....]`; a bar that is too long ends in `!`."""
     total = capacity or use.nbytes or 1
     lasting, worst = (min(WIDTH, round(WIDTH * part / total)) for part in (use.lasting, use.nbytes))
@@ -85,7 +85,7 @@ def bar(use: Use, capacity: int | None) -> str:
     return f"[{text[:-1]}!]" if capacity is not None and use.nbytes > capacity else f"[{text}]"
 
 
-def _contents(use: Use) -> Iterator[str]:
+def _contents(use: MemoryUse) -> Iterator[str]:
     """Yield one line for each role: what it holds."""
     for role in dict.fromkeys(role for role, _ in use.items):
         sizes: dict[str, int] = {}
@@ -104,12 +104,12 @@ def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
             yield f"fits if the host has {gib(tightest.worst.nbytes)}"
             return
         left = tightest.capacity - tightest.worst.nbytes
-        alike = [other for other in _told_apart(plan.devices) if tightest.slots and {*tightest.slots} <= {*other.slots}]
+        alike = [other for other in _distinct(plan.devices) if tightest.slots and {*tightest.slots} <= {*other.slots}]
         tightest = alike[0] if alike else tightest
         have = "have" if len(tightest.slots) > 1 else "has"
         yield f"fits: {tightest.name} {have} {gib(left)} left in the worst moment, when {_moment(tightest.worst)}"
         return
-    for tightest in (*_told_apart(plan.devices), *plan.hosts):
+    for tightest in (*_distinct(plan.devices), *plan.hosts):
         if tightest.missing:
             yield f"doesn't fit by {gib(tightest.missing)}: {tightest.name}, when {_moment(tightest.worst)}"
     for role, share in plan.too_small.items():
@@ -124,12 +124,12 @@ def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
         yield "  no single key helps; roll plan --suggest looks for several, else it needs more or larger devices"
 
 
-def _too_full(memory: Place, phase: str) -> bool:
+def _too_full(memory: MemoryLocation, phase: str) -> bool:
     use = memory.worst_of((phase,))
     return use is not None and memory.capacity is not None and use.nbytes > memory.capacity
 
 
-def _moment(use: Use) -> str:
+def _moment(use: MemoryUse) -> str:
     """Return who does what; of a sync the trainer is one end, the engine the other."""
     phase = "take" if use.phase == "sync" and use.role == ENGINE else use.phase
     return f"{use.role} {_WORDS[phase]}"
@@ -138,14 +138,14 @@ def _moment(use: Use) -> str:
 def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
     """Return the plan as numbers, in bytes."""
 
-    def of_use(use: Use) -> dict[str, Any]:
+    def use_fields(use: MemoryUse) -> dict[str, Any]:
         items = [
             {"role": role, "what": item.what, "bytes": item.nbytes, "lasting": item.lasting} for role, item in use.items
         ]
         return {"phase": use.phase, "role": use.role, "lasting": use.lasting, "worst": use.nbytes, "items": items}
 
-    def of_place(memory: Place) -> dict[str, Any]:
-        uses = [of_use(use) for use in memory.uses]
+    def memory_fields(memory: MemoryLocation) -> dict[str, Any]:
+        uses = [use_fields(use) for use in memory.uses]
         return {"name": memory.name, "capacity": memory.capacity, "missing": memory.missing, "phases": uses}
 
     return {
@@ -158,8 +158,8 @@ def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
             "host_bytes": plan.machines.host_bytes,
         },
         "models": {role: {"type": a.model_type, "parameters": a.count()} for role, a in plan.models.items()},
-        "devices": [of_place(memory) for memory in plan.devices],
-        "hosts": [of_place(memory) for memory in plan.hosts],
+        "devices": [memory_fields(memory) for memory in plan.devices],
+        "hosts": [memory_fields(memory) for memory in plan.hosts],
         "shared_memory": plan.shared,
         "too_small": dict(plan.too_small),
         "notes": list(plan.notes),

@@ -7,7 +7,7 @@ import math
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.workbench.planning.architecture import Architecture
-from roll.workbench.planning.items import Item, kept, passing
+from roll.workbench.planning.items import Item, lasting, passing
 from roll.workbench.planning.weight_sync import TRAINER
 
 ROUTED = 2
@@ -23,7 +23,7 @@ def routed_experts(config: RunConfig, arch: Architecture, working: str, phase: s
     if not isinstance(config, RLConfig) or not config.router_replay or phase == "start":
         return ()
     step = config.batch.rows * config.max_sequence_length * arch.layers * arch.experts_per_token * ROUTED
-    turns = kept(("routed experts", step * (1 + math.ceil(config.async_generation_ratio))))
+    turns = lasting(("routed experts", step * (1 + math.ceil(config.async_generation_ratio))))
     if phase in ("generate", "sync"):
         return turns
     worker, copies = config.actor_train, 0.0

@@ -14,7 +14,7 @@ class States:
     """What computes: of its own kind of float where the optimizer has float32 weights of its own."""
     gradients: int = 0
     """Between the last backward pass and the optimizer step."""
-    kept_gradients: int = 0
+    retained_gradients: int = 0
     """Of these, what stays allocated after the step."""
     optimizer: int = 0
     """Float32 weights beside those that compute, moments, counters of steps."""
@@ -31,7 +31,7 @@ class States:
     @property
     def device(self) -> int:
         """Return bytes on the device between steps."""
-        return self.weights + self.kept_gradients + self.optimizer + self.buffers
+        return self.weights + self.retained_gradients + self.optimizer + self.buffers
 
     @property
     def host(self) -> int:
@@ -55,7 +55,7 @@ def offloaded(states: States, *, weights: bool = False) -> States:
         states,
         optimizer=0,
         gradients=0,
-        kept_gradients=0,
+        retained_gradients=0,
         host_optimizer=states.optimizer,
         host_gradients=states.gradients,
     )

@@ -11,9 +11,9 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import ForwardConfig, TrainConfig
-from roll.workbench.planning.activations import Activations, Batch, Numbers, activations, forward_bytes
+from roll.workbench.planning.activations import Activations, MicroBatchShape, Numbers, activations, forward_bytes
 from roll.workbench.planning.architecture import Architecture
-from roll.workbench.planning.items import Item, RoleMemory, kept, passing
+from roll.workbench.planning.items import Item, RoleMemory, lasting, passing
 from roll.workbench.planning.machines import GIB
 from roll.workbench.planning.megatron_activations import megatron_activations, megatron_forward_bytes
 from roll.workbench.planning.parameters import BYTES, Parameter, role_parameters
@@ -93,7 +93,7 @@ class TrainedRole:
         return isinstance(options, Fsdp2Config) and self.worker.ranks > 1 and self.kind != "reward"
 
     @property
-    def keeps_whole(self) -> bool:
+    def keeps_unsharded(self) -> bool:
         """Return whether weights and gradients stay whole from one micro-batch to the next."""
         options = self.worker.strategy_args.strategy_config
         if not isinstance(options, Fsdp2Config) or options.shard_between_micro_batches:
@@ -104,7 +104,7 @@ class TrainedRole:
         """Return whether a switch of FSDP2 keeps states on the host while nobody uses them."""
         return self.on_accelerator and bool(getattr(self.worker.strategy_args.strategy_config, key, False))
 
-    def batch(self, *, training: bool) -> Batch:
+    def batch(self, *, training: bool) -> MicroBatchShape:
         """Return the largest micro-batch that the configuration allows."""
         worker, longest = self.worker, self.config.max_sequence_length
         dynamic, rows, budget = worker.use_dynamic_batching_in_infer, worker.infer_batch_size, None
@@ -131,7 +131,9 @@ class TrainedRole:
         shared = isinstance(worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig | MegatronConfig)
         if shared and worker.use_prefix_sharing is not False:
             scored = tokens  # answers to one prompt may fill a pass
-        return Batch(rows=rows, width=width, tokens=-(-tokens // split), scored=-(-scored // split), packed=packed)
+        return MicroBatchShape(
+            rows=rows, width=width, tokens=-(-tokens // split), scored=-(-scored // split), packed=packed
+        )
 
     @property
     def micro_batches(self) -> int:
@@ -151,9 +153,9 @@ def training_memory(role: TrainedRole) -> RoleMemory:
     # What waits on the host comes to the device for as long as it is used.
     waiting = states.weights if role.waits("param_offload") else 0
     stepped = states.optimizer if role.waits("optimizer_offload") else 0
-    awake = kept(
+    awake = lasting(
         ("weights", states.weights - waiting),
-        ("gradients", states.kept_gradients),
+        ("gradients", states.retained_gradients),
         ("optimizer", states.optimizer - stepped),
         ("sync buffers", states.buffers),
         ("process", process),
@@ -176,7 +178,7 @@ def training_memory(role: TrainedRole) -> RoleMemory:
     return RoleMemory(
         role=role.role,
         awake=awake,
-        asleep=kept(("process", process)) if on_device else awake,
+        asleep=lasting(("process", process)) if on_device else awake,
         phases=phases,
         host_awake=states.host + waiting + stepped + (HOST_PROCESS if on_device else 0),
         host_asleep=states.host + (HOST_PROCESS + moved if on_device else 0),
@@ -215,7 +217,7 @@ def _train(role: TrainedRole, states: States, made: Activations, stepped: int) -
     `stepped`: bytes of the optimizer that are on the device only while it steps.
     """
     options = role.worker.strategy_args.strategy_config
-    gradients = states.gradients - states.kept_gradients
+    gradients = states.gradients - states.retained_gradients
     backward = made.total + states.gathered + states.passing + _unreduced(role) + _casts(role)
     # Gradients of earlier micro-batches are there; those of the only one grow while activations go.
     beside = gradients if role.micro_batches > 1 or isinstance(options, MegatronConfig) else 0
@@ -240,7 +242,7 @@ def _unreduced(role: TrainedRole) -> int:
         for parameter in trained:
             groups[parameter.block] = groups.get(parameter.block, 0) + parameter.size
         largest, reduced = max(groups.values(), default=0), BYTES[options.reduce_dtype]
-        unsharded = sum(groups.values()) if role.keeps_whole else 0
+        unsharded = sum(groups.values()) if role.keeps_unsharded else 0
         return largest * (computed + reduced) + unsharded * reduced
     if isinstance(options, DeepSpeedConfig) and options.stage in (1, 2):
         size = sum(parameter.size for parameter in trained)
@@ -283,8 +285,8 @@ def _built(role: TrainedRole) -> int:
     if isinstance(options, MegatronConfig):
         return states.weights  # tensor by tensor
     if isinstance(options, DeepSpeedConfig):
-        return states.weights + _largest(role) if options.stage == 3 else _whole(role)
-    return states.weights + _largest_unit(role) if role.streams else _whole(role)
+        return states.weights + _largest(role) if options.stage == 3 else _module_bytes(role)
+    return states.weights + _largest_unit(role) if role.streams else _module_bytes(role)
 
 
 def _read(role: TrainedRole) -> int:
@@ -293,7 +295,7 @@ def _read(role: TrainedRole) -> int:
     if isinstance(options, MegatronConfig):
         return states.weights
     if not role.streams:
-        return _whole(role)
+        return _module_bytes(role)
     stored = states.host_weights + (0 if role.on_accelerator else states.weights)
     if isinstance(options, Fsdp2Config):
         return stored + _largest_unit(role)
@@ -301,11 +303,13 @@ def _read(role: TrainedRole) -> int:
     if options.stage == 3:
         return stored + _largest(role)
     if options.stage and role.trains:
-        return 2 * _whole(role)  # flat beside itself, on the host also where the accelerator has no room for both
-    return _largest(role) if role.on_accelerator else _whole(role)
+        return 2 * _module_bytes(
+            role
+        )  # flat beside itself, on the host also where the accelerator has no room for both
+    return _largest(role) if role.on_accelerator else _module_bytes(role)
 
 
-def _whole(role: TrainedRole) -> int:
+def _module_bytes(role: TrainedRole) -> int:
     """Return bytes of the whole module as each rank reads it: DeepSpeed makes weights that it reads narrow at once."""
     options = role.worker.strategy_args.strategy_config
     narrow = role.streams and isinstance(options, DeepSpeedConfig) and options.stage > 0

@@ -25,15 +25,15 @@ SENT, RECEIVED = 2, 3
 """Buckets of a sender, and of a receiver of a broadcast, see `roll/distributed/transports/__init__.py`."""
 
 
-def weight_sync(config: RunConfig, arch: Architecture, *, on_accelerator: bool) -> WeightSync | None:
+def weight_sync(config: RunConfig, arch: Architecture, *, on_accelerator: bool) -> WeightSyncPlan | None:
     """Return the way of new weights of a model; None in runs without a trainer or engines."""
     if not isinstance(config, RLConfig) or not {ENGINE, TRAINER} <= config.placement.roles.keys():
         return None
-    return WeightSync(config, arch, on_accelerator)
+    return WeightSyncPlan(config, arch, on_accelerator)
 
 
 @dataclass(frozen=True)
-class WeightSync:
+class WeightSyncPlan:
     """The way of new weights in a run. Sizes are at most."""
 
     config: RLConfig

@@ -15,9 +15,9 @@ from urllib.parse import unquote
 from roll import __version__
 from roll.tracking.rollouts import KINDS, SCHEMA_VERSION
 from roll.workbench.view import episodes, overview
-from roll.workbench.view.rows import NUMBERS, BadQuery, Filter, RowIndex, histogram, kind_of, number, page, records
+from roll.workbench.view.rows import NUMBERS, BadQuery, RowFilter, RowIndex, histogram, kind_of, number, page, records
 from roll.workbench.view.runs import Run
-from roll.workbench.view.spans import SPANS_FILE, SpanFile
+from roll.workbench.view.spans import SPANS_FILE, SpanIndex
 
 FILE = "config.yaml"
 """In the run's folder; secrets aren't in it."""
@@ -60,12 +60,12 @@ class Api:
         """Answer about these runs; `trace_url` is where a trace is shown, with `{trace}` for its id."""
         self.runs = runs
         self._trace_url = trace_url
-        self._spans = {run.number: SpanFile(run.logs / SPANS_FILE) for run in runs}
+        self._spans = {run.number: SpanIndex(run.logs / SPANS_FILE) for run in runs}
         self._indexes = {run.number: RowIndex() for run in runs}
         self._of_run: dict[str, Callable[[Run, Parameters], Any]] = {
             "state": lambda run, _: run.state(),
             "events": lambda run, _: {"events": run.events()},
-            "failures": lambda run, given: {"failures": run.failures()[: _integer(given, "limit", 50)]},
+            "failures": lambda run, query: {"failures": run.failures()[: _integer(query, "limit", 50)]},
             "causes": lambda run, _: {"causes": overview.causes(self._indexes[run.number], run.rollouts)},
             "steps": lambda run, _: run.recorded(),
             "metrics": self._metrics,
@@ -76,7 +76,7 @@ class Api:
             "task": self._task,
             "tasks": self._tasks,
             "pictures": self._pictures,
-            "spans": lambda run, given: {"spans": self._spans[run.number].trace(_text(given, "trace"))},
+            "spans": lambda run, query: {"spans": self._spans[run.number].trace(_text(query, "trace"))},
             "traces": lambda run, _: {"traces": run.traces()},
             "config": lambda run, _: {"config": settings(run.folder)},
         }
@@ -145,7 +145,7 @@ class Api:
 
     def _rows(self, run: Run, parameters: Parameters) -> dict[str, Any]:
         kind, index, folder = _kind(parameters), self._indexes[run.number], run.rollouts
-        matches = index.matching(folder, kind, Filter.of(parameters))
+        matches = index.matching(folder, kind, RowFilter.of(parameters))
         offset, limit = _integer(parameters, "offset", 0), min(_integer(parameters, "limit", 100), _MAX_ROWS)
         shown = page(matches, _text(parameters, "sort"), _text(parameters, "order"), offset, limit)
         bins = _text(parameters, "bins") or "reward"
@@ -154,7 +154,7 @@ class Api:
         return {"total": matches.num_rows, "rows": records(shown), "histogram": histogram(matches[bins])}
 
     def _groups(self, run: Run, parameters: Parameters) -> dict[str, Any]:
-        kind, index, wanted = _kind(parameters), self._indexes[run.number], Filter.of(parameters)
+        kind, index, wanted = _kind(parameters), self._indexes[run.number], RowFilter.of(parameters)
         folder = _rollouts(run)
         groups = episodes.groups(
             index,

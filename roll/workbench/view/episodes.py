@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from roll.tracking.rollouts import METADATA_KEY, TOKEN_COLUMNS, Kind, columns, file_of
-from roll.workbench.view.rows import BadQuery, Filter, RowIndex, plain, records
+from roll.workbench.view.rows import BadQuery, RowFilter, RowIndex, plain, records
 
 _TOKENS = ("token_ids", "token_texts", "untrained_token_ids")
 _MAX_BRANCHES = 64
@@ -23,7 +23,7 @@ GROUP_ORDERS = ("recorded", "reward_mean", "reward_std", "length_mean", "mismatc
 
 
 def groups(
-    index: RowIndex, folder: Path, kind: Kind, wanted: Filter, *, sort: str, order: str, offset: int, limit: int
+    index: RowIndex, folder: Path, kind: Kind, wanted: RowFilter, *, sort: str, order: str, offset: int, limit: int
 ) -> dict[str, Any]:
     """Return the groups of a step with a member that fits; `match` says which members do."""
     if wanted.step is None:

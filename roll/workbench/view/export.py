@@ -142,12 +142,12 @@ def _add_tasks(answers: dict[str, Any]) -> None:
         answers[f"{base}/task?{urlencode({'task': task})}"] = {"rows": rows}
 
 
-def _ask(api: Api, answers: dict[str, Any], path: str, **given: Any) -> Any:
+def _ask(api: Api, answers: dict[str, Any], path: str, **query: Any) -> Any:
     try:
-        answer = api.answer(path, {name: [str(value)] for name, value in given.items()})
+        answer = api.answer(path, {name: [str(value)] for name, value in query.items()})
     except BadQuery as error:
         raise ValueError(str(error)) from error
-    answers[path + (f"?{urlencode(given)}" if given else "")] = answer
+    answers[path + (f"?{urlencode(query)}" if query else "")] = answer
     return answer
 
 

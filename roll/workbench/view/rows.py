@@ -32,8 +32,8 @@ class BadQuery(ValueError):
 
 
 @dataclass(frozen=True)
-class Filter:
-    """What rows must have."""
+class RowFilter:
+    """The values that rows must have."""
 
     step: int | None = None
     equal: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Filter:
     """In prompt or response; upper case counts if there is any in it."""
 
     @classmethod
-    def of(cls, parameters: Mapping[str, list[str]]) -> Filter:
+    def of(cls, parameters: Mapping[str, list[str]]) -> RowFilter:
         """Read the parameters of a request. Raises `BadQuery`."""
         equal: dict[str, tuple[str, ...]] = {}
         bounds: dict[str, dict[str, float]] = {"min": {}, "max": {}}
@@ -133,7 +133,7 @@ class RowIndex:
                 self._files[kind, step] = cached
         return cached
 
-    def matching(self, folder: Path | None, kind: Kind, wanted: Filter) -> pa.Table:
+    def matching(self, folder: Path | None, kind: Kind, wanted: RowFilter) -> pa.Table:
         """Return the rows that fit."""
         table = self.table(folder, kind, wanted.step)
         mask = wanted.mask(table)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from roll.workbench.view.api import Api
 from roll.workbench.view.rows import BadQuery
-from roll.workbench.view.visitors import Guard
+from roll.workbench.view.visitors import AccessMiddleware
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(api: Api, *, token: str | None = None, by_user: bool = False) -> Starlette:
-    """Return the application, which answers the visitors that `Guard` lets in."""
+    """Return the application, which answers the visitors that `AccessMiddleware` lets in."""
     from starlette.applications import Starlette
     from starlette.responses import FileResponse, JSONResponse, Response
     from starlette.routing import Route
@@ -72,7 +72,7 @@ def make_app(api: Api, *, token: str | None = None, by_user: bool = False) -> St
 
     routes = [Route("/api/runs/{number}/file", file), Route("/api/{rest:path}", answer), Route("/{name:path}", own)]
     app = Starlette(routes=routes)
-    app.add_middleware(Guard, token=token, by_user=by_user)
+    app.add_middleware(AccessMiddleware, token=token, by_user=by_user)
     return app
 
 

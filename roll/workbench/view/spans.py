@@ -13,7 +13,7 @@ _TRACE = re.compile(rb'"traceId": ?"([0-9a-f]{32})"')
 _MAX_SPANS = 2000
 
 
-class SpanFile:
+class SpanIndex:
     """Finds traces by their id without holding the spans: only where in the file the lines are. Thread-safe."""
 
     def __init__(self, path: Path) -> None:

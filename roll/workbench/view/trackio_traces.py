@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.workbench.view.spans import SPANS_FILE, SpanFile, trace_id
+from roll.workbench.view.spans import SPANS_FILE, SpanIndex, trace_id
 from roll.workbench.view.transcripts import FAILED, Chosen, facts, messages
 
 
@@ -16,7 +16,7 @@ def write_trackio_traces(chosen: Chosen, project: str) -> None:
     """
     import trackio
 
-    spans = SpanFile(chosen.run.logs / SPANS_FILE)
+    spans = SpanIndex(chosen.run.logs / SPANS_FILE)
     name = chosen.run.name
     run = trackio.init(project, name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
     for step in chosen.steps:

@@ -29,7 +29,7 @@ _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 Address = tuple[str, int]
 
 
-class Guard:
+class AccessMiddleware:
     """Middleware: refuses visitors, and puts the headers on every answer.
 
     Args:

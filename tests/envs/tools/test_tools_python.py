@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from roll.envs.tools.python_tool import PythonTool, Session
+from roll.envs.tools.python_tool import PythonSession, PythonTool
 from roll.isolation.sandbox.open_sandbox import open_sandbox
 from roll.types.trajectory import Task
 
@@ -20,7 +20,7 @@ def sandbox():
 
 
 def said(tool, code, state=None):
-    return tool.call({"code": code}, state or Session())
+    return tool.call({"code": code}, state or PythonSession())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import yaml
 
 from roll.configs.parsing.loader import read_config, read_tree
 from roll.workbench.migrate import finish
-from roll.workbench.migrate.report import Report, as_yaml
+from roll.workbench.migrate.report import MigrationReport, as_yaml
 from roll.workbench.migrate.translate import migrate
 
 
@@ -27,21 +27,21 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield below
 
 
-def assert_each_key_is_in_one_list(report: Report, keys: list[str]) -> None:
+def assert_each_key_is_in_one_list(report: MigrationReport, keys: list[str]) -> None:
     reported = Counter(use.key for use in report.uses)
     for key in keys:
         owners = [name for name in reported.elements() if key == name or key.startswith(f"{name}.")]
         assert len(owners) == 1, f"{key} is in {len(owners)} lists"
 
 
-def assert_passes_or_says_why(report: Report, tree: dict[str, Any]) -> None:
+def assert_passes_or_says_why(report: MigrationReport, tree: dict[str, Any]) -> None:
     """What is written is read back as `roll check` reads it; only files, models and the machine aren't looked at."""
     text = as_yaml(report, tree)
     reading = read_tree(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     assert bool(reading.violations) == bool(report.missing), [str(violation) for violation in reading.violations]
 
 
-def share_handled(report: Report) -> float:
+def share_handled(report: MigrationReport) -> float:
     counts = report.counts()
     return (counts["translated"] + counts["dead"]) / len(report.uses)
 
@@ -130,14 +130,14 @@ def test_merged_yaml_an_override_list_and_a_script_say_the_same(tmp_path: Path):
 # --- numbers by hand -------------------------------------------------------------------------------------------------
 
 
-def verl(tmp_path: Path, *lists: str) -> tuple[Report, dict[str, Any]]:
+def verl(tmp_path: Path, *lists: str) -> tuple[MigrationReport, dict[str, Any]]:
     (tmp_path / "run.sh").write_text(cases.script(*lists), "utf-8")
     report, tree = migrate(tmp_path / "run.sh")
     assert tree is not None
     return report, tree
 
 
-def roll(tmp_path: Path, name: str, **changes: Any) -> tuple[Report, dict[str, Any]]:
+def roll(tmp_path: Path, name: str, **changes: Any) -> tuple[MigrationReport, dict[str, Any]]:
     tree = cases.roll_tree(name) | changes
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), "utf-8")
     report, ours = migrate(tmp_path / "old.yaml")

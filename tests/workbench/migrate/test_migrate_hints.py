@@ -12,7 +12,7 @@ import yaml
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build_partly
 from roll.configs.parsing.loader import PIPELINES, load_config, read_config
-from roll.workbench.migrate.table import Row, by_word, systems
+from roll.workbench.migrate.table import PeerKey, by_word, systems
 
 SHELVES = [name for name in systems() if name not in ("verl_generation", "verl_evaluation")]
 
@@ -41,7 +41,7 @@ def answer(path: str, pipeline: str) -> str:
     return " ".join(str(one) for one in found if one.path == path or path.startswith(f"{one.path}."))
 
 
-def pipeline_for(system: str, row: Row) -> str:
+def pipeline_for(system: str, row: PeerKey) -> str:
     if row.key.startswith(("custom_envs.", "<manager>.", "reward_normalization.")):
         return "agentic"
     if row.key == "train_batch_size":  # of ROLL's preferences; verl's is data.train_batch_size
@@ -49,7 +49,7 @@ def pipeline_for(system: str, row: Row) -> str:
     return "sft" if system == "verl_sft" else "rlvr"
 
 
-def names_counterpart(said: str, row: Row) -> bool:
+def names_counterpart(said: str, row: PeerKey) -> bool:
     return any(place.rpartition(".")[2] in said for place in row.to)
 
 

@@ -12,7 +12,7 @@ from migrated_mutations import mutated, problems
 from roll.workbench.migrate import finish, peers
 from roll.workbench.migrate.draft import Draft
 from roll.workbench.migrate.overrides import at, leaves_of, scalar
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import MigrationReport
 from roll.workbench.migrate.sources import read_source
 from roll.workbench.migrate.translate import migrate
 
@@ -142,15 +142,15 @@ def test_an_unknown_key_asks_with_the_nearest_row_even_where_something_refers_to
 
 def test_only_a_sections_own_switch_turns_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from roll.workbench.migrate import translate
-    from roll.workbench.migrate.report import Use
-    from roll.workbench.migrate.table import Row
+    from roll.workbench.migrate.report import KeyUse
+    from roll.workbench.migrate.table import PeerKey
 
-    row = Row(key="a.x", fate="absent", default_text="true")
+    row = PeerKey(key="a.x", fate="absent", default_text="true")
 
-    def why(key: str, value: Any, row: Row, tree: Any = None, theirs: Any = None) -> str:
-        return translate._asks_nothing(Use(key=key, value=value, fate="absent"), row, tree or {}, theirs or {})
+    def why(key: str, value: Any, row: PeerKey, tree: Any = None, theirs: Any = None) -> str:
+        return translate._why_unneeded(KeyUse(key=key, value=value, fate="absent"), row, tree or {}, theirs or {})
 
-    free = Row(key="a.variables.**", fate="absent")
+    free = PeerKey(key="a.variables.**", fate="absent")
     assert not why("a.variables.enable_thinking", False, free) and why("a.variables.x", None, free)
     assert not why("a.variables", {"x": False, "y": None}, free) and why("a.s", {"enable": False, "x": 3}, free)
     assert not why("a.x", False, row) and why("a.x", True, row)  # their default is true
@@ -190,7 +190,7 @@ def test_every_key_of_mutated_files_is_in_the_report(tmp_path: Path):
     [(5, 7, (4, 4)), (10**12, 1, (32, 1)), (8, 4, (8, 4)), (0, 3, (0, 3))],
 )
 def test_passes_fill_the_responses_of_a_step_whatever_was_written(per_device, passes, expected):
-    draft = Draft("rlvr", {}, Report(source="a", system="b"))
+    draft = Draft("rlvr", {}, MigrationReport(source="a", system="b"))
     draft.put("rollout_batch_size", 4)
     args = "actor_train.training_args"
     draft.put(f"{args}.per_device_train_batch_size", per_device)

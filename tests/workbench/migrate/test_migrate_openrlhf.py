@@ -11,7 +11,7 @@ from roll.configs.parsing.loader import read_tree
 from roll.workbench.migrate.hints import foreign_hint
 from roll.workbench.migrate.openrlhf_flags import SCRIPTS, kinds_of
 from roll.workbench.migrate.overrides import at
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import MigrationReport
 from roll.workbench.migrate.table import patterns, systems
 from roll.workbench.migrate.translate import migrate
 
@@ -25,18 +25,18 @@ OFFLINE = "--model.model_name_or_path a/b --data.dataset d.jsonl --data.apply_ch
 
 def migrated(
     tmp_path: Path, text: str, system: str | None = None, name: str = "run.sh"
-) -> tuple[Report, dict[str, Any]]:
+) -> tuple[MigrationReport, dict[str, Any]]:
     (tmp_path / name).write_text(text, "utf-8")
     report, tree = migrate(tmp_path / name, system)
     assert tree is not None and report.system == "OpenRLHF"
     return report, tree
 
 
-def ppo(tmp_path: Path, flags: str) -> tuple[Report, dict[str, Any]]:
+def ppo(tmp_path: Path, flags: str) -> tuple[MigrationReport, dict[str, Any]]:
     return migrated(tmp_path, f"python3 -m openrlhf.cli.train_ppo_ray {PPO} {flags}\n")
 
 
-def asked(report: Report) -> dict[str, tuple[str, ...]]:
+def asked(report: MigrationReport) -> dict[str, tuple[str, ...]]:
     return {use.key: use.ours for use in report.of("absent")}
 
 
@@ -388,7 +388,7 @@ def test_devices_are_shared_as_the_flags_say(tmp_path: Path):
     assert tree["critic"]["training_args"]["gradient_accumulation_steps"] == 128
 
 
-def offline(tmp_path: Path, script: str, flags: str) -> tuple[Report, dict[str, Any]]:
+def offline(tmp_path: Path, script: str, flags: str) -> tuple[MigrationReport, dict[str, Any]]:
     return migrated(tmp_path, f"torchrun --nproc_per_node=4 -m openrlhf.cli.{script} {OFFLINE} {flags}\n")
 
 

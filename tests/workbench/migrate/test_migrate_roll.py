@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from roll.workbench.migrate.overrides import at
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import MigrationReport
 from roll.workbench.migrate.table import systems
 from roll.workbench.migrate.translate import migrate
 
@@ -46,7 +46,7 @@ def with_keys(tree: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def migrated(tmp_path: Path, tree: dict[str, Any], **keys: Any) -> tuple[Report, dict[str, Any]]:
+def migrated(tmp_path: Path, tree: dict[str, Any], **keys: Any) -> tuple[MigrationReport, dict[str, Any]]:
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(with_keys(tree, keys), sort_keys=False), "utf-8")
     report, ours = migrate(tmp_path / "old.yaml", "roll")
     assert ours is not None

@@ -15,7 +15,7 @@ from roll.configs.parsing.schema_places import hints_of, sections_of
 from roll.configs.schema.strategy_config import STRATEGIES
 from roll.workbench.migrate import peers
 from roll.workbench.migrate.peers import leaves_of
-from roll.workbench.migrate.table import NOT_GIVEN, canonical, is_earlier, patterns, systems, targets
+from roll.workbench.migrate.table import NO_DEFAULT, canonical, is_earlier, patterns, systems, targets
 from roll.workbench.migrate.translate import CONVERSIONS
 
 WHAT_TO_DO = (
@@ -98,7 +98,7 @@ def test_every_key_of_a_peers_own_has_a_row(system: str):
 
 def test_a_default_stands_in_one_place():
     twice = [f"{name}: {row.key} = {row.default_text}" for name, system in systems().items() if peers.table(name)
-             for row in system.rows if row.default is not NOT_GIVEN]  # fmt: skip
+             for row in system.rows if row.default is not NO_DEFAULT]  # fmt: skip
     assert not twice, "the table of the release says it already"
 
 

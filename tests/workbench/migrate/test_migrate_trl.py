@@ -10,7 +10,7 @@ import yaml
 
 from roll.configs.parsing.loader import read_tree
 from roll.workbench.migrate.overrides import at
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import MigrationReport
 from roll.workbench.migrate.translate import migrate
 
 ROWS = "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct\ndataset_name: rows.jsonl\n"
@@ -19,7 +19,7 @@ LAST = f"{ROWS}completion_only_loss: true\n"
 ARGS, MODEL, DATA = (f"actor_train.{name}_args" for name in ("training", "model", "data"))
 
 
-def trl(folder: Path, text: str) -> tuple[Report, dict[str, Any]]:
+def trl(folder: Path, text: str) -> tuple[MigrationReport, dict[str, Any]]:
     (folder / "job.yaml").write_text(text, "utf-8")
     report, tree = migrate(folder / "job.yaml", "trl")
     assert tree is not None

@@ -13,7 +13,7 @@ import yaml
 
 from roll.configs.parsing.loader import read_tree
 from roll.workbench.migrate.overrides import at
-from roll.workbench.migrate.report import Report
+from roll.workbench.migrate.report import MigrationReport
 from roll.workbench.migrate.translate import migrate
 
 A, R, M, C = (
@@ -27,7 +27,7 @@ BASE = (
 SFT = "torchrun --nproc_per_node=4 -m verl.trainer.sft_trainer data.train_files=a.parquet model.path=some/Model "
 
 
-def job(tmp_path: Path, words: str, base: str = BASE) -> tuple[Report, dict[str, Any]]:
+def job(tmp_path: Path, words: str, base: str = BASE) -> tuple[MigrationReport, dict[str, Any]]:
     """Migrate a launch script; what it writes is sound unless the report says what is missing."""
     (tmp_path / "run.sh").write_text(base + words, "utf-8")
     report, tree = migrate(tmp_path / "run.sh")
@@ -41,11 +41,11 @@ def values(tree: dict[str, Any], *places: str) -> list[Any]:
     return [at(tree, place) for place in places]
 
 
-def fates(report: Report) -> dict[str, str]:
+def fates(report: MigrationReport) -> dict[str, str]:
     return {use.key: use.fate for use in report.uses}
 
 
-def asked(report: Report) -> set[str]:
+def asked(report: MigrationReport) -> set[str]:
     return {use.key.rpartition(".")[2] for use in report.of("absent")}
 
 

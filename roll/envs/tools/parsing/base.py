@@ -42,7 +42,7 @@ class ParsedResponse:
 
 
 @dataclass(slots=True)
-class Found:
+class Extraction:
     """What a form finds in a text, in order."""
 
     content: list[str] = field(default_factory=list)
@@ -146,14 +146,14 @@ def json_text(arguments: Mapping[str, Any]) -> str:
 
 def read_marked(
     text: str, opening: str, closing: str, form: str, call: Callable[[str, int], tuple[str, str, int]]
-) -> Found:
+) -> Extraction:
     """Return the calls between marks, and the text around them.
 
     Args:
         form: how a call is written, for messages about one that can't be read.
         call: gives name, arguments and end of the call that begins at a position; raises `BadCall`.
     """
-    extracted, at = Found(), 0
+    extracted, at = Extraction(), 0
     while (begin := text.find(opening, at)) >= 0 and not extracted.full:
         extracted.content.append(text[at:begin])
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.envs.tools.parsing.base import NAME, BadCall, Found, read_arguments, read_marked, skip_space
+from roll.envs.tools.parsing.base import NAME, BadCall, Extraction, read_arguments, read_marked, skip_space
 from roll.types.chat import ToolSpec
 
 _ALL_OPEN, _ALL_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -23,7 +23,7 @@ _MAX_HEAD = 160
 _FORM = f"write {_ALL_OPEN}{_OPEN}...{_CLOSE}{_ALL_CLOSE} as you were told"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:  # noqa: ARG001
     """Read the calls off a response."""
     extracted = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
     if extracted.calls:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.envs.tools.parsing.base import NAME, BadCall, Found, json_text, read_value, skip_space
+from roll.envs.tools.parsing.base import NAME, BadCall, Extraction, json_text, read_value, skip_space
 from roll.types.chat import ToolSpec
 
 _DEEPEST = 64
@@ -29,15 +29,15 @@ _FUNCTION_GEMMA = _Marks("<start_function_call>", "<end_function_call>", "<escap
 _THINKS, _THOUGHT = "<|channel>", "<channel|>"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:  # noqa: ARG001
     """Read the calls off a response."""
-    extracted = Found()
+    extracted = Extraction()
     visible = _without_thoughts(text, extracted)
     _read(visible, _FUNCTION_GEMMA if _FUNCTION_GEMMA.opening in visible else _GEMMA4, extracted)
     return extracted
 
 
-def _without_thoughts(text: str, extracted: Found) -> str:
+def _without_thoughts(text: str, extracted: Extraction) -> str:
     visible, thoughts, at = [], [], 0
     while (begin := text.find(_THINKS, at)) >= 0:
         visible.append(text[at:begin])
@@ -49,7 +49,7 @@ def _without_thoughts(text: str, extracted: Found) -> str:
     return "".join([*visible, text[at:]])
 
 
-def _read(text: str, marks: _Marks, extracted: Found) -> None:
+def _read(text: str, marks: _Marks, extracted: Extraction) -> None:
     at, form = 0, f"write {marks.opening}call:name{{key:value}}{marks.closing}, texts between {marks.quote}"
     while (begin := text.find(marks.opening, at)) >= 0 and not extracted.full:
         extracted.content.append(text[at:begin])

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from roll.envs.tools.parsing.base import NAME, BadCall, Found, json_text, skip_space
+from roll.envs.tools.parsing.base import NAME, BadCall, Extraction, json_text, skip_space
 from roll.envs.tools.parsing.typed import parameters_of, typed_argument
 from roll.types.chat import ToolSpec
 
@@ -28,9 +28,9 @@ _MAX_ARGUMENTS = 64
 _FORM = "write <tool_call>name\n<arg_key>key</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:
     """Read the calls off a response."""
-    extracted, at = Found(), 0
+    extracted, at = Extraction(), 0
     while (begin := text.find(_OPEN, at)) >= 0 and not extracted.full:
         extracted.content.append(text[at:begin])
         try:

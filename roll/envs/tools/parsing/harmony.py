@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.envs.tools.parsing.base import NAME, BadCall, Found, read_arguments, skip_space
+from roll.envs.tools.parsing.base import NAME, BadCall, Extraction, read_arguments, skip_space
 from roll.types.chat import ToolSpec
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
@@ -24,9 +24,9 @@ _MAX_MESSAGES = 256
 _FORM = "write <|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:  # noqa: ARG001
     """Read the calls off a response, and which part of it is thought."""
-    extracted, at, thoughts = Found(), 0, []
+    extracted, at, thoughts = Extraction(), 0, []
     for _ in range(_MAX_MESSAGES):
         body = text.find(_MESSAGE, at)
         if body < 0 or extracted.full:
@@ -56,7 +56,7 @@ def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
     return extracted
 
 
-def _read_call(message: str, recipient: str, content_text: str, extracted: Found, *, closed: bool) -> None:
+def _read_call(message: str, recipient: str, content_text: str, extracted: Extraction, *, closed: bool) -> None:
     name = recipient.removeprefix(_FUNCTIONS)
     try:
         if not recipient.startswith(_FUNCTIONS) or not NAME.fullmatch(name):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.envs.tools.parsing.base import BadCall, Found, read_call, skip_space
+from roll.envs.tools.parsing.base import BadCall, Extraction, read_call, skip_space
 from roll.types.chat import ToolSpec
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FORM = 'write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:  # noqa: ARG001
     """Read the calls off a response."""
-    extracted, at = Found(), 0
+    extracted, at = Extraction(), 0
     while (begin := text.find(_OPEN, at)) >= 0 and not extracted.full:
         extracted.content.append(text[at:begin])
         body = skip_space(text, begin + len(_OPEN))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.envs.tools.parsing.base import BadCall, Found, read_arguments, read_marked, skip_space
+from roll.envs.tools.parsing.base import BadCall, Extraction, read_arguments, read_marked, skip_space
 from roll.types.chat import ToolSpec
 
 _SECTION = re.compile(r"<\|tool_calls?_section_(?:begin|end)\|>")
@@ -17,7 +17,7 @@ _HEAD = re.compile(r"\s{0,32}(?:functions\.)?([\w.:/-]{1,128}?)(?::\d{1,9})?\s{0
 _FORM = f"write {_OPEN}functions.name:0<|tool_call_argument_begin|>{{...}}{_CLOSE}"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:  # noqa: ARG001
     """Read the calls off a response."""
     extracted = read_marked(text, _OPEN, _CLOSE, _FORM, _call)
     if extracted.calls:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from roll.envs.tools.parsing.base import BadCall, Found, json_text, read_call, skip_space
+from roll.envs.tools.parsing.base import BadCall, Extraction, json_text, read_call, skip_space
 from roll.types.chat import ToolSpec
 
 _TAG = "<|python_tag|>"
@@ -21,12 +21,12 @@ _CODE_TOOLS = ("python", "code_interpreter", "ipython")
 _MAX_BUILT_IN = 10_000
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:
     """Read the calls off a response."""
     for end in _ENDS:
         text = text.strip().removesuffix(end)
     content, tagged, body = text.partition(_TAG)
-    extracted = Found(content=[content])
+    extracted = Extraction(content=[content])
     if not tagged:
         extracted.content, body = [], content
     at = skip_space(body, 0)
@@ -41,7 +41,7 @@ def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
     return extracted
 
 
-def _read_calls(body: str, at: int, extracted: Found, *, certain: bool) -> None:
+def _read_calls(body: str, at: int, extracted: Extraction, *, certain: bool) -> None:
     """Read calls up to the end of the text; an object that isn't a call is content."""
     while at < len(body) and not extracted.full:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.envs.tools.parsing.base import BadCall, Found, read_arguments, skip_space
+from roll.envs.tools.parsing.base import BadCall, Extraction, read_arguments, skip_space
 from roll.envs.tools.parsing.plain_json import read_calls
 from roll.types.chat import ToolSpec
 
@@ -18,9 +18,9 @@ _CALL = re.compile(r"([\w.:/-]{1,128})(?:\[CALL_ID\][^\[\]{}\s]{0,64})?(?:\[ARGS
 _FORM = f'write {_MARK}name[ARGS]{{"argument": ...}}'
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:  # noqa: ARG001
     """Read the calls off a response."""
-    extracted, at = Found(), 0
+    extracted, at = Extraction(), 0
     while (begin := text.find(_MARK, at)) >= 0 and not extracted.full:
         extracted.content.append(text[at:begin])
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roll.configs.catalog.entries import implementation
 from roll.configs.catalog.tool_table import TOOL_PARSERS
-from roll.envs.tools.parsing.base import MAX_CALLS, MAX_CHARACTERS, CallProblem, Found, ParsedResponse
+from roll.envs.tools.parsing.base import MAX_CALLS, MAX_CHARACTERS, CallProblem, Extraction, ParsedResponse
 from roll.types.chat import ToolCall, ToolSpec
 
 
@@ -27,7 +27,7 @@ def parse_calls(text: str, parser: str, *, tools: Sequence[ToolSpec] = (), first
     if len(text) > MAX_CHARACTERS:
         problem = CallProblem("too_long", f"a response of more than {MAX_CHARACTERS} characters is not read for calls")
         return ParsedResponse(text, (), (problem,))
-    extracted: Found = parse(text, tools)
+    extracted: Extraction = parse(text, tools)
     if len(extracted.calls) > MAX_CALLS and not any(problem.kind == "too_many" for problem in extracted.problems):
         extracted.problem("too_many", f"more than {MAX_CALLS} tool calls in one response; the others were not read")
     calls = [

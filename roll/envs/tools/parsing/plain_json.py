@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from roll.envs.tools.parsing.base import BadCall, Found, read_call, skip_space
+from roll.envs.tools.parsing.base import BadCall, Extraction, read_call, skip_space
 from roll.types.chat import ToolSpec
 
 _BEGIN = re.compile(r'^[ \t]{0,8}(?=\{\s{0,32}"|\[\s{0,32}\{)', re.MULTILINE)
@@ -18,9 +18,9 @@ _KEYS = ("arguments", "parameters")
 _FORM = 'write {"name": "...", "arguments": {...}}'
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:  # noqa: ARG001
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:  # noqa: ARG001
     """Read the calls off a response. An object that doesn't name both a function and arguments is content."""
-    extracted, at, search = Found(), 0, 0
+    extracted, at, search = Extraction(), 0, 0
     text = text.replace(_MARK, "\n", 1)
     objects = 0
     while (begin := _BEGIN.search(text, search)) is not None and not extracted.full:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from roll.envs.tools.parsing.base import NAME, BadCall, Found, json_text
+from roll.envs.tools.parsing.base import NAME, BadCall, Extraction, json_text
 from roll.envs.tools.parsing.typed import parameters_of, typed_argument
 from roll.types.chat import ToolSpec
 
@@ -31,18 +31,18 @@ _NAME = re.compile(r"[^<>\n]{1,256}>")
 _FORM = "write <tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>"
 
 
-def parse(text: str, tools: Sequence[ToolSpec]) -> Found:
+def parse(text: str, tools: Sequence[ToolSpec]) -> Extraction:
     """Read the calls off a response. The outer tags may be missing: some models leave them out."""
     return _parse(text, tools, *_QWEN)
 
 
-def parse_seed(text: str, tools: Sequence[ToolSpec]) -> Found:
+def parse_seed(text: str, tools: Sequence[ToolSpec]) -> Extraction:
     """Read the calls off a response of Seed-OSS."""
     return _parse(text, tools, *_SEED)
 
 
-def _parse(text: str, tools: Sequence[ToolSpec], opening: str, closing: str) -> Found:
-    extracted, at = Found(), 0
+def _parse(text: str, tools: Sequence[ToolSpec], opening: str, closing: str) -> Extraction:
+    extracted, at = Extraction(), 0
     form = _FORM.replace(_QWEN[0], opening).replace(_QWEN[1], closing)
     while (begin := text.find(_FUNCTION, at)) >= 0 and not extracted.full:
         start, before = at, text[at:begin].rstrip()

@@ -240,7 +240,7 @@ class SglangBackend(EngineBackend):
             )
 
     async def stream(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, whole: bool
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, final_only: bool
     ) -> AsyncGenerator[Sampled, None]:
         """Sample one response; `seed` is ignored, as SGLang does."""
         del seed
@@ -260,7 +260,7 @@ class SglangBackend(EngineBackend):
             "ignore_eos": not stops,
             # Each message costs this process and the engine's far more than the tokens in it; but a token that SGLang
             # doesn't look for is seen here.
-            "stream_interval": _TOKENS_PER_MESSAGE if whole and (stops or not params.stop_token_ids) else 1,
+            "stream_interval": _TOKENS_PER_MESSAGE if final_only and (stops or not params.stop_token_ids) else 1,
         }
         queue: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self._streams[rid], self._rids[request_id] = queue, rid

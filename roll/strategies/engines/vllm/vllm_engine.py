@@ -206,12 +206,12 @@ class VllmBackend(EngineBackend):
             # tokens instead of 16,384.
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
         self._client_errors = (ValueError, VLLMClientError)
-        self._params = lambda whole, **given: VllmParams(
+        self._params = lambda final_only, **given: VllmParams(
             n=1,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.FINAL_ONLY if final_only else RequestOutputKind.DELTA,
             **given,
         )
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
@@ -225,11 +225,11 @@ class VllmBackend(EngineBackend):
             )
 
     async def stream(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, whole: bool
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, final_only: bool
     ) -> AsyncGenerator[Sampled, None]:
         with self._refusing():
             sampling = self._params(
-                whole,
+                final_only,
                 temperature=params.temperature,
                 top_p=params.top_p,
                 top_k=max(params.top_k, 0),
@@ -239,7 +239,7 @@ class VllmBackend(EngineBackend):
                 ignore_eos=True,
                 seed=seed if self._seeds else None,
             )
-        if not whole and self._arguments.get("enable_return_routed_experts"):
+        if not final_only and self._arguments.get("enable_return_routed_experts"):
             _warn_of_stop_strings()
         prompt = {"prompt_token_ids": list(prompt_ids)}
         read = len(prompt_ids) - 1  # the last token is never read
@@ -252,7 +252,7 @@ class VllmBackend(EngineBackend):
                 if ended is not None and ended not in _REASONS:
                     raise RuntimeError(f"vLLM ended request {request_id!r} with {ended!r}")
                 read += len(tokens)
-                experts = told_experts(part.routed_experts, read, whole=ended != "abort")
+                experts = sampled_experts(part.routed_experts, read, complete=ended != "abort")
                 yield Sampled(tokens, logprobs, None if ended is None else _REASONS[ended], experts)
 
     @contextlib.contextmanager
@@ -388,14 +388,14 @@ def _warn_of_stop_strings() -> None:
     )
 
 
-def told_experts(routed: np.ndarray | None, read: int, *, whole: bool) -> np.ndarray | None:
+def sampled_experts(routed: np.ndarray | None, read: int, *, complete: bool) -> np.ndarray | None:
     """Return what vLLM says of experts (uint8 or uint16, with the last part of a stream) as `Sampled.experts`.
 
-    `read`: tokens that it has read; `whole`: it must tell of all of them, and not only of the first ones.
+    `read`: tokens that it has read; `complete`: it must tell of all of them, and not only of the first ones.
     """
     if routed is None:
         return None
-    if routed.ndim != 3 or len(routed) > read or (whole and len(routed) < read):
+    if routed.ndim != 3 or len(routed) > read or (complete and len(routed) < read):
         raise RuntimeError(
             f"vLLM gave experts of shape {routed.shape}, expected [{read} tokens read, layers, experts per token]"
         )

@@ -12,7 +12,7 @@ export const PANELS = [
   "response/truncated_share", "group/zero_signal_share", "actor/grad_norm", "actor/loss", "sft/loss", "preference/loss",
   "preference/accuracy", "val/token_accuracy", "staleness/mean", "time/step",
 ];
-const MOST_PANELS = 9;
+const MAX_PANELS = 9;
 // Metrics that answer a question together, each set a button.
 const SETS = {
   Learning: ["reward/mean", "val/accuracy", "reward/std", "group/reward_std_mean", "group/zero_signal_share", "response/length_mean", "response/truncated_share"],
@@ -88,7 +88,7 @@ export async function showCurves(main, params, app) {
     // Of the usual metrics those that never move say nothing as a chart.
     const flat = chosen.length ? [] : names.filter((name) => isFlat(found.map((one) => one.values[name] || [])));
     const drawn = names.filter((name) => !flat.includes(name));
-    replace(panels, (chosen.length ? drawn : drawn.slice(0, MOST_PANELS)).map((name) => panel(name, found, events)));
+    replace(panels, (chosen.length ? drawn : drawn.slice(0, MAX_PANELS)).map((name) => panel(name, found, events)));
     const still = flat.map((name) => `${name} ${number(found.flatMap((one) => one.values[name] || []).find((value) => value !== null))}`);
     replace(unmoved, still.length ? `The same at every step, so without a chart: ${still.join(", ")}` : "");
     if (!names.length) replace(panels, h("p", { class: "quiet" }, "No metrics so far."));

@@ -27,24 +27,24 @@ _HEAD = (
 )
 
 
-def keep_config(config: RunConfig) -> None:
+def store_config(config: RunConfig) -> None:
     """Write the configuration into the run's folder, each file whole or not at all."""
     import yaml
 
     folder = config.output_path
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(kept(asdict(config)), sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.safe_dump(storable(asdict(config)), sort_keys=False, allow_unicode=True, width=120)
     _replace(folder / CONFIG_FILE, _HEAD + text)
     about = {"directory": str(Path.cwd()), "version": __version__, "exp_name": config.exp_name}
     _replace(folder / RUN_FILE, json.dumps(about, indent=1) + "\n")
 
 
-def kept(value: Any, key: str = "") -> Any:
+def storable(value: Any, key: str = "") -> Any:
     """Return a value as it is written: plain, without secrets, and so that no text is read as an interpolation."""
     if isinstance(value, Mapping):
-        return {name: kept(inner, str(name)) for name, inner in value.items()}
+        return {name: storable(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [kept(inner, key) for inner in value]
+        return [storable(inner, key) for inner in value]
     if isinstance(value, str):
         variable = re.sub(r"[^A-Z0-9_]", "_", key.upper())
         if value and is_secret_key(key):
@@ -56,7 +56,7 @@ def kept(value: Any, key: str = "") -> Any:
     return value
 
 
-def kept_file(run: Path) -> Path:
+def stored_config_file(run: Path) -> Path:
     """Return the kept configuration of a run; raise `ValueError` where its folder has none."""
     file = run / CONFIG_FILE
     if file.is_file():
@@ -71,7 +71,7 @@ def kept_file(run: Path) -> Path:
     )
 
 
-def kept_directory(run: Path) -> Path:
+def run_directory(run: Path) -> Path:
     """Return the directory that the run was started from; the current one where that is unknown or gone."""
     try:
         directory = Path(json.loads((run / RUN_FILE).read_text(encoding="utf-8"))["directory"])
