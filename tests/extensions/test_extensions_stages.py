@@ -68,7 +68,7 @@ def test_the_examples_of_the_page_train_together(trained):
         "stages={name: 'hesitation.py:uncertain_tokens', share: 0.25}",
     )
     for row in rows:
-        assert row["actor/squared_scale"] == 0.5
+        assert row["custom/squared_scale"] == 0.5
         # 8 prompts, 8 responses of 2 tokens: at least a quarter of 128 is left, and only that is in the loss.
         assert 0.25 <= row["custom/uncertain_share"] < 0.5
         assert row["actor/loss_tokens"] == pytest.approx(row["custom/uncertain_share"] * 128)
@@ -227,7 +227,7 @@ def undeclared(data):
     [
         (
             "wrong_shape",
-            r"own.py:wrong_shape returned token_mask as torch.bool \[3\], expected a tensor, bool \[4, 4\]",
+            r"own.py:wrong_shape returned token_mask as torch.bool \[3\], expected a tensor, bool \[4, 3\]",
         ),
         ("infinite", "own.py:infinite returned rewards with numbers that are not finite"),
         ("another_name", "own.py:another_name gives rewards, and returned reward"),
@@ -293,7 +293,7 @@ def misspelt(inputs):
         ("stages=own.py:of_model", "did you mean 'of_models'"),
         ("stages=entropy_mask", "your own as package.module:name or path/to/file.py:name"),
         ("stages=[own.py:undeclared, own.py:undeclared]", "each stage once"),
-        ("stage_args={'own.py:of_models': {scale: 2}}", "because stages doesn't name it"),
+        ('stage_args={"own.py:of_models": {scale: 2}}', "because stages doesn't name it"),
         ("adv_estimator=own.py:critical", "a critic, because adv_estimator is own.py:critical"),
         ("adv_estimator=own.py:misspelt", "did you mean 'values'"),
     ],
