@@ -2,6 +2,7 @@
 
 `roll.train(config)` runs a pipeline, `roll.check(config)` only checks it, `roll.resume(folder)` goes on with a run, and
 `roll.load_run(folder)` reads what one has left: docs/python.md. `roll.rollouts(folder)` reads the recorded responses.
+`@roll.stage(...)` and `@roll.needs(...)` declare what an algorithm of your own needs: docs/your_own_algorithm.md.
 """
 
 import importlib
@@ -10,11 +11,23 @@ import sys
 from roll.utils.moved_modules import MovedModules
 
 __version__ = "0.2.0"
-__all__ = ["RecordedRollouts", "RunResult", "__version__", "check", "load_run", "resume", "rollouts", "train"]
+__all__ = [
+    "RecordedRollouts",
+    "RunResult",
+    "__version__",
+    "check",
+    "load_run",
+    "needs",
+    "resume",
+    "rollouts",
+    "stage",
+    "train",
+]
 
 # By name and not by import, so that what is light stays light; their types are in __init__.pyi.
 _HOMES = dict.fromkeys(("check", "load_run", "resume", "train"), "roll.api.run")
 _HOMES["RunResult"] = "roll.pipelines.run.run_result"
+_HOMES |= dict.fromkeys(("needs", "stage"), "roll.configs.catalog.stage_table")
 _HOMES |= dict.fromkeys(("RecordedRollouts", "rollouts"), "roll.tracking.recorded_responses")
 
 sys.meta_path.insert(0, MovedModules())

@@ -1,4 +1,4 @@
-"""Importance weights and rejection filters between the trainer's log-probs and those that tokens were sampled at.
+"""Rollout correction: importance weights and rejection filters between the trainer's log-probs and the sampler's.
 
 The two differ where the engine computes otherwise than the trainer, and where it sampled under older weights; one
 ratio covers both. TIS (fengyao.notion.site/off-policy-rl) truncates the weight at a cap; MIS and IcePop

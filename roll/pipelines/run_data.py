@@ -304,7 +304,7 @@ def _learnt_of(config: OfflineConfig, data: OfflineDataArgs) -> LearntOf:
 
 def _conversation_encoder(config: OfflineConfig, tokenizer: Any, template: str) -> Any:
     from roll.data.chat_masks import ConversationEncoder
-    from roll.pipelines.credit.teaching import smallest_embedding
+    from roll.pipelines.credit.model_outputs import smallest_embedding
 
     train_on = config.train_on if isinstance(config, SFTConfig) else "last"
     embedding = smallest_embedding(config)

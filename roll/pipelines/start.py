@@ -14,7 +14,7 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.envs.tools.toolbox import open_toolbox
-from roll.pipelines.credit.teaching import require_same_tokens
+from roll.pipelines.credit.model_outputs import require_same_tokens
 from roll.pipelines.offline.sft import run_sft
 from roll.pipelines.rl.agentic import EnvWorkload
 from roll.pipelines.rl.engine_pipeline import EnginePipeline

@@ -72,7 +72,7 @@ def own(tmp_path):
 
 def test_ones_own_function_gets_the_arguments_that_it_takes(own):
     assert chosen(LOSSES, f"{own}:sevens", {"beta": 7}, key="policy_loss")(None, beta=7) == 7
-    assert (loss_of(f"{own}:sevens").options, estimator_of("x.py:y").reads_tokens) == ({}, True)
+    assert (loss_of(f"{own}:sevens").options, estimator_of("x.py:y").needs) == ({}, ("token_rewards",))
 
 
 @pytest.mark.parametrize(

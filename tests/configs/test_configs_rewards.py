@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roll.configs.checks.definitions import definition_in, module_file
+from roll.configs.catalog.definitions import definition_in, module_file
 from roll.configs.checks.function_checks import reward_checks
 from roll.configs.errors import Violation
 from roll.configs.parsing.build_config import build

@@ -25,6 +25,7 @@ from roll.data.finished_rows import RowOrder
 from roll.data.sft_rows import TaughtRow
 from roll.data.sft_rows import batch_of as sft_batch
 from roll.distributed.executors import make_executor
+from roll.pipelines.credit.stages import StepData
 from roll.pipelines.offline.sft import sft_data
 from roll.pipelines.rl.rl_pipeline import RLPipeline
 from roll.pipelines.rollouts.assemble import Rollouts, assemble
@@ -177,10 +178,8 @@ def rl_steps(
             move(role, module_of(clusters, role), "before")
         rollouts = assemble(groups)
         column = torch.zeros(rollouts.batch.num_tokens).masked_scatter(rollouts.batch.action_mask, sampled)
-        rollouts = pipeline.compute_logprobs(
-            replace(rollouts, batch=rollouts.batch.with_columns(sampling_logprobs=column))
-        )
-        rollouts, _ = pipeline.credit.assign(rollouts, step=1)
+        rollouts = replace(rollouts, batch=rollouts.batch.with_columns(sampling_logprobs=column))
+        rollouts = pipeline.credit(pipeline.models(StepData(rollouts, 1))).rollouts
         moves = pipeline.old_logprobs.source != "update"
         for role in trained if moves else ():
             move(role, module_of(clusters, role), "update")

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from roll.configs.parsing.loader import read_tree
-from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.credit.credit import credit_stages
+from roll.pipelines.credit.stages import StepData
 from roll.pipelines.rollouts.assemble import Rollouts, assemble
 from roll.pipelines.workers.worker_losses import actor_loss, critic_loss
 from roll.strategies.training.micro import denominators
@@ -153,7 +154,7 @@ def test_the_first_step_is_that_of_openrlhf(peer: SimpleNamespace, tmp_path: Pat
     column["sampling_logprobs"].clamp_(max=-0.01)
     stored = names[: 4 if config.uses_critic else 3]
     rows = replace(rows, batch=rows.batch.with_columns(**{name: column[name] for name in stored}))
-    given, _ = CreditAssigner(config).assign(rows, step=1)
+    given = credit_stages(config)(StepData(rows, 1)).rollouts
     theirs = {name: padded(values, rows) for name, values in column.items()}
     mask = padded(torch.ones(len(column["new"])), rows)
     advantages, returns = credited(peer, args, theirs, mask)

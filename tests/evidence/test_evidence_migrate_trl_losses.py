@@ -28,7 +28,8 @@ from trl_first_steps import (
     write_case,
 )
 
-from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.credit.credit import credit_stages
+from roll.pipelines.credit.stages import StepData
 from roll.pipelines.rollouts.assemble import assemble
 from roll.pipelines.workers.worker_losses import actor_loss
 from roll.strategies.training.micro import denominators
@@ -150,8 +151,7 @@ def _ours(case: Case, given: Logprobs, rewards: list[list[float]]) -> tuple[floa
     batch = rollouts.batch.with_columns(
         old_logprobs=column(given.old), ref_logprobs=column(given.reference), sampling_logprobs=column(given.sampler)
     )
-    credited, _ = CreditAssigner(config).assign(replace(rollouts, batch=batch), step=1)
-    batch = credited.batch
+    batch = credit_stages(config)(StepData(replace(rollouts, batch=batch), 1)).batch
     outputs = TokenOutputs(
         row_ids=batch.row_ids, offsets=batch.offsets, logprobs=column(given.update), entropy=column(given.entropy)
     )

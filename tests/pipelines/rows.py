@@ -11,7 +11,9 @@ from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.training_args import TrainingArgs
 from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig
+from roll.pipelines.credit.stages import Stages, StepData
 from roll.pipelines.rollouts.assemble import Rollouts, assemble
+from roll.types.metrics import Metrics
 from roll.types.trajectory import Group, Task, Trajectory, Turn
 
 PROMPT = (7, 8)
@@ -92,3 +94,9 @@ def on_actions(rollouts: Rollouts, *values: float) -> torch.Tensor:
     column = torch.full((len(mask),), 99.0)
     column[mask] = torch.tensor(values)
     return column
+
+
+def credited_by(stages: Stages, rollouts: Rollouts, step: int = 1) -> tuple[Rollouts, Metrics]:
+    """The rollouts with a batch that is ready for the update, and what is logged."""
+    data = stages(StepData(rollouts, step))
+    return data.rollouts, data.metrics

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import fresh
+from rows import credited_by, fresh
 from test_pipelines_turn_credit import make_config
 from torch.testing import assert_close
 
-from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.credit.credit import credit_stages
 from roll.pipelines.rollouts.assemble import Rollouts, assemble, split_by_role
 from roll.pipelines.rollouts.rollout_metrics import rollout_metrics
 from roll.pipelines.rollouts.validation import episode_success
@@ -57,7 +57,7 @@ def credited(rollouts: Rollouts, **keys: Any):
         column = torch.tensor([keys["values"][token] for token in rollouts.batch.token_ids.tolist()])
         keys.pop("values")
         rollouts = replace(rollouts, batch=rollouts.batch.with_columns(values=column))
-    return CreditAssigner(make_config(**keys)).assign(rollouts, step=1)[0].batch
+    return credited_by(credit_stages(make_config(**keys)), rollouts, step=1)[0].batch
 
 
 def by_token(batch, name: str = "advantages") -> dict[int, float]:
@@ -245,7 +245,7 @@ def test_roles_that_are_paid_apart_are_compared_with_themselves():
     rollouts = assemble([group])
     assert rollouts.batch.unit_ids == ("t#0", "t#1", "t#0", "t#1"), "an episode stays together"
     assert rollouts.batch.row("action_mask", 2).tolist() == [False, True, False, False, False, True]
-    found = CreditAssigner(make_config(adv_estimator="dr_grpo")).assign(fresh(rollouts, 1), step=1)[0].batch
+    found = credited_by(credit_stages(make_config(adv_estimator="dr_grpo")), fresh(rollouts, 1), step=1)[0].batch
     mask = found.action_mask
     assert_close(found.advantages[mask], torch.tensor([-2.0, 2.0, 0.5, 0.5, -0.5, -0.5]))
     metrics = rollout_metrics(rollouts).result()

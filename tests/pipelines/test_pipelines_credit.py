@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rows import R, fresh, make_config, make_rollouts, on_actions
+from rows import R, credited_by, fresh, make_config, make_rollouts, on_actions
 from torch.testing import assert_close
 
 from roll.configs.schema.policy_config import OverlongShaping, PfPpo, TrainInferCorrection
 from roll.configs.schema.reward_config import RewardConfig, RewardPart
 from roll.configs.schema.worker_config import ActorInferConfig, GeneratingArgs, ModelArgs
-from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.credit.credit import credit_stages, reward_parts
 from roll.strategies.training.micro import denominators
 
 # Scores 1, 0, 0, 3 in two groups of two, one token each.
@@ -23,7 +23,8 @@ HALF = math.sqrt(0.5)
 
 
 def credited(rollouts, step=1, greedy_scores=None, **keys):
-    return CreditAssigner(make_config(**keys)).assign(fresh(rollouts, step), step=step, greedy_scores=greedy_scores)
+    rollouts = replace(fresh(rollouts, step), greedy_scores=greedy_scores)
+    return credited_by(credit_stages(make_config(**keys)), rollouts, step=step)
 
 
 def assigned(rollouts, **keys):
@@ -95,13 +96,13 @@ def test_reward_normalisation(name):
 def test_running_statistics_remember_earlier_steps_and_a_checkpoint_holds_them():
     # 1, 0, 0, 3 and then 5, 5, 5, 5: mean 3, squares 10 + 100 - 8 * 9 = 38, std sqrt(38 / 7) = 2.32993: 2 / 2.32993.
     first, second = make_rollouts(*FOUR), make_rollouts([R(5.0), R(5.0)], [R(5.0), R(5.0)])
-    credit = CreditAssigner(make_config(reward_norm="running"))
-    credit.assign(fresh(first, 1), step=1)
+    credit = credit_stages(make_config(reward_norm="running"))
+    credited_by(credit, fresh(first, 1), step=1)
     state = json.loads(json.dumps(credit.state_dict()))
-    resumed = CreditAssigner(make_config(reward_norm="running"))
+    resumed = credit_stages(make_config(reward_norm="running"))
     resumed.load_state_dict(state)
     for assigner in (credit, resumed):
-        assert assigner.assign(fresh(second, 2), step=2)[0].shaped_rewards.tolist() == close(*[0.858395] * 4)
+        assert credited_by(assigner, fresh(second, 2), step=2)[0].shaped_rewards.tolist() == close(*[0.858395] * 4)
 
 
 def with_kl(*, step_coef=None, **keys):
@@ -110,7 +111,7 @@ def with_kl(*, step_coef=None, **keys):
     old = on_actions(rows, -1.0, -1.2, -2.0, -1.0)
     reference = on_actions(rows, -1.5, -1.0, -2.0, -2.0)
     rows = replace(rows, batch=rows.batch.with_columns(old_logprobs=old, ref_logprobs=reference))
-    credit = CreditAssigner(make_config(add_token_level_kl=True, init_kl_coef=0.1, **keys))
+    credit = credit_stages(make_config(add_token_level_kl=True, init_kl_coef=0.1, **keys))
     return credit, rows
 
 
@@ -126,7 +127,7 @@ KL = {
 @pytest.mark.parametrize("kind", KL)
 def test_the_kl_penalty_is_taken_off_every_token_and_the_score_stays_on_the_last(kind):
     credit, rows = with_kl(kl_penalty=kind)
-    batch = credit.assign(fresh(rows, 1), step=1)[0].batch
+    batch = credited_by(credit, fresh(rows, 1), step=1)[0].batch
     k = KL[kind]
     expected = (-0.1 * k[0], 1.0 - 0.1 * k[1], -0.1 * k[2], 0.0 - 0.1 * k[3])
     assert batch.token_rewards[batch.action_mask].tolist() == close(*expected)
@@ -139,7 +140,7 @@ def test_the_kl_penalty_is_taken_off_every_token_and_the_score_stays_on_the_last
 @pytest.mark.parametrize("kind", KL)
 def test_the_largest_kl_of_a_token_is_logged(kind):
     credit, rows = with_kl(kl_penalty=kind)
-    metrics = credit.assign(fresh(rows, 1), step=1)[1].result()
+    metrics = credited_by(credit, fresh(rows, 1), step=1)[1].result()
     assert metrics["kl/token_max"] == pytest.approx(max(KL[kind]), abs=1e-5)
 
 
@@ -149,14 +150,14 @@ def test_one_token_far_from_the_reference_costs_k3_what_its_clamp_allows():
         credit, rows = with_kl(kl_penalty=kind)
         far = on_actions(rows, -13.5, -1.2, -2.0, -1.0)
         rows = replace(rows, batch=rows.batch.with_columns(old_logprobs=far))
-        metrics = credit.assign(fresh(rows, 1), step=1)[1].result()
+        metrics = credited_by(credit, fresh(rows, 1), step=1)[1].result()
         assert metrics["kl/token_max"] == pytest.approx(largest, rel=1e-6)
         assert metrics["kl/clamped_share"] == 0.25
 
 
 def test_without_a_target_the_kl_coefficient_stays():
     credit, rows = with_kl()
-    credit.assign(fresh(rows, 1), step=1)
+    credited_by(credit, fresh(rows, 1), step=1)
     assert credit.state_dict()["kl_coef"] == 0.1
 
 
@@ -171,11 +172,11 @@ def test_without_a_target_the_kl_coefficient_stays():
 )
 def test_the_kl_coefficient_adapts_once_per_step_over_all_domains(target, factor):
     credit, rows = with_kl(target_kl=target, kl_horizon=10)
-    batch = credit.assign(fresh(rows, 1), step=1)[0].batch
+    batch = credited_by(credit, fresh(rows, 1), step=1)[0].batch
     # This step still uses the coefficient it began with.
     assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * 0.5)
     assert credit.state_dict()["kl_coef"] == pytest.approx(0.1 * factor)
-    batch = credit.assign(fresh(rows, 2), step=2)[0].batch
+    batch = credited_by(credit, fresh(rows, 2), step=2)[0].batch
     assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * factor * 0.5)
 
 
@@ -365,13 +366,13 @@ def test_gdpo_gets_the_parts_of_weighted_and_what_is_left_over():
     )
     parts = {"right": RewardPart(name="gsm8k"), "short": RewardPart(name="length", weight=0.5)}
     rewards = {"a": RewardConfig(name="weighted", parts=parts), "b": RewardConfig(name="gsm8k", weight=2.0)}
-    credit = CreditAssigner(make_config(adv_estimator="gdpo", rewards=rewards))
+    credit = credit_stages(make_config(adv_estimator="gdpo", rewards=rewards))
     shaped = torch.tensor([1.0, 0.5 - 0.25, 6.0, 2.0])  # the second response is 0.25 too long
-    found, weights = credit._parts(rollouts, shaped)
+    found, weights = reward_parts(make_config(adv_estimator="gdpo", rewards=rewards), rollouts, shaped)
     assert found.tolist() == [[1.0, 0.0, 0.0], [0.0, 1.0, -0.25], [0.0, 0.0, 6.0], [0.0, 0.0, 2.0]]
     assert weights.tolist() == [[1.0, 0.5, 1.0]] * 2 + [[0.0, 0.0, 1.0]] * 2
     assert (found * weights).sum(1).tolist() == shaped.tolist()
-    batch = credit.assign(fresh(rollouts, 4), step=4)[0].batch
+    batch = credited_by(credit, fresh(rollouts, 4), step=4)[0].batch
     # a: +1 and -0.5 of 1/sqrt(2), nothing left over; b: +1 and -1 of 1/sqrt(2): over the batch's mean 0 and spread
     raw = [(1 - 0.5) / math.sqrt(2), -(1 - 0.5) / math.sqrt(2), 1 / math.sqrt(2), -1 / math.sqrt(2)]
     spread = math.sqrt(sum(x * x for x in raw) / 3)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import R, make_config, make_rollouts, on_actions, with_versions
+from rows import R, credited_by, make_config, make_rollouts, on_actions, with_versions
 from small import run_small
 from torch.testing import assert_close
 from whole_batch import denominators_of
 
 from roll.configs.schema.policy_config import TrainInferCorrection
-from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.credit.credit import credit_stages
 from roll.pipelines.rollouts.off_policy import staleness_metrics, staleness_of
 from roll.pipelines.workers.worker_losses import actor_loss
 from roll.strategies.training.micro import denominators
@@ -35,7 +35,7 @@ def rows(versions, old=(), sampled=()):
 
 def assigned(rollouts, ratio=2.0, **keys):
     config = make_config(async_generation_ratio=ratio, allow_uncorrected_async=True, **keys)
-    found, metrics = CreditAssigner(config).assign(rollouts, step=STEP)
+    found, metrics = credited_by(credit_stages(config), rollouts, step=STEP)
     return found.batch, metrics.result()
 
 
@@ -215,7 +215,7 @@ def test_decoupled_ppo_is_ppo_with_a_token_weight_and_equals_a_loop(seed, length
     weighted = make_config(async_generation_ratio=2.0, train_infer_correction=weight)
     found = []
     for config in (decoupled, weighted):
-        batch = CreditAssigner(config).assign(rollouts, step=STEP)[0].batch
+        batch = credited_by(credit_stages(config), rollouts, step=STEP)[0].batch
         found.append(slopes(config, batch, seed))
     assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)  # columns are float32
     logprobs = -1 + 0.6 * draw(seed + 9, len(batch.token_ids))
@@ -238,7 +238,7 @@ def test_order_and_micro_batches_change_no_gradient_of_a_corrected_batch(seed, l
     rule = TrainInferCorrection(level=level, importance_upper=upper, ratio_high=4.0, difference_low=-0.9)
     keys = {"policy_loss": "decoupled_ppo" if decoupled else "ppo", "train_infer_correction": rule}
     config, rollouts = make_config(async_generation_ratio=2.0, **keys), drawn_rows(seed, lengths)
-    found, metrics = CreditAssigner(config).assign(rollouts, step=STEP)
+    found, metrics = credited_by(credit_stages(config), rollouts, step=STEP)
     batch = found.batch
     loss, gradient = slopes(config, batch, seed)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -248,7 +248,7 @@ def test_order_and_micro_batches_change_no_gradient_of_a_corrected_batch(seed, l
         trajectories=tuple(rollouts.trajectories[i] for i in order),
         group_index=rollouts.group_index[order],
     )
-    again, other = CreditAssigner(config).assign(shuffled, step=STEP)
+    again, other = credited_by(credit_stages(config), shuffled, step=STEP)
     for name in ("importance_weights", "loss_mask", "advantages"):
         assert torch.equal(getattr(again.batch.reorder(batch.row_ids), name), getattr(batch, name))
     assert other.result() == pytest.approx(metrics.result())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import fresh
+from rows import credited_by, fresh
 from torch.testing import assert_close
 
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -18,7 +18,7 @@ from roll.configs.schema.env_config import CustomEnv, EnvManager, RewardNormaliz
 from roll.configs.schema.policy_config import PfPpo
 from roll.configs.schema.training_args import TrainingArgs
 from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig
-from roll.pipelines.credit.credit import CreditAssigner
+from roll.pipelines.credit.credit import credit_stages
 from roll.pipelines.credit.turn_credit import TrajectoryView, turn_inputs
 from roll.pipelines.rollouts.assemble import Rollouts, assemble
 from roll.pipelines.workers.worker_losses import actor_loss
@@ -94,7 +94,7 @@ def make_config(method: str = "identity", grouping: str = "traj_group", **keys: 
 
 
 def credited(rollouts: Rollouts, **keys: Any):
-    return CreditAssigner(make_config(**keys)).assign(fresh(rollouts, 1), step=1)
+    return credited_by(credit_stages(make_config(**keys)), fresh(rollouts, 1), step=1)
 
 
 def assigned(rollouts: Rollouts, **keys: Any):
@@ -472,8 +472,8 @@ def test_pf_ppo_draws_episodes_with_all_their_rows():
     rollouts = rollouts_of([[T(1.0), T(0.0), T(0.0)], [T(0.0)], [T(2.0), T(0.0)], [T(2.0)]], carried=0)
     kept = set()
     for step in range(1, 12):
-        credit = CreditAssigner(make_config(pf_ppo=PfPpo()))
-        weights = credit.assign(fresh(rollouts, step), step=step)[0].batch.loss_weight
+        credit = credit_stages(make_config(pf_ppo=PfPpo()))
+        weights = credited_by(credit, fresh(rollouts, step), step=step)[0].batch.loss_weight
         for i in range(4):
             assert len(set(weights[rollouts.row_trajectory == i].tolist())) == 1
         kept |= set(rollouts.row_trajectory[weights > 0].tolist())

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from roll.configs.catalog.definitions import definition_in, module_file
 from roll.configs.catalog.entries import OWN_PATH
 from roll.configs.catalog.env_table import hub_of
 from roll.configs.catalog.reward_table import REWARDS
@@ -21,8 +22,8 @@ from roll.configs.catalog.signatures import (
     unknown_state,
     unknown_state_message,
 )
+from roll.configs.catalog.stage_table import ESTIMATOR_NEEDS, declared_in_source
 from roll.configs.catalog.tracker_table import TRACKERS, TrackerEntry
-from roll.configs.checks.definitions import definition_in, module_file
 from roll.configs.checks.folder_checks import nearby, relative_to
 from roll.configs.checks.reward_columns import RewardColumns
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
@@ -61,11 +62,32 @@ def function_checks(config: RunConfig) -> Iterator[Violation]:
 
 
 def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
-    """Estimators and losses of the user's own exist."""
+    """Estimators, losses and stages of the user's own exist."""
     for key in ("adv_estimator", "policy_loss"):
         value = getattr(config, key)
         if OWN_PATH.match(value):
             yield from named_checks(key, value, args=(f"{key}_args", getattr(config, f"{key}_args")))
+    if OWN_PATH.match(config.adv_estimator) and (declared := declared_in_source(config.adv_estimator)) is not None:
+        for name in declared.needs:
+            if name not in ESTIMATOR_NEEDS:
+                expected = f"an estimator that needs some of {', '.join(ESTIMATOR_NEEDS)}; it needs {name!r}"
+                yield Violation("adv_estimator", expected, did_you_mean(name, ESTIMATOR_NEEDS), config.adv_estimator)
+    for path in filter(OWN_PATH.match, config.stages):
+        yield from _stage_checks(path, config.stage_args.get(path, {}))
+
+
+def _stage_checks(path: str, options: Mapping[str, Any]) -> Iterator[Violation]:
+    """There is such a stage, it declares what it needs and gives, and takes its options."""
+    where, _, name = path.rpartition(":")
+    file = Path(where).expanduser() if where.endswith(".py") else module_file(where)
+    found = None if file is None else definition_in(file, name)
+    # Options of a class go to its constructor, which has no parameter by position but the object itself.
+    skip = 0 if found is not None and found.is_class else 1
+    missing = list(named_checks("stages", path, args=(f"stage_args.{path}", options), skip=skip))
+    yield from missing
+    if not missing and found is not None and declared_in_source(path) is None:
+        expected = f"a stage, and {path} doesn't say what it needs and gives"
+        yield Violation("stages", expected, "put @roll.stage(needs=(...), gives=(...)) above it, written out", path)
 
 
 def preference_checks(config: DPOConfig) -> Iterator[Violation]:

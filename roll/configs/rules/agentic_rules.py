@@ -196,25 +196,25 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
     """Rewards are normalised once; keys of estimators act."""
     rule, name = config.reward_normalization, config.adv_estimator
     estimator = config.estimator
-    if estimator.needs_greedy:
+    if "greedy_rewards" in estimator.needs:
         what = f"{name} compares with the greedy response to one prompt, and episodes have several turns"
         yield problem("adv_estimator", what, "adv_estimator=reinforce", name)
-    elif estimator.compares_group and not estimator.credits_turns and rule.method != "identity":
+    elif "group" in estimator.needs and "turns" not in estimator.needs and rule.method != "identity":
         expected = f"identity with adv_estimator {name}, which compares the members of a group itself"
         fix = "reward_normalization.method=identity, or adv_estimator=reinforce"
         yield Violation("reward_normalization.method", expected, fix, rule.method)
-    if config.discount_over == "turn" and (estimator.counts_tokens or not estimator.reads_tokens):
-        why = "goes by the number of tokens" if estimator.counts_tokens else "doesn't discount by gamma"
+    if config.discount_over == "turn" and "turn" not in estimator.discounts_over:
+        why = "goes by the number of tokens" if estimator.discounts_over else "doesn't discount by gamma"
         expected = f"token with adv_estimator {name}, which {why}"
         yield Violation("discount_over", expected, "adv_estimator=gae, or remove it", "turn")
-    if estimator.credits_turns and config.reward_clip is not None:
+    if "turns" in estimator.needs and config.reward_clip is not None:
         expected = f"null with adv_estimator {name}, which takes rewards as they are and normalises them itself"
         yield Violation("reward_clip", expected, "remove it, or see advantage_clip", config.reward_clip)
-    if estimator.credits_turns and config.gamma != 1:
+    if "turns" in estimator.needs and config.gamma != 1:
         expected = f"1 with adv_estimator {name}, which discounts turns by step_reward_gamma"
         yield Violation("gamma", expected, f"step_reward_gamma={config.gamma:g}, and remove gamma", config.gamma)
     weights = (config.episode_reward_weight, config.step_reward_weight)
-    if "episode_reward_weight" in estimator.reads and not any(weights):
+    if "episode_reward_weight" in estimator.keys and not any(weights):
         expected = "more than 0, or step_reward_weight more than 0: without both every advantage is 0"
         yield Violation("episode_reward_weight", expected, "episode_reward_weight=1", 0.0)
 
@@ -235,11 +235,11 @@ def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
 def warnings(config: AgenticConfig) -> Iterator[str]:
     """Yield what is allowed but probably not meant."""
     longest = max((env.max_steps for env in config.custom_envs.values()), default=0)
-    if config.estimator.credits_turns and longest == 1:
+    if "turns" in config.estimator.needs and longest == 1:
         yield f"adv_estimator {config.adv_estimator} credits turns, but max_steps is 1: every episode is one turn"
-    for key in sorted({key for entry in ESTIMATORS.values() for key in entry.reads}):
+    for key in sorted({key for entry in ESTIMATORS.values() for key in entry.keys}):
         value = getattr(config, key)
-        if key not in config.estimator.reads and value != type(config).__dataclass_fields__[key].default:
+        if key not in config.estimator.keys and value != type(config).__dataclass_fields__[key].default:
             yield f"{key} {value:g} does nothing: adv_estimator {config.adv_estimator} doesn't read it"
     yield from agents.warnings(config)
     workers = config.env_processes

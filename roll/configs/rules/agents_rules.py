@@ -42,7 +42,7 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
                 fix = f"rpc_timeout={env.agent.timeout_s:g}"
                 yield Violation(f"{path}.env_config.timeout_s", expected, fix, env.agent.timeout_s)
     trained = {tag for tag in agents if not config.val_only and tag in config.tags_of(config.train_env_manager)}
-    if trained and config.estimator.compares_states:
+    if trained and "states" in config.estimator.needs:
         expected = "one that doesn't compare turns that met the same state: requests of agents name no states"
         yield Violation("adv_estimator", expected, "adv_estimator=reinforce", config.adv_estimator)
     if agents and config.sample_unit != "trajectory":

@@ -9,7 +9,8 @@ from typing import Any
 from roll.configs.catalog.entries import OWN_PATH, Entry
 from roll.configs.catalog.estimator_table import ESTIMATORS
 from roll.configs.catalog.loss_table import DIVERGENCES, LOSSES
-from roll.configs.errors import Violation, nearest, problem
+from roll.configs.catalog.stage_table import declared_in_source, stage_problems
+from roll.configs.errors import Violation, nearest, no_effect, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
@@ -37,7 +38,7 @@ def duplicate_options(config: Any, path: str, entry: Entry, default_of: Callable
 def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     """Names, group sizes, critic."""
     turns = isinstance(config, AgenticConfig)
-    known = tuple(name for name, entry in ESTIMATORS.items() if turns or not entry.credits_turns)
+    known = tuple(name for name, entry in ESTIMATORS.items() if turns or "turns" not in entry.needs)
     yield from _named(config.adv_estimator, "adv_estimator", known)
     yield from _named(config.policy_loss, "policy_loss", tuple(LOSSES))
     default_of = functools.partial(getattr, PolicyOptimisation())
@@ -49,11 +50,44 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
             fix = f"{size}=8, or adv_estimator=reinforce and nothing relative to a group"
             yield Violation(size, f"at least 2, because {key} {why}", fix, 1)
     if config.uses_critic and config.critic is None:
-        expected = f"a critic, because adv_estimator is {config.adv_estimator}"
+        expected = f"a critic, because {_reader(config, 'values', f'adv_estimator is {config.adv_estimator}')}"
         yield Violation("critic", expected, "add a critic section", None)
     if config.max_steps and config.critic_warmup >= config.max_steps:
         expected = f"less than max_steps ({config.max_steps}), or the actor never trains"
         yield Violation("critic_warmup", expected, "", config.critic_warmup)
+
+
+def _reader(config: RLConfig, output: str, otherwise: str) -> str:
+    """Return why a model is needed: a stage of the user's own says so, or `otherwise`."""
+    if output in config.estimator.needs or not (readers := [p for p, n in config.stage_needs.items() if output in n]):
+        return otherwise
+    return f"the stage {readers[0]} needs {output}"
+
+
+def stage_rules(config: RLConfig) -> Iterator[Violation]:
+    """Check that stages of the user's own can run, and that what they give is read."""
+    for path in config.stages:
+        if not OWN_PATH.match(path):
+            yield Violation("stages", "your own as package.module:name or path/to/file.py:name", "", path)
+            continue
+        if config.stages.count(path) > 1:
+            yield Violation("stages", "each stage once", "remove one", path)
+        declared = declared_in_source(path)
+        for wrong in () if declared is None else stage_problems(declared):
+            yield Violation("stages", f"a stage that can run; {wrong}", "see docs/your_own_algorithm.md", path)
+        for name in () if declared is None else declared.gives:
+            if name == "returns" and not config.uses_critic:
+                yield Violation(
+                    "stages", "a stage whose returns a critic learns; there is none", "adv_estimator=gae", path
+                )
+            if name in ("rewards", "token_rewards") and "turns" in config.estimator.needs:
+                why = f"adv_estimator {config.adv_estimator} takes the rewards of turns as they are"
+                yield Violation(
+                    "stages", f"a stage that gives something else than {name}; {why}", "shaped_rewards", path
+                )
+    for path in config.stage_args:
+        if path not in config.stages:
+            yield no_effect(f"stage_args.{path}", ", because stages doesn't name it", f"add {path} to stages")
 
 
 def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
@@ -67,7 +101,7 @@ def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]
 def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
     """Check what compares the responses of one prompt."""
     zero = "compares the responses of one prompt: with one response every advantage is 0"
-    if config.estimator.compares_group:
+    if "group" in config.estimator.needs:
         yield f"adv_estimator {config.adv_estimator}", zero
     if "group" in (config.reward_mean_over, config.reward_std_over):
         yield "reward_norm group", zero
@@ -78,13 +112,13 @@ def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
 def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
     """Whitening that suits the estimator, thresholds in order."""
     name = config.adv_estimator
-    if config.whiten_rewards and not config.estimator.reads_tokens:
+    if config.whiten_rewards and "token_rewards" not in config.estimator.needs:
         expected = (
             f"false with adv_estimator {name}, which takes one number per response: whitened tokens take the mean off "
             "once per token, and the length of a response would count as reward"
         )
         yield Violation("whiten_rewards", expected, "whiten_rewards=false; see whiten_advantages", True)
-    if config.estimator.reads_parts:
+    if "parts" in config.estimator.needs:
         yield from _part_rules(config)
     if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
         expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
@@ -118,9 +152,10 @@ def kl_rules(config: RLConfig) -> Iterator[Violation]:
         fix = "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true"
         yield Violation("use_kl_loss", expected, fix, True)
     if config.uses_reference and config.reference is None and not config.reference_is_actor:
-        key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
-        expected = f"a reference, because {key} is on"
-        yield Violation("reference", expected, f"add a reference section, or {key}=false", None)
+        key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl" if config.add_token_level_kl else "stages"
+        expected = f"a reference, because {_reader(config, 'ref_logprobs', f'{key} is on')}"
+        fix = "add a reference section, or " + ("remove the stage" if key == "stages" else f"{key}=false")
+        yield Violation("reference", expected, fix, None)
     if config.full_kl and config.teacher is not None:
         key = "kl_penalty" if config.full_kl_penalty else "kl_loss_type"
         expected = "an estimator with a teacher: whole distributions are kept of one other model only"

@@ -69,7 +69,7 @@ def sandbox_rules(config: RLConfig) -> Iterator[Violation]:
 def score_rules(config: RLVRConfig) -> Iterator[Violation]:
     """Check what becomes of scores before the estimator."""
     for key in ("reward_norm", "use_reward_scaling"):
-        if config.estimator.needs_greedy and getattr(config, key):
+        if "greedy_rewards" in config.estimator.needs and getattr(config, key):
             off = "null" if key == "reward_norm" else "false"
             why = f"{config.adv_estimator} subtracts the greedy response's score, which stays as it is"
             expected = f"{off}, because {why}"

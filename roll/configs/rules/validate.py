@@ -55,6 +55,7 @@ _RUN: tuple[Rule, ...] = (
 )
 _ROLLOUTS: tuple[Rule, ...] = (
     policy.estimator_rules,
+    policy.stage_rules,
     policy.reward_norm_rules,
     policy.kl_rules,
     policy.loss_rules,

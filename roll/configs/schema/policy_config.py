@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll.configs.catalog.entries import Entry
+from roll.configs.catalog.entries import OWN_PATH, Entry
 from roll.configs.catalog.estimator_table import ESTIMATORS, Estimator, estimator_of
 from roll.configs.catalog.loss_table import LOSSES, Loss, loss_of
+from roll.configs.catalog.stage_table import declared_in_source
 from roll.configs.schema.acts_if import ActsIf, acting, needs
-from roll.configs.schema.fields import args_of, named, number
+from roll.configs.schema.fields import args_by_name, args_of, named, number, one_or_many
 
 NormLevel = Literal["batch", "group", "running"]
 LossAggMode = Literal[
@@ -143,6 +144,12 @@ class PolicyOptimisation:
     adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)
     """Options of the estimator, see below; `adv_estimator: {name: ..., option: ...}` is short for both keys. One of
     your own gets them as keyword arguments."""
+    stages: tuple[str, ...] = one_or_many(args="stage_args")
+    """Stages of your own between rollouts and update, each as `package.module:name` or `path/to/file.py:name`: reward
+    shaping, filters, masks, changes to advantages. With options: `{name: my.py:entropy_mask, share: 0.2}`. See
+    docs/your_own_algorithm.md."""
+    stage_args: dict[str, Any] = args_by_name({})
+    """Options by stage; they are keyword arguments of the function or class."""
     reward_clip: float | None = number(None, gt=0)
     """Clamp normalised scores to +- this. null: off."""
     whiten_rewards: bool = False
@@ -314,10 +321,21 @@ class PolicyOptimisation:
         return None
 
     @property
+    def stage_needs(self) -> dict[str, tuple[str, ...]]:
+        """Return what each stage of the user's own says that it needs, by its path."""
+        declared = {path: declared_in_source(path) for path in self.stages if OWN_PATH.match(path)}
+        return {path: own.needs for path, own in declared.items() if own is not None}
+
+    @property
+    def model_needs(self) -> tuple[str, ...]:
+        """Return what the estimator and stages of the user's own need."""
+        return (*self.estimator.needs, *(name for needed in self.stage_needs.values() for name in needed))
+
+    @property
     def uses_reference(self) -> bool:
-        """Return whether a KL term reads reference log-probs."""
+        """Return whether something reads reference log-probs: a KL term, or a stage of the user's own."""
         in_reward = self.add_token_level_kl and self.init_kl_coef > 0
-        return in_reward or (self.use_kl_loss and self.kl_loss_coef > 0)
+        return in_reward or (self.use_kl_loss and self.kl_loss_coef > 0) or "ref_logprobs" in self.model_needs
 
     @property
     def full_kl(self) -> bool:
@@ -336,8 +354,8 @@ class PolicyOptimisation:
 
     @property
     def uses_critic(self) -> bool:
-        """Return whether the estimator reads values."""
-        return self.estimator.needs_critic
+        """Return whether the estimator, or a stage of the user's own, reads values."""
+        return "values" in self.model_needs
 
     @property
     def estimator(self) -> Estimator:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.data.finished_rows import BatchOf, EncodedRows, OfflineRow, RowOrder
-from roll.pipelines.credit.teaching import require_same_tokens
+from roll.pipelines.credit.model_outputs import require_same_tokens
 from roll.pipelines.run.clusters import Clusters, start_clusters
 from roll.pipelines.run.loop import Loop, own_folders
 from roll.pipelines.workers.train_worker import TrainWorker, resolved_model_args

@@ -10,7 +10,7 @@ from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDa
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.finished_rows import EncodedRows
 from roll.data.preference_rows import PreferenceRow, encode_preferences, read_preferences
-from roll.pipelines.credit.teaching import smallest_embedding
+from roll.pipelines.credit.model_outputs import smallest_embedding
 from roll.pipelines.offline.offline_pipeline import OfflineData, OfflinePipeline, offline_data
 from roll.pipelines.workers.preference_losses import UnitLoss
 from roll.strategies.base import OutputName

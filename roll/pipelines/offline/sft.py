@@ -11,7 +11,7 @@ from roll.configs.schema.offline_config import OfflineDataArgs
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.sft_rows import TaughtRow, TaughtRows, batch_of, encode_rows, read_conversations
-from roll.pipelines.credit.teaching import smallest_embedding, vocabulary_of, with_teacher
+from roll.pipelines.credit.model_outputs import smallest_embedding, vocabulary_of, with_teacher
 from roll.pipelines.offline.offline_pipeline import OfflineData, OfflinePipeline, offline_data, run_offline
 from roll.types.batch import TokenBatch
 

@@ -88,7 +88,7 @@ class EnginePipeline(RLPipeline):
         with self.timers.span("generate", event_loop=True):
             collected = self.collect(step)
         rollouts = assemble(collected.groups)
-        if self.config.estimator.needs_greedy:
+        if "greedy_rewards" in self.config.estimator.needs:
             rollouts = replace(rollouts, greedy_scores=self.greedy_scores(step, rollouts))
         self.offloader.mark_engine_stale()
         self.weight_sync.leave()

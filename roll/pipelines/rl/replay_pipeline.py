@@ -121,7 +121,7 @@ class ReplayPipeline(RLPipeline):
 def require_fitting(config: RLConfig, rollouts: Rollouts, step: int) -> None:
     """Raise `ValueError` unless a step's rollouts are what this configuration trains on."""
     batch = rollouts.batch
-    if config.estimator.needs_greedy and rollouts.greedy_scores is None:
+    if "greedy_rewards" in config.estimator.needs and rollouts.greedy_scores is None:
         raise ValueError(
             f"adv_estimator {config.adv_estimator} compares an episode with a greedy one, which only runs with that "
             "estimator play and record"

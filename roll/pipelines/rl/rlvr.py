@@ -21,7 +21,7 @@ from roll.envs.base import Observation
 from roll.envs.tools.interactions import Interactions
 from roll.envs.tools.tool_rows import row_tools
 from roll.envs.tools.toolbox import Toolbox
-from roll.pipelines.credit.teaching import smallest_embedding
+from roll.pipelines.credit.model_outputs import smallest_embedding
 from roll.pipelines.rollouts.reward_router import RewardRouter
 from roll.pipelines.rollouts.validation import validation_metrics, validation_samples
 from roll.pipelines.rollouts.workload import Split, TrainingSource, Workload, query_filter, response_filter

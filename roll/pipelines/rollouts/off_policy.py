@@ -52,7 +52,8 @@ def old_logprobs_source(config: RLConfig) -> OldLogprobs:
         readers.append(f"policy_loss {config.policy_loss}")
     if config.teacher_advantages:
         readers.append("the teacher's advantages")
-    if config.estimator.reads_logit_gradients:  # which take the pass anyway
+    readers += [f"the stage {path}" for path, needed in config.stage_needs.items() if "old_logprobs" in needed]
+    if "logit_gradients" in config.estimator.needs:  # which take the pass anyway
         return OldLogprobs("forward", f"adv_estimator {config.adv_estimator} reads the trainer's distributions")
     if not readers:
         return OldLogprobs("update", "one optimizer step per batch: they are those of the update's own forward pass")
