@@ -115,7 +115,7 @@ def checks_start_no_process(monkeypatch):
 
     def answers(configs):
         found = [vars(check_process.look(config)) for config in pickle.loads(pickle.dumps(configs))]
-        return [check_process.Answer(**each) for each in json.loads(json.dumps(found))]
+        return [check_process.CheckResult(**each) for each in json.loads(json.dumps(found))]
 
     monkeypatch.setattr(check_process, "_answers_of_process", answers)
 
