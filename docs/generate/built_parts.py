@@ -17,6 +17,7 @@ from collections.abc import Callable
 import coming_from
 import config_reference
 import endpoint_fields
+import families_page
 import metrics_page
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -24,6 +25,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "metrics": metrics_page.markdown_table,
     "coming_from": coming_from.tables,
     "endpoint_fields": endpoint_fields.markdown_tables,
+    "families": families_page.markdown_table,
 }
 _MARKER = re.compile(r"^<!-- built: (\S+) -->$", re.MULTILINE)
 _END = "<!-- end -->"

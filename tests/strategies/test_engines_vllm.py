@@ -26,6 +26,7 @@ from engine_contract import (
 )
 from safetensors.torch import load_file
 
+from roll.configs.catalog.family_table import FAMILIES
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings, RequestRefused, SamplingParams
@@ -177,7 +178,7 @@ async def stream(tensors):
         yield name, tensor
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.experts])
 def test_names_for_engines_are_those_that_transformers_writes_into_checkpoints(model_of, family):
     path = model_of(family)
     model = load_causal_lm(ModelArgs(model_name_or_path=str(path)), torch.float32)

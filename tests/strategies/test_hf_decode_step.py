@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_models import build_tiny_model
 
+from roll.configs.catalog import family_table
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
 from roll.strategies.engines.hf import decode_step
@@ -63,6 +64,11 @@ def played(played_by, greedy=False):
     done = played_by.poll(400)
     assert len(done) == 4
     return sorted((c.id, c.token_ids, c.logprobs) for c in done)
+
+
+def test_every_family_with_decode_steps_is_one_of_these():
+    known = {name for name, family in family_table.FAMILIES.items() if family.decode_step}
+    assert {name.split(",")[0] for name in FAMILIES} == known
 
 
 @pytest.mark.parametrize("name", FAMILIES)

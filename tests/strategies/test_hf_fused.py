@@ -8,7 +8,8 @@ from layout_contract import check_layout
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec
 
-from roll.strategies.hf.fused import GATED_MLP, NORMS_ONLY, can_fuse, fused_logprobs
+from roll.configs.catalog.family_table import FAMILIES
+from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.training.logits import HeadRequest
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
@@ -51,7 +52,7 @@ def test_fused_logprobs_and_their_gradients_equal_log_softmax(temperature, bias)
 
 @pytest.mark.gpu
 @NO_GPU
-@pytest.mark.parametrize("family", GATED_MLP + NORMS_ONLY)
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.liger])
 @pytest.mark.parametrize("key", ["use_liger", "use_fused_kernels"])
 def test_liger_kernels_train_like_a_plain_loop(ranks, tmp_path, family, key):
     pytest.importorskip("liger_kernel")

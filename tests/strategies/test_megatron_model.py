@@ -16,8 +16,8 @@ pytest.importorskip("megatron.core")
 from roll.configs.rules import megatron_fields
 from roll.configs.rules.megatron_fields import refused_fields
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.megatron.families import architecture
 from roll.strategies.megatron.mapping import HfTensor, MappedParameter, Segment
+from roll.strategies.megatron.megatron_architecture import architecture
 from roll.strategies.megatron.megatron_build import transformer_config
 from roll.strategies.megatron.megatron_weights import Held, _fill
 

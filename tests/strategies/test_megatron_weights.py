@@ -12,6 +12,7 @@ from torch import nn
 
 pytest.importorskip("megatron.core")
 
+from roll.configs.catalog.family_table import FAMILIES
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.mapping import Segment, WeightTable
 
@@ -36,7 +37,7 @@ def config_of(path):
 
 
 def table_of(path, **sizes):
-    from roll.strategies.megatron.families import architecture
+    from roll.strategies.megatron.megatron_architecture import architecture
 
     return WeightTable(architecture(config_of(path)), **sizes)
 
@@ -309,9 +310,7 @@ def test_half_a_fused_parameter_cannot_be_frozen(ranks, path_of):
 
 
 def test_every_model_of_these_tests_is_a_supported_family():
-    from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES
-
-    assert {family for family, _ in MODELS.values()} == set(MEGATRON_MODEL_TYPES)
+    assert {family for family, _ in MODELS.values()} == {name for name, family in FAMILIES.items() if family.megatron}
 
 
 def test_a_torn_file_is_named_with_the_way_out(path_of, tmp_path):

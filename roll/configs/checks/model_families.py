@@ -17,12 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from roll.configs.catalog.family_table import family_of
 from roll.configs.checks.engine_arguments import package_folder
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.errors import Violation, problem
 from roll.configs.rules.rotations_rules import rotation_obstacle
 from roll.configs.schema.engine_config import VllmConfig
-from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, config_file
+from roll.configs.schema.model_shape import config_file
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import StrategyArgs
 from roll.configs.schema.worker_config import ForwardConfig, ModelArgs, TrainConfig, WorkerConfig
@@ -30,10 +31,6 @@ from roll.configs.schema.worker_config import ForwardConfig, ModelArgs, TrainCon
 CACHED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Layers whose state is one key and value per position, and whose mask only looks at distances: all that `hf_infer`
 can run."""
-_TESTED = (
-    *MEGATRON_MODEL_TYPES, "cohere", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "opt", "phi3",
-)  # fmt: skip
-"""Values of `model_type` that `hf_infer` and the trainers run in the project's own tests."""
 OTHER_ENGINES = "sample with vllm or sglang, which pad no rows and have layers of their own, if they know this model"
 _PADDED = "; such layers train on padded rows (use_sequence_packing: false)"
 
@@ -77,7 +74,7 @@ def _untested(config: RunConfig) -> Iterator[tuple[str, WorkerConfig, Path]]:
     for role, worker in config.roles.items():
         file, tree = config_file(config.model_path(role)), _tree(config.model_path(role), worker.model_args)
         kind = None if tree is None or worker.model_args.trust_remote_code else tree.get("model_type")
-        if file is not None and isinstance(kind, str) and kind not in _TESTED:
+        if file is not None and isinstance(kind, str) and not family_of(kind).tested:
             yield role, worker, file
 
 

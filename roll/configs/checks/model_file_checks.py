@@ -11,6 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from roll.configs.catalog.family_table import FAMILIES, family_of
 from roll.configs.errors import Violation, problem
 from roll.configs.schema.model_shape import config_file
 from roll.configs.schema.run_config import RunConfig
@@ -78,10 +79,6 @@ def hub_problem(name: str) -> str:
         )
 
 
-TRAINED_AS_TEXT = (
-    "gemma3", "gemma3n", "gemma4", "gemma4_unified", "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp",
-)  # fmt: skip
-"""Model types with a tower for pictures that transformers loads as causal language models, and that train on text."""
 _TOWERS = (
     "vision_config", "audio_config", "speech_config", "image_config", "vq_config", "visual", "vision_tower",
     "mm_vision_tower", "thinker_config",
@@ -95,7 +92,7 @@ def media_checks(key: str, name: str) -> Iterator[Violation]:
         tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
     except ValueError:
         return  # transformers says it better when it loads the model
-    if not isinstance(tree, dict) or tree.get("model_type") in TRAINED_AS_TEXT:
+    if not isinstance(tree, dict) or family_of(tree.get("model_type")).trained_as_text:
         return
     tower = next((tower for tower in _TOWERS if tree.get(tower)), None)
     if tower is not None:
@@ -104,7 +101,7 @@ def media_checks(key: str, name: str) -> Iterator[Violation]:
             f"{names} reads pictures, video or sound ({tower} in its config.json), which isn't supported, and it can't "
             "be loaded as a language model of text alone"
         )
-        text_kinds = ", ".join(TRAINED_AS_TEXT)
+        text_kinds = ", ".join(name for name, family in FAMILIES.items() if family.trained_as_text)
         yield problem(
             key, sentence, f"a text model; of those with such a part, these train on text: {text_kinds}", name
         )

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
+from roll.configs.catalog.family_table import FAMILIES, family_of
 from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.rules.megatron_fields import field_rules
 from roll.configs.schema.batch_plan import divisors
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.megatron_config import RECOMPUTED, UNEVEN, MegatronConfig
-from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, ModelShape
+from roll.configs.schema.model_shape import ModelShape
 from roll.configs.schema.worker_config import ForwardConfig, TrainConfig, WorkerConfig
 
 
@@ -92,9 +93,10 @@ def shape_rules(role: str, worker: WorkerConfig, model: str, shape: ModelShape) 
     args, options = worker.model_args, worker.strategy_args.strategy_config
     if isinstance(options, MegatronConfig):
         path = f"{role}.strategy_args.strategy_config"
-        if shape.model_type is not None and shape.model_type not in MEGATRON_MODEL_TYPES:
+        if shape.model_type is not None and not family_of(shape.model_type).megatron:
             expected = f"a backend that knows models of type {shape.model_type!r}, as {model} is"
-            known = f"megatron_* knows {', '.join(MEGATRON_MODEL_TYPES)}; fsdp2_* and deepspeed_* take any"
+            names = ", ".join(name for name, family in FAMILIES.items() if family.megatron)
+            known = f"megatron_* knows {names}; fsdp2_* and deepspeed_* take any"
             yield Violation(f"{role}.strategy_args.strategy_name", expected, known, worker.strategy_args.strategy_name)
             return
         yield from _tensor_parallel(path, model, options, shape)

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEGATRON_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe")
-"""Values of `model_type` whose weights `roll.strategies.megatron` can map."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:

@@ -115,8 +115,8 @@ class ModelArgs:
         False, HUGGING_FACE, unless("torch_compile", why="the compiler makes fused norms and MLPs of its own"),
         accelerator={True: "liger_kernel"},
     )  # fmt: skip
-    """Compute norms and gated MLPs with the Triton kernels of liger-kernel. Llama, Mistral, Qwen2, Qwen3; of Mixtral
-    and Qwen3-MoE the norms. Needs an accelerator."""
+    """Compute norms and gated MLPs (of mixtures of experts only the norms) with the Triton kernels of liger-kernel. For
+    the model families that docs/backends.md lists. Needs an accelerator."""
     use_fused_kernels: bool = acting(
         False, HUGGING_FACE, unless(ROLE, "critic", "reward_model", words="for roles that compute log-probs"),
         accelerator={True: "liger_kernel"},

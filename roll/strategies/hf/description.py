@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll.configs.catalog.family_table import family_of
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.training.pretrained import (
     context_length,
@@ -18,13 +19,6 @@ from roll.strategies.training.pretrained import (
     named_tensors,
     text_config,
 )
-
-_APART = {
-    "mixtral": ("w1", "w3", "w2"),
-    "qwen2_moe": ("gate_proj", "up_proj", "down_proj"),
-    "qwen3_moe": ("gate_proj", "up_proj", "down_proj"),
-}
-"""Model type -> names of an expert's gate, up and down matrices in its checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +102,14 @@ def checkpoint_tensors(model_type: str, name: str, tensor: Tensor) -> Iterator[t
 
     They differ for experts: modules have one stacked tensor per layer, checkpoints keep each expert's matrices apart.
     """
-    if model_type == "mixtral":
-        name = name.replace(".mlp.", ".block_sparse_moe.")
+    experts = family_of(model_type).experts
+    if experts is not None:
+        name = name.replace(".mlp.", f".{experts.folder_in_files}.")
     folder, _, last = name.rpartition(".")
-    if model_type not in _APART or not folder.endswith(".experts"):
+    if experts is None or not folder.endswith(".experts"):
         yield name, tensor
         return
-    gate, up, down = _APART[model_type]
+    gate, up, down = experts.parts_in_files
     for expert, matrix in enumerate(tensor):
         if last == "gate_up_proj":
             yield f"{folder}.{expert}.{gate}.weight", matrix[: len(matrix) // 2]

@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.configs.catalog.family_table import FAMILIES, family_of
 from roll.configs.checks.machine_checks import MISSING
 from roll.strategies.training.logits import HeadRequest
-
-GATED_MLP = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose norms and gated MLPs gave transformers' numbers."""
-NORMS_ONLY = ("mixtral", "qwen3_moe")
-"""Model types of which only the norms are replaced: liger's kernels for experts weren't checked."""
 
 
 def require_liger(key: str, device: torch.device) -> None:
@@ -39,8 +35,10 @@ def use_liger_layers(model: nn.Module) -> None:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     kind = str(model.config.model_type)  # type: ignore[union-attr]
-    if kind not in GATED_MLP + NORMS_ONLY:
-        expected = ", ".join(GATED_MLP + NORMS_ONLY)
+    kernels = family_of(kind).liger
+    if kernels is None:
+        known = sorted((family.liger == "norms", name) for name, family in FAMILIES.items() if family.liger)
+        expected = ", ".join(name for _, name in known)
         raise ValueError(f"use_liger: models of type {kind} can't use it; those that can: {expected}")
     source = sys.modules[type(model).__module__]
     before = dict(vars(source))
@@ -51,7 +49,7 @@ def use_liger_layers(model: nn.Module) -> None:
             cross_entropy=False,
             fused_linear_cross_entropy=False,
             rms_norm=True,
-            swiglu=kind in GATED_MLP,
+            swiglu=kernels == "norms and MLPs",
         )
     finally:
         # It also puts its classes in the place of transformers', for models built later by anyone.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roll.strategies.megatron.families import Architecture
+from roll.strategies.megatron.megatron_architecture import Architecture
 
 
 @dataclass(frozen=True)

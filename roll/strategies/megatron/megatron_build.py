@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from roll.configs.rules.megatron_fields import ON_ACCELERATORS, refused_fields
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.megatron.families import Architecture
+from roll.strategies.megatron.megatron_architecture import Architecture
 from roll.strategies.megatron.parallel import sizes
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.attention.attention import TreePlan
 from roll.strategies.attention.varlen_kernel import RowPlan
-from roll.strategies.megatron.families import Architecture, architecture
+from roll.strategies.megatron.megatron_architecture import Architecture, architecture
 from roll.strategies.megatron.megatron_attention import (
     MegatronPackedRows,
     RMSNorm,

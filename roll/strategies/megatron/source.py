@@ -10,18 +10,27 @@ from typing import Any
 
 from torch import Tensor
 
+from roll.configs.catalog.family_table import FAMILIES
 from roll.strategies.hf.safetensor_files import open_safetensors, safetensors_files
 from roll.strategies.megatron.mapping import HfTensor
 
-_EXPERT_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_EXPERTS = tuple(family.experts for family in FAMILIES.values() if family.experts is not None)
+_PARTS = {
+    stored: part
+    for experts in _EXPERTS
+    for stored, part in zip(experts.parts_in_files, ("gate_proj", "up_proj", "down_proj"), strict=True)
+}
+"""What checkpoints call a matrix of an expert -> what it is."""
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What a stacked tensor of experts consists of in checkpoints that keep each expert apart."""
 
 
 def backbone_name(name: str) -> str:
-    """Return the name in a backbone module of a tensor in a checkpoint; Mixtral's checkpoints have other names."""
-    name = name.removeprefix("model.").replace(".block_sparse_moe.", ".mlp.")
-    return re.sub(r"(\.experts\.\d+\.)(w[123])\.", lambda m: f"{m[1]}{_EXPERT_PARTS[m[2]]}.", name)
+    """Return the name in a backbone module of a tensor in a checkpoint, where experts may have other names."""
+    name = name.removeprefix("model.")
+    for experts in _EXPERTS:
+        name = name.replace(f".{experts.folder_in_files}.", ".mlp.")
+    return re.sub(r"(\.experts\.\d+\.)(\w+)\.", lambda m: f"{m[1]}{_PARTS.get(m[2], m[2])}.", name)
 
 
 class WeightSource:

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from roll.strategies.megatron.families import architecture
 from roll.strategies.megatron.mapping import MappedParameter, WeightTable
+from roll.strategies.megatron.megatron_architecture import architecture
 from roll.strategies.megatron.megatron_weights import assembled, entries_of, module_name
 from roll.strategies.merging.torch_states import read_torch, torch_names
 

@@ -91,10 +91,10 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     # Packed rows are attended to one after the other, and their outputs laid end to end.
     outputs = 1 if masked else 2
     attention = b * (query + outputs * query + 2 * keys) + 4 * arch.heads // shared
-    if arch.family.qk_norm:
+    if arch.decoder.qk_norm:
         attention += (query + key) * (8 if b == 4 else 6)
     mlp = _experts(arch, numbers, shared) if sparse else 4 * b * arch.intermediate // shared
-    sandwich = len(arch.family.norms) > 2
+    sandwich = len(arch.decoder.norms) > 2
     return (
         2 * (r * h + norm + into * copies)
         - (into if numbers.casts else 0)
@@ -140,7 +140,7 @@ def logits_bytes(arch: Architecture, numbers: Numbers, batch: MicroBatchShape, *
     # logits of another type once more.
     widened = b < 4
     slices = 4 * ((1 if backward else 2) + widened) * min(chunk, max(1, SLICE // vocab) * vocab)
-    capped = 8 * chunk if arch.family.softcap else 0
+    capped = 8 * chunk if arch.decoder.softcap else 0
     # Several chunks each have a gradient of the head's weight before it is added to their sum in float32.
     head = vocab * arch.hidden * (b + 4) if backward and batch.scored > rows else 0
     return chunk * b * (2 if backward else 1) + slices + capped + head

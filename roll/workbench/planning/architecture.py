@@ -9,53 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roll.configs.catalog.family_table import FAMILIES, Decoder, Experts, family_of
 from roll.configs.schema.model_shape import config_file
-from roll.workbench.planning.families import FAMILIES, Family
-
-_KEYS = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "tie_word_embeddings",
-)  # fmt: skip
-_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
-
-_SIZES: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
-    "Qwen/Qwen2.5-0.5B": ("qwen2", (896, 4864, 24, 14, 2, 64, 151936, True), {}),
-    "Qwen/Qwen2.5-1.5B": ("qwen2", (1536, 8960, 28, 12, 2, 128, 151936, True), {}),
-    "Qwen/Qwen2.5-3B": ("qwen2", (2048, 11008, 36, 16, 2, 128, 151936, True), {}),
-    "Qwen/Qwen2.5-7B": ("qwen2", (3584, 18944, 28, 28, 4, 128, 152064, False), {}),
-    "Qwen/Qwen2.5-14B": ("qwen2", (5120, 13824, 48, 40, 8, 128, 152064, False), {}),
-    "Qwen/Qwen2.5-32B": ("qwen2", (5120, 27648, 64, 40, 8, 128, 152064, False), {}),
-    "Qwen/Qwen2.5-72B": ("qwen2", (8192, 29568, 80, 64, 8, 128, 152064, False), {}),
-    "Qwen/Qwen3-0.6B": ("qwen3", (1024, 3072, 28, 16, 8, 128, 151936, True), {}),
-    "Qwen/Qwen3-1.7B": ("qwen3", (2048, 6144, 28, 16, 8, 128, 151936, True), {}),
-    "Qwen/Qwen3-4B": ("qwen3", (2560, 9728, 36, 32, 8, 128, 151936, True), {}),
-    "Qwen/Qwen3-8B": ("qwen3", (4096, 12288, 36, 32, 8, 128, 151936, False), {}),
-    "Qwen/Qwen3-14B": ("qwen3", (5120, 17408, 40, 40, 8, 128, 151936, False), {}),
-    "Qwen/Qwen3-32B": ("qwen3", (5120, 25600, 64, 64, 8, 128, 151936, False), {}),
-    "Qwen/Qwen3-30B-A3B": (
-        "qwen3_moe", (2048, 6144, 48, 32, 4, 128, 151936, False), {**_EXPERTS, "moe_intermediate_size": 768}
-    ),
-    "Qwen/Qwen3-235B-A22B": (
-        "qwen3_moe", (4096, 12288, 94, 64, 4, 128, 151936, False), {**_EXPERTS, "moe_intermediate_size": 1536}
-    ),
-    "meta-llama/Llama-3.2-1B": ("llama", (2048, 8192, 16, 32, 8, 64, 128256, True), {}),
-    "meta-llama/Llama-3.2-3B": ("llama", (3072, 8192, 28, 24, 8, 128, 128256, True), {}),
-    "meta-llama/Llama-3.1-8B": ("llama", (4096, 14336, 32, 32, 8, 128, 128256, False), {}),
-    "meta-llama/Llama-3.1-70B": ("llama", (8192, 28672, 80, 64, 8, 128, 128256, False), {}),
-    "meta-llama/Llama-3.3-70B": ("llama", (8192, 28672, 80, 64, 8, 128, 128256, False), {}),
-    "HuggingFaceTB/SmolLM2-135M": ("llama", (576, 1536, 30, 9, 3, 64, 49152, True), {}),
-    "HuggingFaceTB/SmolLM2-360M": ("llama", (960, 2560, 32, 15, 5, 64, 49152, True), {}),
-    "HuggingFaceTB/SmolLM2-1.7B": ("llama", (2048, 8192, 24, 32, 32, 64, 49152, True), {}),
-}  # fmt: skip
 
 
 def known_sizes(name: str) -> dict[str, Any] | None:
     """Return the entries of config.json that sizes follow from, of a hub id, also of its -Instruct or -Base form."""
-    sizes_of_name = _SIZES.get(re.sub(r"-(Instruct|Base)(-\d{4})?$", "", name))
-    if sizes_of_name is None:
-        return None
-    model_type, sizes, more = sizes_of_name
-    return {"model_type": model_type, **dict(zip(_KEYS, sizes, strict=True)), **more}
+    pretrained = re.sub(r"-(Instruct|Base)(-\d{4})?$", "", name)
+    for model_type, family in FAMILIES.items():
+        if pretrained in family.models:
+            return {"model_type": model_type, **family.models[pretrained]}
+    return None
 
 
 @dataclass(frozen=True)
@@ -103,9 +67,11 @@ class Architecture:
     positions: int | None = None
 
     @property
-    def family(self) -> Family:
-        """Return what its model type says."""
-        return FAMILIES[self.model_type]
+    def decoder(self) -> Decoder:
+        """Return what its model type says of its layers."""
+        decoder = FAMILIES[self.model_type].decoder
+        assert decoder is not None, "others are not planned"
+        return decoder
 
     @property
     def query(self) -> int:
@@ -120,7 +86,7 @@ class Architecture:
     def layer(self, number: int) -> list[Weight]:
         """Return weights of a decoder layer, in the order of the module."""
         mlp = self._experts() if self.sparse[number] else self._mlp("mlp", self.intermediate, bias=self.mlp_bias)
-        return [*self._attention(), *mlp, *(Weight(f"{name}.weight", (self.hidden,)) for name in self.family.norms)]
+        return [*self._attention(), *mlp, *(Weight(f"{name}.weight", (self.hidden,)) for name in self.decoder.norms)]
 
     @property
     def embedding(self) -> Weight:
@@ -153,8 +119,8 @@ class Architecture:
     # --- pieces ----------------------------------------------------------------------------------------------------
 
     def _attention(self) -> Iterator[Weight]:
-        hidden, family = self.hidden, self.family
-        if family.fused:
+        hidden, decoder = self.hidden, self.decoder
+        if decoder.fused:
             yield Weight("self_attn.o_proj.weight", (hidden, self.query), linear=True)
             yield Weight("self_attn.qkv_proj.weight", (self.query + 2 * self.key, hidden), linear=True)
             return
@@ -165,13 +131,13 @@ class Architecture:
         yield Weight("self_attn.o_proj.weight", (hidden, self.query), linear=True)
         if self.other_bias:
             yield Weight("self_attn.o_proj.bias", (hidden,))
-        if family.qk_norm is not None:
-            widths = (self.head_dim,) * 2 if family.qk_norm == "head" else (self.query, self.key)
+        if decoder.qk_norm is not None:
+            widths = (self.head_dim,) * 2 if decoder.qk_norm == "head" else (self.query, self.key)
             for name, width in zip("qk", widths, strict=True):
                 yield Weight(f"self_attn.{name}_norm.weight", (width,))
 
     def _mlp(self, prefix: str, width: int, *, bias: bool = False) -> Iterator[Weight]:
-        if self.family.fused:
+        if self.decoder.fused:
             yield Weight(f"{prefix}.gate_up_proj.weight", (2 * width, self.hidden), linear=True)
             yield Weight(f"{prefix}.down_proj.weight", (self.hidden, width), linear=True)
             return
@@ -187,11 +153,13 @@ class Architecture:
     def _experts(self) -> Iterator[Weight]:
         """Yield stacked experts, two tensors of them; the router isn't a linear layer of transformers."""
         router = Weight("mlp.gate.weight", (self.experts, self.hidden))
-        if not self.family.router_last:
+        experts = FAMILIES[self.model_type].experts
+        assert experts is not None, "layers without are not sparse"
+        if not experts.router_last:
             yield router
         yield Weight("mlp.experts.gate_up_proj", (self.experts, 2 * self.expert_width, self.hidden))
         yield Weight("mlp.experts.down_proj", (self.experts, self.hidden, self.expert_width))
-        if self.family.router_last:
+        if experts.router_last:
             yield router
         if self.shared_width:
             yield from self._mlp("mlp.shared_expert", self.shared_width)
@@ -237,14 +205,15 @@ def read_architecture(name: str, overrides: Mapping[str, Any], key: str) -> Arch
 def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architecture:
     """Return the architecture that a configuration describes; raise `UnknownModel` where it doesn't say enough."""
     model_type = tree.get("model_type")
-    family = FAMILIES.get(str(model_type))
-    if family is None:
-        known = ", ".join(FAMILIES)
+    family = family_of(model_type)
+    decoder, experts = family.decoder, family.experts
+    if decoder is None:
+        known = ", ".join(name for name, family in FAMILIES.items() if family.decoder is not None)
         raise UnknownModel(
             f"{key}: {file} is of model_type {model_type!r}, whose weights aren't planned; known: {known}. The run "
             "itself may well work: watch the memory of its first step"
         )
-    tree = {**family.defaults, **tree}
+    tree = {**decoder.defaults, **tree}
 
     def number(*names: str) -> int:
         for name in names:
@@ -259,7 +228,7 @@ def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architectur
     heads, hidden, layers = number("num_attention_heads"), number("hidden_size"), number("num_hidden_layers")
     if not heads or not layers:
         raise UnknownModel(f"{key}: {file} has num_attention_heads {heads} and num_hidden_layers {layers}: no decoder")
-    sparse = _sparse(tree, family, layers)
+    sparse = _sparse(tree, experts, layers)
     kv_heads = tree.get("num_key_value_heads")
     head_dim = tree.get("head_dim")
     return Architecture(
@@ -272,21 +241,21 @@ def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architectur
         intermediate=number("intermediate_size"),
         vocab=number("vocab_size"),
         tied=bool(tree.get("tie_word_embeddings", False)),
-        qkv_bias=flag(family.qkv_bias),
-        other_bias=flag(family.output_bias),
-        mlp_bias=flag(family.mlp_bias),
-        experts=number(*family.experts) if any(sparse) else 0,
-        expert_width=number(family.expert_width) if any(sparse) else 0,
+        qkv_bias=flag(decoder.qkv_bias),
+        other_bias=flag(decoder.output_bias),
+        mlp_bias=flag(decoder.mlp_bias),
+        experts=number(*experts.count) if experts and any(sparse) else 0,
+        expert_width=number(experts.width) if experts and any(sparse) else 0,
         experts_per_token=number("num_experts_per_tok") if any(sparse) else 0,
-        shared_width=number(family.shared_width) if any(sparse) and family.shared_width else 0,
+        shared_width=number(experts.shared_width) if experts and any(sparse) and experts.shared_width else 0,
         sparse=sparse,
         positions=tree.get("max_position_embeddings"),
     )
 
 
-def _sparse(tree: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
+def _sparse(tree: Mapping[str, Any], experts: Experts | None, layers: int) -> tuple[bool, ...]:
     """Return which layers have experts."""
-    if not family.experts:
-        return (False,) * layers
+    if experts is None or experts.every_layer:
+        return (experts is not None,) * layers
     step, dense = tree.get("decoder_sparse_step", 1) or 1, tree.get("mlp_only_layers") or ()
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))

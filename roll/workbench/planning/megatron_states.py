@@ -127,7 +127,7 @@ def layer_sizes(arch: Architecture, position: MegatronPlace, layer: int) -> Iter
     yield "self_attn.q_proj.weight", rows * hidden, False
     if arch.qkv_bias:
         yield "self_attn.q_proj.bias", rows, False
-    if arch.family.qk_norm == "head":
+    if arch.decoder.qk_norm == "head":
         yield "self_attn.q_norm.weight", arch.head_dim, False
         yield "self_attn.k_norm.weight", arch.head_dim, False
     yield "post_attention_layernorm.weight", hidden, False

@@ -17,18 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from roll.configs.catalog.family_table import FAMILIES, family_of
 from roll.strategies.engines.hf.shared_heads import attends_by_sdpa
 from roll.strategies.hf.cache import RowCache, forward
+from roll.utils.importing import load_object
 
 logger = logging.getLogger(__name__)
 
-_FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-"""Model types with their class in transformers: a class of the same name from elsewhere may compute anything."""
 _FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies don't depend on how long the rows are."""
 
@@ -153,17 +148,17 @@ class DecodeStep:
         self._layers = [_Layer(layer) for layer in decoder.layers]
         self._norm, self._head = _Norm(decoder.norm), _Linear(model.lm_head)
 
-    @classmethod
-    def of(cls, model: nn.Module) -> DecodeStep | None:
+    @staticmethod
+    def of(model: nn.Module) -> DecodeStep | None:
         """Return the steps of this model, or None if it must take them itself."""
         try:
-            _require_known(model)
-            _check(cls(model), model)
+            steps = _steps_of(model)
+            _check(steps(model), model)
         except (_OtherModel, AttributeError, RuntimeError) as error:  # the latter for other shapes
             logger.info("hf_infer decodes %s through transformers: %s", type(model).__name__, error)
             return None
         _lay_out_weights(model)
-        return cls(model)
+        return steps(model)
 
     def __call__(self, tokens: Tensor, cache: RowCache, large: AbstractContextManager[object]) -> Tensor:
         """Return logits [B, V] after `tokens` int64 [B], which the cache keeps; `large` goes around large operators."""
@@ -184,16 +179,23 @@ def _window(config: Any) -> bool:
     return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
 
 
-def _require_known(model: Any) -> None:
+def _steps_of(model: Any) -> type[DecodeStep]:
+    """Return the class that computes this model's steps; raise `_OtherModel` if there is none."""
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
     kind = model.config.model_type
-    if kind not in _FAMILIES or type(model) is not getattr(transformers, _FAMILIES[kind], None):
-        raise _OtherModel(f"not one of {', '.join(_FAMILIES)}")
+    path = family_of(kind).decode_step
+    # A class of the same name from elsewhere may compute anything.
+    if path is None or type(model) is not getattr(transformers, CLASSES.get(kind, ""), None):
+        known = sorted(name for name, family in FAMILIES.items() if family.decode_step)
+        raise _OtherModel(f"not one of {', '.join(known)}")
     if not attends_by_sdpa(model):
         raise _OtherModel(f"attention by {model.config._attn_implementation}")
     if next(model.parameters()).device.type != "cpu":
         raise _OtherModel("it isn't on a CPU")
+    steps: type[DecodeStep] = load_object(path)
+    return steps
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import roll
+from roll.configs.catalog.family_table import family_of
 from roll.configs.rules.rotations_rules import rotation_obstacle
 from roll.configs.schema.engine_config import SGLANG_COLDEST, SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
@@ -43,9 +44,6 @@ from roll.utils.loop_thread import settle
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MARGIN = 8  # positions that SGLang keeps free at the end of its context; it gets more, so that responses can fill ours
 _TOKENS_PER_MESSAGE = 256  # of a response that nobody looks at before its end; its first token and its end come at once
-
-_HEAD_OF_ITS_OWN = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
-"""Types of models for which SGLang has no shared head."""
 
 _CPU_ARGUMENTS = {"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"}
 _CPU_DEFAULTS = {
@@ -72,7 +70,7 @@ def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> A
         raise ValueError(f"sglang can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
     description = describe_model(args)
     config = load_config(args).get_text_config()
-    if description.model_type in _HEAD_OF_ITS_OWN and config.tie_word_embeddings:
+    if not family_of(description.model_type).sglang_ties_head and config.tie_word_embeddings:
         raise ValueError(
             f"sglang can't run {args.model_name_or_path}: its head is its embeddings (tie_word_embeddings), but SGLang "
             f"has a head of its own in models of type {description.model_type}, which would get no weights"

@@ -14,14 +14,14 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from roll.configs.catalog.family_table import FAMILIES
 from roll.distributed.transports.bucket_layout import Entry
 from roll.strategies.engines.buckets import BucketReader, open_device
 from roll.strategies.engines.engine_processes import end_with_owner
 
 BACKEND = "host"
 
-_WRITES_ITSELF = frozenset({"GptOssForCausalLM"})
-"""Models whose loaders in vLLM 0.32 copy into parameters that a weight update has left without memory."""
+_COPYING_LOADERS = {family.vllm_copying_loader for family in FAMILIES.values()}
 
 
 @dataclass
@@ -54,7 +54,7 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
         if self.device.type == "cpu":
             _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
-        if type(self.model).__name__ in _WRITES_ITSELF:
+        if type(self.model).__name__ in _COPYING_LOADERS:
             _make_room(self.model)
         # Kernels may have renamed parameters; only those that are loaded under their own names can be followed.
         self._expected = [name for name, _ in self.model.named_parameters() if name in before]
