@@ -56,7 +56,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "pipelines": {
         "workers": set(),
         "rollouts": {"workers"},
-        "credit": {"workers", "rollouts"},
+        "credit": {"workers", "rollouts", "run"},
         "run": {"workers", "rollouts"},
         "offline": {"workers", "credit", "run"},
         "rl": {"workers", "rollouts", "credit", "run"},

@@ -293,7 +293,7 @@ def misspelt(inputs):
         ("stages=own.py:of_model", "did you mean 'of_models'"),
         ("stages=entropy_mask", "your own as package.module:name or path/to/file.py:name"),
         ("stages=[own.py:undeclared, own.py:undeclared]", "each stage once"),
-        ('stage_args={"own.py:of_models": {scale: 2}}', "because stages doesn't name it"),
+        ("stage_args={mask: {share: 2}}", "because stages doesn't name it"),
         ("adv_estimator=own.py:critical", "a critic, because adv_estimator is own.py:critical"),
         ("adv_estimator=own.py:misspelt", "did you mean 'values'"),
     ],

@@ -48,7 +48,9 @@ class Models(Protocol):
     tokenizer: Any
     old_logprobs: OldLogprobs
 
-    def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: Output, adapters: bool = True) -> TokenOutputs: ...
+    def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: Output, adapters: bool = True) -> TokenOutputs:
+        """Run one forward pass over all rows."""
+        ...
 
 
 def model_stages(models: Models, needed: Collection[str]) -> Iterator[Stage]:

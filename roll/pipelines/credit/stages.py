@@ -72,6 +72,7 @@ class StepData:
 
     @batch.setter
     def batch(self, batch: TokenBatch) -> None:
+        """Set them."""
         self.rollouts = replace(self.rollouts, batch=batch)
 
     @cached_property
