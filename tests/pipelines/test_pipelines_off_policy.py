@@ -251,7 +251,8 @@ def test_order_and_micro_batches_change_no_gradient_of_a_corrected_batch(seed, l
     again, other = credited_by(credit_stages(config), shuffled, step=STEP)
     for name in ("importance_weights", "loss_mask", "advantages"):
         assert torch.equal(getattr(again.batch.reorder(batch.row_ids), name), getattr(batch, name))
-    assert other.result() == pytest.approx(metrics.result())
+    # Sums of signed float32 numbers that nearly cancel: a few 1e-8 depend on the order.
+    assert other.result() == pytest.approx(metrics.result(), abs=1e-7)
     middle = len(batch) // 2
     for parts in ([[i] for i in range(len(batch))], [range(middle, len(batch)), range(middle)]):
         assert_close(slopes(config, batch, seed, parts, order), (loss, gradient), rtol=0, atol=1e-10)
