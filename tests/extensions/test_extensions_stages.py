@@ -272,7 +272,7 @@ def undeclared(data):
 def critical(inputs):
     return inputs.values, inputs.values
 
-@roll.needs("valeus")
+@roll.needs("value")
 def misspelt(inputs):
     return inputs.values, inputs.values
 """
