@@ -10,9 +10,7 @@ import torch
 from algorithms_reference import SEEDS, draw, draw_index, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_batch import token_rewards
 
-from roll.algorithms.advantages import AdvantageInputs
 from roll.algorithms.groups import group_moments, index_of, joint_index
 from roll.algorithms.losses import PolicyLossInputs
 from roll.configs.catalog.estimator_table import ESTIMATORS
@@ -77,21 +75,11 @@ def test_every_registered_name_is_documented():
         assert f"`{name}`" in documentation() or f"`{name}:" in documentation() or f"`{name}`:" in documentation()
 
 
-def test_the_documented_example_works():
-    source = documentation().split("```python\n")[1].split("```")[0]
+def test_the_documented_loss_works():
+    page = (Path(__file__).parents[2] / "docs" / "your_own_algorithm.md").read_text()
     example: dict[str, object] = {}
-    exec(compile(source, "my_algorithm.py", "exec"), example)
+    exec(compile(page.split("```python\n# squared.py\n")[1].split("```")[0], "squared.py", "exec"), example)
     mask, rewards = torch.tensor([[True, True], [True, False]]), torch.tensor([1.0, 0.0])
-    advantages, _ = example["max_baseline"](
-        AdvantageInputs(
-            rewards=rewards,
-            token_rewards=token_rewards(rewards, mask),
-            action_mask=mask,
-            group_index=torch.tensor([0, 0]),
-        )
-    )
-    # mean 0.5, std sqrt(0.5): 1 - 0.5 - 0.7071 and 0 - 0.5 - 0.7071
-    assert torch.allclose(advantages.float(), torch.tensor([[-0.2071, -0.2071], [-1.2071, 0.0]]), atol=1e-4)
     logprobs = torch.full((2, 2), -1.0)
     inputs = PolicyLossInputs(logprobs=logprobs, old_logprobs=logprobs - 0.5, advantages=rewards, mask=mask)
     # 2 * 0.25 - A * -1

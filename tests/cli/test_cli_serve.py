@@ -175,9 +175,9 @@ def test_a_run_is_served_by_its_last_model(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").touch()
     exported = tmp_path / "exported"
     monkeypatch.setattr(serve, "CONFIG_FILE", "config.yaml")
-    monkeypatch.setattr("roll.api.launch.stored_config", lambda folder: argparse.Namespace(export_path=exported))
     asked = []
-    monkeypatch.setattr("roll.cli.runs.export", asked.append)
+    monkeypatch.setattr("roll.cli.runs.export", asked.append)  # first: what it imports isn't to have the next one
+    monkeypatch.setattr("roll.api.launch.stored_config", lambda folder: argparse.Namespace(export_path=exported))
     options = argparse.Namespace(model=str(tmp_path), step=None)
     with serve._model(options, tmp_path / "staging") as model:
         assert model == str(tmp_path / "staging" / "model")

@@ -252,7 +252,7 @@ def test_order_and_micro_batches_change_no_gradient_of_a_corrected_batch(seed, l
     for name in ("importance_weights", "loss_mask", "advantages"):
         assert torch.equal(getattr(again.batch.reorder(batch.row_ids), name), getattr(batch, name))
     # Sums of signed float32 numbers that nearly cancel: a few 1e-8 depend on the order.
-    assert other.result() == pytest.approx(metrics.result(), abs=1e-7)
+    assert other.result() == pytest.approx(metrics.result(), rel=1e-6, abs=1e-7)
     middle = len(batch) // 2
     for parts in ([[i] for i in range(len(batch))], [range(middle, len(batch)), range(middle)]):
         assert_close(slopes(config, batch, seed, parts, order), (loss, gradient), rtol=0, atol=1e-10)

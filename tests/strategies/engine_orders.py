@@ -177,6 +177,15 @@ class Turns:
             self.do(action)
 
 
+def settled(replay):
+    """The state once it has stayed the same: the engine's own thread may still be at work."""
+    states = [replay.state]
+    while len(states) < 4 or len(set(states[-4:])) > 1:
+        time.sleep(0.005)
+        states.append(replay.state)
+    return states[-1]
+
+
 def explore(start, actions):
     """Go on once from every state there is, with every action; how many states."""
 
@@ -185,7 +194,7 @@ def explore(start, actions):
         try:
             for action in order:
                 replay.do(action)
-            state = replay.state
+            state = settled(replay)
             replay.way_back()
         except BaseException as error:
             error.add_note(f"order: {', '.join(order)}, and the way back")

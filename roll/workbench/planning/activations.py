@@ -169,11 +169,11 @@ def activations(
     each = [layer_bytes(arch, numbers, sparse=kind_of, masked=masked, shared=shared) for kind_of in arch.sparse[:count]]
     worst = max(each)
     ends = tokens * (r * h * 2 + 4 * h) + batch.scored * h * numbers.computed + batch.mask
-    selective_bytes = [
+    retained = [
         selective_bytes(arch, numbers, sparse=kind_of, shared=shared) if selective else r * h for kind_of in arch.sparse
     ]
-    saved = tokens * sum(selective_bytes[:count] if checkpointed else each)
-    again = tokens * max(0, worst - min(selective_bytes)) if checkpointed else 0
+    saved = tokens * sum(retained[:count] if checkpointed else each)
+    again = tokens * max(0, worst - min(retained)) if checkpointed else 0
     moment = again + tokens * moment_bytes(arch, numbers, sparse=sparse, shared=shared)
     head = logits_bytes(arch, numbers, batch, kind=kind, backward=True)
     if offloaded:

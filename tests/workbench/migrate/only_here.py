@@ -8,7 +8,7 @@ kl_top_k ray_init.object_store_memory tracing.enabled tracing.endpoint tracing.e
 profiler.activities profiler.max_events profiler.max_traces profiler.ranks profiler.record_shapes profiler.with_stack
 adv_estimator_args allow_both_kl allow_uncorrected_async balance_by cosine_length.exceeded cosine_length.right
 cosine_length.wrong delta_weight_sync discount_over engine_restarts executor export_model lora_sync loss_type_args
-topr_level verify_weight_sync warm_start
+stage_args stages topr_level verify_weight_sync warm_start
 
 custom_envs.<name>.max_actions_per_step custom_envs.<name>.thinking_tags env_workers.max_env_num_per_worker
 custom_envs.<name>.env_config.agent custom_envs.<name>.env_config.command custom_envs.<name>.env_config.cwd
