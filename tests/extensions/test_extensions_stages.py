@@ -87,6 +87,39 @@ def test_no_forward_pass_is_made_that_nobody_needs(trained):
     assert not any("time/old_logprobs" in row for row in rows)
 
 
+def test_a_stage_that_needs_the_reference_and_values_starts_both(trained, tiny_model):
+    stage_file(
+        """
+        @roll.stage(needs=("ref_logprobs", "values"), gives=("rewards"))
+        def compared(data):
+            assert data["ref_logprobs"].shape == data["values"].shape == data.action_mask.shape
+            data.metrics.add_mean("custom/reference", float(data["ref_logprobs"].sum()), 1.0)
+            return {"rewards": data["scores"] - data["values"].mean(1)}
+        """
+    )
+    critic = (
+        "critic={training_args: {learning_rate: 1e-2, per_device_train_batch_size: 32, gradient_accumulation_steps: 2}}"
+    )
+    rows = trained("stages=own.py:compared", "reference={}", critic)
+    for row in rows:
+        assert row["custom/reference"] < 0
+        assert row["time/reference"] > 0 and row["time/values"] > 0
+        assert row["critic/grad_norm"] > 0
+
+
+def test_a_step_in_which_nothing_counts_changes_nothing(trained):
+    stage_file(
+        """
+        @roll.stage(needs=(), gives=("trajectory_mask",))
+        def none(data):
+            return {"trajectory_mask": torch.zeros(len(data.response_lengths), dtype=torch.bool)}
+        """
+    )
+    rows = trained("stages=own.py:none")
+    assert [row["actor/loss_tokens"] for row in rows] == [0, 0]
+    assert [row["actor/grad_norm"] for row in rows] == [0, 0]
+
+
 # --- where a stage acts -----------------------------------------------------------------------------------------------
 
 
@@ -219,6 +252,10 @@ def nothing(data):
 @roll.stage(needs=(), gives=("rewards",))
 def undeclared(data):
     return {"rewards": data["values"].sum(1)}
+
+@roll.stage(needs=(), gives=("trajectory_weights",))
+def negative(data):
+    return {"trajectory_weights": data["scores"] - 2}
 """
 
 
@@ -232,6 +269,7 @@ def undeclared(data):
         ("infinite", "own.py:infinite returned rewards with numbers that are not finite"),
         ("another_name", "own.py:another_name gives rewards, and returned reward"),
         ("nothing", "own.py:nothing gives rewards, and returned NoneType"),
+        ("negative", "own.py:negative returned weights below 0, which would unlearn"),
         ("undeclared", r"no stage before this one gives 'values'; declare it: needs=\('values',\)"),
     ],
 )
@@ -250,6 +288,8 @@ def test_a_declaration_that_cant_be_met_is_refused_where_it_stands():
         roll.stage(needs=(), gives=("rewards", "advantages"))
     with pytest.raises(ValueError, match="there is no 'value'; did you mean 'values'"):
         roll.needs("value")
+    with pytest.raises(ValueError, match="5 is no name: write needs="):
+        roll.stage(needs=5, gives=("rewards",))
 
 
 OWN = """
@@ -267,6 +307,22 @@ def for_nobody(data):
 
 def undeclared(data):
     return {}
+
+@roll.stage(need=("entropies",), gives=("token_mask",))
+def misnamed(data):
+    return {}
+
+NAMES = ("entropies",)
+
+@roll.stage(needs=NAMES, gives=("token_mask",))
+def computed(data):
+    return {}
+
+made_otherwise = roll.stage(needs=(), gives=("rewards",))(undeclared)
+
+@roll.needs("turns")
+def of_turns(inputs):
+    return inputs.token_rewards, inputs.token_rewards
 
 @roll.needs("values")
 def critical(inputs):
@@ -290,6 +346,10 @@ def misspelt(inputs):
         ("stages=own.py:of_nothing", "there is no 'entropy'; did you mean 'entropies'"),
         ("stages=own.py:for_nobody", "a stage whose returns a critic learns; there is none"),
         ("stages=own.py:undeclared", "put @roll.stage(needs=(...), gives=(...)) above it"),
+        ("stages=own.py:misnamed", "put @roll.stage(needs=(...), gives=(...)) above it"),
+        ("stages=own.py:computed", "above it, written out"),
+        ("stages=own.py:made_otherwise", "above it, written out"),
+        ("adv_estimator=own.py:of_turns", "own.py:of_turns needs the turns of an environment"),
         ("stages=own.py:of_model", "did you mean 'of_models'"),
         ("stages=entropy_mask", "your own as package.module:name or path/to/file.py:name"),
         ("stages=[own.py:undeclared, own.py:undeclared]", "each stage once"),

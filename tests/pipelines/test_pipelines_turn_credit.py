@@ -129,6 +129,14 @@ def test_with_identity_a_turns_reward_is_on_its_last_token_and_gamma_counts_toke
     assert shaped(rollouts_of(PAIR), gamma=0.5).tolist() == [1.0, -0.5]
 
 
+def test_rewards_that_a_stage_gives_are_the_episodes_and_stand_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stage = 'import roll\n\n@roll.stage(needs=("rewards",), gives=("rewards",))\ndef doubled(data):\n'
+    (tmp_path / "own.py").write_text(stage + '    return {"rewards": 2 * data["rewards"]}\n')
+    # Not 0, 0, 1, -0.5, 0 at the ends of turns, which would leave the stage without effect.
+    assert on_tokens(assigned(rollouts_of(PAIR), stages=("own.py:doubled",))[0], "token_rewards") == [0, 0, 2, 0, -1]
+
+
 def test_a_discount_over_turns_acts_once_per_turn():
     batch, _ = assigned(rollouts_of(PAIR), gamma=0.5, discount_over="turn")
     assert on_tokens(batch) == close(0.5, 0.5, 1, -0.5, 0)

@@ -1,7 +1,8 @@
 """What the stages of a training step may need and give, and how one of the user's own declares it.
 
 A stage is a piece of a step's work between its rollouts and its update: reference log-probs, shaping, the estimator, a
-filter. It names what it reads (`needs`) and what it returns (`gives`). `roll/pipelines/stages.py` runs them.
+filter. It names what it reads (`needs`) and what it returns (`gives`). `roll/pipelines/credit/stages.py`
+runs them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,19 @@ class Declared:
     gives: tuple[str, ...] = ()
 
 
-def stage(*, needs: tuple[str, ...], gives: tuple[str, ...]) -> Callable[[F], F]:
+Names = str | Sequence[str]
+"""One name, as in `needs=("values")`, or several."""
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Return names as a tuple. Raises `ValueError` where it is something else."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise ValueError(f"{wrong[0]!r} is no name: write needs=('values',), gives=('rewards',)")
+    return names
+
+
+def stage(*, needs: Names, gives: Names) -> Callable[[F], F]:
     """Declare a stage of a training step: `(data, *, options...) -> {name: tensor}`, or a class that makes such a one.
 
     `stages: [my_file.py:name]` runs it. It is read without running the file, so both are written out.
@@ -77,11 +90,12 @@ def stage(*, needs: tuple[str, ...], gives: tuple[str, ...]) -> Callable[[F], F]
     Raises:
         ValueError: there is no such name, or it needs what is made later than what it gives.
     """
-    if wrong := list(stage_problems(Declared(needs, gives))):
+    declared = Declared(_names(needs), _names(gives))
+    if wrong := list(stage_problems(declared)):
         raise ValueError("; ".join(wrong))
 
     def declare(target: F) -> F:
-        target.declared = Declared(tuple(needs), tuple(gives))  # type: ignore[attr-defined]
+        target.declared = declared  # type: ignore[attr-defined]
         return target
 
     return declare
@@ -148,12 +162,12 @@ def _read(file: Path, name: str, changed: int) -> Declared | None:
         if isinstance(decorator, ast.Call):
             called = ast.unparse(decorator.func).rpartition(".")[2]
             try:
-                given = [ast.literal_eval(value) for value in decorator.args]
-                named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in decorator.keywords}
-            except ValueError:
+                positional = [ast.literal_eval(value) for value in decorator.args]
+                named = {keyword.arg: _names(ast.literal_eval(keyword.value)) for keyword in decorator.keywords}
+                if called == "stage" and not positional and set(named) == {"needs", "gives"}:
+                    return Declared(named["needs"], named["gives"])
+                if called == "needs" and not named:
+                    return Declared(_names(positional))
+            except (ValueError, TypeError):
                 return None
-            if called == "stage":
-                return Declared(tuple(named.get("needs", ())), tuple(named.get("gives", ())))
-            if called == "needs":
-                return Declared(tuple(given))
     return None

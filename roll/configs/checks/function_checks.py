@@ -85,7 +85,7 @@ def _stage_checks(path: str, options: Mapping[str, Any]) -> Iterator[Violation]:
     skip = 0 if found is not None and found.is_class else 1
     missing = list(named_checks("stages", path, args=(f"stage_args.{path}", options), skip=skip))
     yield from missing
-    if not missing and found is not None and declared_in_source(path) is None:
+    if not missing and file is not None and declared_in_source(path) is None:
         expected = f"a stage, and {path} doesn't say what it needs and gives"
         yield Violation("stages", expected, "put @roll.stage(needs=(...), gives=(...)) above it, written out", path)
 

@@ -41,6 +41,9 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     known = tuple(name for name, entry in ESTIMATORS.items() if turns or "turns" not in entry.needs)
     yield from _named(config.adv_estimator, "adv_estimator", known)
     yield from _named(config.policy_loss, "policy_loss", tuple(LOSSES))
+    if config.adv_estimator not in ESTIMATORS and not turns and {"turns", "states"} & {*config.estimator.needs}:
+        what = f"{config.adv_estimator} needs the turns of an environment, which only pipeline agentic has"
+        yield problem("adv_estimator", what, "needs without turns and states", config.adv_estimator)
     default_of = functools.partial(getattr, PolicyOptimisation())
     yield from duplicate_options(config, "adv_estimator_args", config.estimator, default_of)
     yield from duplicate_options(config, "policy_loss_args", config.loss, default_of)

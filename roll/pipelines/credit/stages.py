@@ -160,10 +160,12 @@ class OwnStage(Stage):
             wanted = f"{'bool' if is_mask else 'float'} {list(shape)}"
             raise ValueError(f"stages: {self.path} returned {name} as {what}, expected a tensor, {wanted}")
         if is_mask:
-            return value & data.action_mask if name == "token_mask" else value
+            return value
         inside = value[data.action_mask] if value.ndim == 2 else value
         if not bool(torch.isfinite(inside).all()):
             raise ValueError(f"stages: {self.path} returned {name} with numbers that are not finite")
+        if name == "trajectory_weights" and bool((value < 0).any()):
+            raise ValueError(f"stages: {self.path} returned weights below 0, which would unlearn; see advantages")
         return torch.where(data.action_mask, value, 0).float() if value.ndim == 2 else value.float()
 
     def state_dict(self) -> dict[str, Any]:

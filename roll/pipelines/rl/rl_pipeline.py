@@ -10,7 +10,8 @@
 `models` and `credit` are lists of stages that the configuration builds; docs/your_own_algorithm.md adds one.
 
 Where a step's rollouts come from, and who gets the new weights, says a subclass: engines that play tasks
-(engine_pipeline.py), or the files of a run that has recorded them (replay.py). Nothing else differs between the two.
+(engine_pipeline.py), or the files of a run that has recorded them (replay_pipeline.py). Nothing else
+differs between the two.
 
 `offloader` frees the accelerators that roles share for the role that works next; elsewhere it does nothing.
 """
