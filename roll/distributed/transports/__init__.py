@@ -103,7 +103,7 @@ class Transport(ABC):
     def receive(self, handles: Sequence[Handle], rank: int) -> NamedWeights:
         """Yield the stream at the end of an engine."""
 
-    def hand_over(self, weights: Weights) -> list[Handle] | None:
+    def hand_to_engine(self, weights: Weights) -> list[Handle] | None:
         """Return handles to the trainer's weights themselves, where engines can begin the stream on their own."""
         del weights
         return None
@@ -183,7 +183,7 @@ def send(
     """
     stream = weights()
     with counting() as account:
-        handles = transport.hand_over(weights) if rank == 0 else None
+        handles = transport.hand_to_engine(weights) if rank == 0 else None
         if handles is None:
             sent = _send_stream(transport, stream, rank, delta, copy)
         else:

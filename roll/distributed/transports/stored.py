@@ -41,7 +41,7 @@ class InProcessTransport(ObjectStoreTransport):
 
     name: ClassVar[str] = "in_process"
 
-    def hand_over(self, weights: Weights) -> list[Handle] | None:
+    def hand_to_engine(self, weights: Weights) -> list[Handle] | None:
         return None if self.transfer.keep else [_WeightsRef(self.transfer.version, weights)]
 
     def receive(self, handles: Sequence[Handle], rank: int) -> NamedWeights:

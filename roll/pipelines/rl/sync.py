@@ -161,7 +161,7 @@ class WeightSync:
                 self._resend_part(rank, part, last)
 
     def _resend_part(self, rank: int, part: WeightPart, last: _Last) -> None:
-        plan = self._plan.to_engine(rank, kept=bool(last.handles))
+        plan = self._plan.to_engine(rank, retained=bool(last.handles))
         transport = self._transport(plan, last.version, part)
 
         def receive(handles: list[Handle]) -> list[TransferSummary]:

@@ -46,13 +46,13 @@ class SyncPlan:
         assert self.store is not None, "only a streaming transport meets"
         return self.store.address
 
-    def to_engine(self, rank: int, *, kept: bool) -> SyncPlan:
-        """Return the plan for one engine that gets a version again, from the trainer or from what was `kept` of it."""
+    def to_engine(self, rank: int, *, retained: bool) -> SyncPlan:
+        """Return the plan for one engine that gets a version again, from the trainer or by `retained` handles."""
         name = self.transport.name
-        if name == "broadcast" or (kept and (name != "file" or self.delta)):
+        if name == "broadcast" or (retained and (name != "file" or self.delta)):
             name = "object_store"
         lanes = tuple(replace(lane, engines=(rank,)) for lane in self.lanes if rank in lane.engines)
-        return replace(self, transport=transport_class(name), lanes=lanes, keep=self.keep and not kept)
+        return replace(self, transport=transport_class(name), lanes=lanes, keep=self.keep and not retained)
 
 
 def transport_class(name: str) -> type[Transport]:
