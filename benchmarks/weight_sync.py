@@ -38,8 +38,8 @@ from typing import Any
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
-from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
-from roll.distributed.transports.delta import WeightCopy
+from roll.distributed.transports import Sent, TransferSummary, Transport, receive, send
+from roll.distributed.transports.delta import Delta, WeightCopy
 from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.pipelines.rl.sync import WeightSync
@@ -78,9 +78,9 @@ class Trainer(Worker):
                 self.weights[f"layers.{layer}.{name}.weight"] = torch.randn(shape)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def send_weights(self, route: Route) -> Sent:
+    def send_weights(self, transport: Transport, delta: Delta | None = None) -> Sent:
         weights = self.placed if self.way == "shared_memory" else self.weights
-        return send(route, lambda: iter(weights.items()), self.info.rank, copy=self.copy)
+        return send(transport, lambda: iter(weights.items()), self.info.rank, delta=delta, copy=self.copy)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def sends_from_every_rank(self) -> bool:
@@ -156,8 +156,8 @@ class Engine(Worker):
         return self.copy.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
-        with receive(route, handles, self.info.rank, self.copy) as incoming:
+    def update_weights(self, transport: Transport, handles: list[Any], delta: Delta | None = None) -> TransferSummary:
+        with receive(transport, handles, self.info.rank, delta=delta, copy=self.copy) as incoming:
             for name, tensor in incoming:
                 self.weights[name].copy_(tensor)
         return incoming.summary()
@@ -196,9 +196,9 @@ class VllmEngine(Worker):
         return self.copy.name
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
-        with receive(route, handles, self.info.rank, self.copy) as incoming:
-            self.engine.update_weights(route.version, incoming)
+    def update_weights(self, transport: Transport, handles: list[Any], delta: Delta | None = None) -> TransferSummary:
+        with receive(transport, handles, self.info.rank, delta=delta, copy=self.copy) as incoming:
+            self.engine.update_weights(transport.transfer.version, incoming)
         return incoming.summary()
 
     def close(self) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transfers import made
 
 from roll.configs.catalog.transport_table import TRANSPORTS
 from roll.distributed.byte_account import counting
-from roll.distributed.transports import STREAMING, Route, receive, send
-from roll.distributed.transports.delta import WeightCopy
+from roll.distributed.transports import Transport, receive, send
+from roll.distributed.transports.delta import Delta, WeightCopy
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.weights import WeightMismatch, weights_checksum
 
@@ -172,18 +172,20 @@ def test_only_the_copies_memory_is_held_and_it_is_used_again() -> None:
 # --- through every transport
 
 
-def transferred(route: Route, weights: Weights, copies: tuple[WeightCopy, WeightCopy]) -> tuple[Any, Any, Any]:
+def transferred(
+    transport: Transport, delta: Delta, weights: Weights, copies: tuple[WeightCopy, WeightCopy]
+) -> tuple[Any, Any, Any]:
     """(what the engine gets, what the sender says, what the engine says)."""
     said: list[Any] = []
 
     def sending() -> None:
-        said.append(send(route, lambda: iter(weights.items()), copy=copies[0]))
+        said.append(send(transport, lambda: iter(weights.items()), delta=delta, copy=copies[0]))
 
     thread = threading.Thread(target=sending)
     thread.start()
-    if route.transport not in STREAMING:
+    if not transport.streams:
         thread.join(30)
-    with receive(route, said[0].handles if said else [], 0, copies[1]) as incoming:
+    with receive(transport, said[0].handles if said else [], 0, delta=delta, copy=copies[1]) as incoming:
         got = [(name, tensor.clone()) for name, tensor in incoming]
     thread.join(30)
     return got, said[0], incoming.summary()
@@ -202,27 +204,26 @@ def test_every_transport_carries_a_delta_and_what_is_kept_is_whole(
     weights: Weights = {f"w{i}": torch.randn(50, 20).bfloat16() for i in range(6)}
     copies, base, group = (WeightCopy(), WeightCopy()), "", uuid.uuid4().hex
     for version in range(3):
-        route = Route(transport=transport, version=version, transfer=uuid.uuid4().hex, bucket_bytes=bucket_bytes,
-                      timeout=30.0, rendezvous=rendezvous.address, group=group, folder=str(tmp_path), checksum=True,
-                      keep=version == 2, snapshot=f"v{version}", base=base)  # fmt: skip
-        got, sent, received = transferred(route, weights, copies)
+        way = made(transport, rendezvous, version=version, bucket_bytes=bucket_bytes, group=group,
+                   folder=str(tmp_path), keep=version == 2)  # fmt: skip
+        delta = Delta(f"v{version}", base)
+        got, sent, received = transferred(way, delta, weights, copies)
         assert same(got, weights)
         assert sent.summary == received
         assert sent.summary.moved == received.moved
         assert received.bytes == 6 * 2000
         assert received.moved < 1000 if base else received.moved == 6 * 2000
-        before, weights, base = weights, half_changed(weights, 0.03, version), route.snapshot
-    later = replace(route, transport="object_store", keep=False, snapshot="", base="")
-    with receive(later, sent.retained, 0) as incoming:
+        before, weights, base = weights, half_changed(weights, 0.03, version), delta.snapshot
+    with receive(made("object_store", version=2), sent.retained, 0) as incoming:
         assert same([(name, tensor.clone()) for name, tensor in incoming], before)
 
 
-def test_weights_are_sent_again_as_they_were_sent_and_not_as_they_are_now(tmp_path: Path) -> None:
+def test_weights_are_sent_again_as_they_were_sent_and_not_as_they_are_now() -> None:
     weights, copies = {"w": torch.zeros(100)}, (WeightCopy(), WeightCopy())
-    route = Route(transport="object_store", version=1, transfer="t", bucket_bytes=1000, snapshot="v1")
-    transferred(route, weights, copies)
+    transport, delta = made("object_store", version=1), Delta("v1")
+    transferred(transport, delta, weights, copies)
     replaced = WeightCopy()
-    got, _, _ = transferred(route, {"w": torch.ones(100)}, (copies[0], replaced))
+    got, _, _ = transferred(transport, delta, {"w": torch.ones(100)}, (copies[0], replaced))
     assert same(got, weights)
     assert replaced.name == "v1"
 

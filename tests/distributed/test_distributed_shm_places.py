@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transfers import made
 
-from roll.distributed.transports import Route, TransferSummary, receive, send
+from roll.distributed.transports import TransferSummary, receive, send
 from roll.distributed.transports import shared as shared_transport
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.transports.shm_places import locate, share
@@ -114,20 +114,19 @@ def transfer(
 
     `sent` is set as soon as the trainer is through.
     """
-    route = Route(transport="shared_memory", version=1, transfer=uuid.uuid4().hex, bucket_bytes=1000, timeout=20.0,
-                  rendezvous=store.address, checksum=True, receivers=receivers)  # fmt: skip
+    transport = made("shared_memory", store, version=1, timeout=20.0, receivers=receivers)
     got: list[Any] = [None] * receivers
     summaries: list[Any] = [None] * (receivers + 1)
 
     def engine(rank: int) -> None:
-        with receive(route, [], rank) as incoming:
+        with receive(transport, [], rank) as incoming:
             got[rank] = consume(iter(incoming))
         summaries[rank + 1] = incoming.summary()
 
     engines = [threading.Thread(target=engine, args=(rank,)) for rank in range(receivers)]
     for thread in engines:
         thread.start()
-    summaries[0] = send(route, lambda: iter(weights.items())).summary
+    summaries[0] = send(transport, lambda: iter(weights.items())).summary
     if sent is not None:
         sent.set()
     for thread in engines:

@@ -9,16 +9,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from distributed_workers import weights as made_weights
+from transfers import STREAMING, changed, made, num_engines
 
 from roll.configs.catalog.transport_table import TRANSPORTS
-from roll.distributed.transports import STREAMING, Route, Sent, WeightStream, receive, send, shared, shm_segments
+from roll.distributed.transports import Sent, Transport, WeightStream, receive, send, shared, shm_segments
 from roll.distributed.transports import file_transport as files_module
 from roll.distributed.transports.bucket_layout import buffer_size
 from roll.distributed.transports.rendezvous import RendezvousStore, TransferChannel
@@ -39,21 +39,10 @@ def rendezvous() -> RendezvousStore:
 
 
 @pytest.fixture
-def make_route(rendezvous: RendezvousStore, tmp_path: Path) -> Callable[..., Route]:
-    def make(transport: str, **changes: Any) -> Route:
-        name = f"{SESSION}-{uuid.uuid4().hex}"
-        route = Route(
-            transport=transport,
-            version=3,
-            transfer=name,
-            bucket_bytes=1000,
-            timeout=30.0,
-            rendezvous=rendezvous.address,
-            group=f"group-{name}",
-            folder=str(tmp_path / "weights"),
-            checksum=True,
-        )
-        return replace(route, **changes)
+def make(rendezvous: RendezvousStore, tmp_path: Path) -> Callable[..., Transport]:
+    def make(transport: str, **changes: Any) -> Transport:
+        name, folder = f"{SESSION}-{uuid.uuid4().hex}", str(tmp_path / "weights")
+        return made(transport, rendezvous, **{"name": name, "folder": folder, **changes})
 
     return make
 
@@ -76,19 +65,21 @@ def copied(incoming: WeightStream) -> list[tuple[str, torch.Tensor]]:
 class Run:
     """One transfer to several receivers; errors are kept, by end."""
 
-    def __init__(self, route: Route, source: Any = weights, consume: Consume | list[Consume] = copied) -> None:
+    def __init__(self, transport: Transport, source: Any = weights, consume: Consume | list[Consume] = copied) -> None:
         self.sent: Sent | None = None
         self.errors: dict[str, BaseException] = {}
         self.got: dict[int, Any] = {}
         self.summaries: dict[int, Any] = {}
-        consumers = consume if isinstance(consume, list) else [consume] * route.receivers
+        consumers = consume if isinstance(consume, list) else [consume] * num_engines(transport)
         started = time.monotonic()
-        if route.transport not in STREAMING:
-            self._end("sender", lambda: setattr(self, "sent", send(route, source)))
+        if not transport.streams:
+            self._end("sender", lambda: setattr(self, "sent", send(transport, source)))
         handles = self.sent.handles if self.sent else []
-        ends = [threading.Thread(target=self._receive, args=(route, handles, i, c)) for i, c in enumerate(consumers)]
-        if route.transport in STREAMING:
-            work = lambda: setattr(self, "sent", send(route, source))  # noqa: E731
+        ends = [
+            threading.Thread(target=self._receive, args=(transport, handles, i, c)) for i, c in enumerate(consumers)
+        ]
+        if transport.streams:
+            work = lambda: setattr(self, "sent", send(transport, source))  # noqa: E731
             ends.append(threading.Thread(target=self._end, args=("sender", work)))
         for thread in ends:
             thread.start()
@@ -103,9 +94,9 @@ class Run:
         except Exception as error:  # noqa: BLE001 - looked at by the test
             self.errors[name] = error
 
-    def _receive(self, route: Route, handles: Any, rank: int, consume: Consume) -> None:
+    def _receive(self, transport: Transport, handles: Any, rank: int, consume: Consume) -> None:
         def work() -> None:
-            with receive(route, handles, rank) as incoming:
+            with receive(transport, handles, rank) as incoming:
                 self.got[rank] = consume(incoming)
             self.summaries[rank] = incoming.summary()
 
@@ -115,9 +106,9 @@ class Run:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 10**6])
 def test_every_engine_gets_every_bit_in_order(
-    make_route: Callable[..., Route], transport: str, bucket_bytes: int
+    make: Callable[..., Transport], transport: str, bucket_bytes: int
 ) -> None:
-    run = Run(make_route(transport, receivers=2, bucket_bytes=bucket_bytes))
+    run = Run(make(transport, receivers=2, bucket_bytes=bucket_bytes))
     assert not run.errors
     expected = list(weights())
     for rank in (0, 1):
@@ -130,43 +121,43 @@ def test_every_engine_gets_every_bit_in_order(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_nothing_to_send_is_a_valid_stream(make_route: Callable[..., Route], transport: str) -> None:
-    run = Run(make_route(transport), source=lambda: iter(()))
+def test_nothing_to_send_is_a_valid_stream(make: Callable[..., Transport], transport: str) -> None:
+    run = Run(make(transport), source=lambda: iter(()))
     assert not run.errors
     assert run.got == {0: []}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_what_is_kept_stays_as_it_was(make_route: Callable[..., Route], transport: str) -> None:
+def test_what_is_kept_stays_as_it_was(make: Callable[..., Transport], transport: str) -> None:
     tensor = torch.arange(100.0)
-    route = make_route(transport, keep=True)
-    run = Run(route, source=lambda: iter([("w", tensor)]))
+    sending = make(transport, keep=True)
+    run = Run(sending, source=lambda: iter([("w", tensor)]))
     tensor += 1
-    later = replace(route, transport="file" if transport == "file" else "object_store", keep=False)
+    later = make("file" if transport == "file" else "object_store")
     with receive(later, run.sent.retained, 0) as incoming:
         ((_, got),) = copied(incoming)
     assert torch.equal(got, torch.arange(100.0))
 
 
-def test_in_one_process_the_tensors_are_handed_over_when_they_are_asked_for(make_route: Callable[..., Route]) -> None:
+def test_in_one_process_the_tensors_are_handed_over_when_they_are_asked_for(make: Callable[..., Transport]) -> None:
     tensor, asked = torch.randn(4), []
 
     def source() -> Iterator[tuple[str, torch.Tensor]]:
         asked.append(True)
         yield "w", tensor
 
-    route = make_route("in_process", checksum=False)
-    sent = send(route, source)
+    transport = make("in_process", checksum=False)
+    sent = send(transport, source)
     asked.clear()
-    with receive(route, sent.handles, 0) as incoming:
+    with receive(transport, sent.handles, 0) as incoming:
         assert next(iter(incoming))[1].data_ptr() == tensor.data_ptr()
     assert asked == [True]
     with pytest.raises(WeightMismatch, match="expected weights of version 4, the trainer's are 3"):
-        list(receive(replace(route, version=4), sent.handles, 0))
+        list(receive(changed(transport, version=4), sent.handles, 0))
 
 
-@pytest.mark.parametrize("transport", sorted(STREAMING))
-def test_a_sender_is_never_more_than_two_buckets_ahead(make_route: Callable[..., Route], transport: str) -> None:
+@pytest.mark.parametrize("transport", STREAMING)
+def test_a_sender_is_never_more_than_two_buckets_ahead(make: Callable[..., Transport], transport: str) -> None:
     begun, lead = [0], []
 
     def source() -> Iterator[tuple[str, torch.Tensor]]:
@@ -180,14 +171,14 @@ def test_a_sender_is_never_more_than_two_buckets_ahead(make_route: Callable[...,
             assert tensor[0] == i
             lead.append(begun[0] - i)
 
-    run = Run(make_route(transport), source=source, consume=slowly)
+    run = Run(make(transport), source=source, consume=slowly)
     assert not run.errors
     # The one that is read, two that are full, one that waits for a buffer; with broadcast one more on its way.
     assert max(lead) <= 5
 
 
 def test_shared_memory_holds_two_buckets_and_a_larger_tensor_gets_a_larger_one(
-    make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
     original = shm_segments.ShmSegment.__init__
@@ -199,7 +190,7 @@ def test_shared_memory_holds_two_buckets_and_a_larger_tensor_gets_a_larger_one(
     monkeypatch.setattr(shm_segments.ShmSegment, "__init__", counting)
     sizes = (100, 100, 100, 1000, 100, 100, 100)
     run = Run(
-        make_route("shared_memory", bucket_bytes=400),
+        make("shared_memory", bucket_bytes=400),
         source=lambda: ((f"w{i}", torch.full((n,), float(i))) for i, n in enumerate(sizes)),
         consume=lambda incoming: [float(tensor.sum()) for _, tensor in incoming],
     )
@@ -208,7 +199,7 @@ def test_shared_memory_holds_two_buckets_and_a_larger_tensor_gets_a_larger_one(
 
 
 def test_the_next_sync_finds_the_memory_of_the_one_before(
-    make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
     opened: list[str] = []
@@ -221,7 +212,7 @@ def test_the_next_sync_finds_the_memory_of_the_one_before(
     for version in range(3):
         tensors = [(f"w{i}", torch.full((1 << 18,), float(10 * version + i))) for i in range(6)]
         run = Run(
-            make_route("shared_memory", bucket_bytes=1 << 20),
+            make("shared_memory", bucket_bytes=1 << 20),
             source=lambda tensors=tensors: iter(tensors),
             consume=lambda incoming: [float(tensor[0]) for _, tensor in incoming],
         )
@@ -233,15 +224,15 @@ def test_the_next_sync_finds_the_memory_of_the_one_before(
 
 
 def test_an_engine_that_keeps_tensors_of_the_stream_is_told_so_before_they_change(
-    make_route: Callable[..., Route],
+    make: Callable[..., Transport],
 ) -> None:
-    run = Run(make_route("shared_memory", bucket_bytes=1), consume=lambda incoming: list(incoming))
+    run = Run(make("shared_memory", bucket_bytes=1), consume=lambda incoming: list(incoming))
     assert "still holds tensors of bucket 0 when it asks for bucket 2" in str(run.errors["engine 0"])
     assert "engine 0: WeightSyncError" in str(run.errors["sender"])
 
 
-def test_broadcast_buffers_are_used_again_only_when_nobody_looks_at_them(make_route: Callable[..., Route]) -> None:
-    run = Run(make_route("broadcast", bucket_bytes=1), consume=lambda incoming: list(incoming))
+def test_broadcast_buffers_are_used_again_only_when_nobody_looks_at_them(make: Callable[..., Transport]) -> None:
+    run = Run(make("broadcast", bucket_bytes=1), consume=lambda incoming: list(incoming))
     assert not run.errors
     assert weights_checksum(run.got[0]) == weights_checksum(weights())
 
@@ -273,21 +264,19 @@ def refusing(incoming: WeightStream) -> None:
             raise KeyError("unknown name")
 
 
-@pytest.mark.parametrize("transport", sorted(STREAMING))
+@pytest.mark.parametrize("transport", STREAMING)
 @pytest.mark.parametrize("after", [0, 7])
-def test_a_sender_that_fails_ends_the_engines_wait(
-    make_route: Callable[..., Route], transport: str, after: int
-) -> None:
-    run = Run(make_route(transport, receivers=2), source=failing(after))
+def test_a_sender_that_fails_ends_the_engines_wait(make: Callable[..., Transport], transport: str, after: int) -> None:
+    run = Run(make(transport, receivers=2), source=failing(after))
     assert str(run.errors["sender"]) == "the gather failed"
     for rank in (0, 1):
         assert "the trainer: RuntimeError: the gather failed" in str(run.errors[f"engine {rank}"])
     assert run.seconds < 4, "nobody waited for a time limit"
 
 
-@pytest.mark.parametrize("transport", sorted(STREAMING))
+@pytest.mark.parametrize("transport", STREAMING)
 def test_an_engine_that_fails_ends_everybodys_wait_and_the_trainers_ranks_go_through_the_stream(
-    make_route: Callable[..., Route], transport: str
+    make: Callable[..., Transport], transport: str
 ) -> None:
     asked = []
 
@@ -296,46 +285,46 @@ def test_an_engine_that_fails_ends_everybodys_wait_and_the_trainers_ranks_go_thr
             asked.append(i)
             yield f"w{i}", torch.zeros(250)
 
-    run = Run(make_route(transport, receivers=2), source=source, consume=[copied, refusing])
+    run = Run(make(transport, receivers=2), source=source, consume=[copied, refusing])
     assert isinstance(run.errors["engine 1"], KeyError)
     for end in ("sender", "engine 0"):
         assert "engine 1: KeyError: 'unknown name'" in str(run.errors[end])
     assert run.seconds < 4
     assert asked == list(range(20)), "gathering takes every rank, so rank 0 may not stop"
     # The same trainer and the engines that are left go on under another group.
-    again = Run(make_route(transport))
+    again = Run(make(transport))
     assert not again.errors
 
 
-@pytest.mark.parametrize("transport", sorted(STREAMING))
+@pytest.mark.parametrize("transport", STREAMING)
 def test_an_engine_that_never_comes_is_named_after_the_time_limit(
-    make_route: Callable[..., Route], transport: str
+    make: Callable[..., Transport], transport: str
 ) -> None:
-    route = make_route(transport, timeout=0.5, receivers=2)
-    run = Run(route, consume=[copied])
+    run = Run(make(transport, timeout=0.5, receivers=2), consume=[copied])
     expected = {"shared_memory": "the engines to finish with bucket 0", "broadcast": "engine 1 to join"}[transport]
     told = " ".join(map(str, run.errors.values()))
     assert f"waited 0.5 s for {expected}" in told
     assert "version 3" in told
 
 
-@pytest.mark.parametrize("transport", sorted(STREAMING))
+@pytest.mark.parametrize("transport", STREAMING)
 def test_the_controller_ends_a_transfer_whose_other_end_has_died(
-    make_route: Callable[..., Route], rendezvous: RendezvousStore, transport: str
+    make: Callable[..., Transport], rendezvous: RendezvousStore, transport: str
 ) -> None:
-    route = make_route(transport, timeout=60.0)
-    threading.Timer(0.2, rendezvous.abort, (route.transfer, "actor_infer rank 0 died")).start()
+    waiting = make(transport, timeout=60.0)
+    threading.Timer(0.2, rendezvous.abort, (waiting.transfer.name, "actor_infer rank 0 died")).start()
     with pytest.raises(WeightSyncError, match="the trainer gave up: actor_infer rank 0 died"):
-        send(route, weights)
+        send(waiting, weights)
 
 
 @pytest.mark.parametrize("transport", ["object_store", "file", "shared_memory", "broadcast"])
-def test_another_version_is_refused(make_route: Callable[..., Route], transport: str) -> None:
-    route = make_route(transport)
-    if transport in STREAMING:
-        TransferChannel(route, "the trainer").publish("bucket/0" if transport == "shared_memory" else "device", "cpu")
-    handles = [] if transport in STREAMING else send(route, weights).handles
-    later = replace(route, version=4)
+def test_another_version_is_refused(make: Callable[..., Transport], transport: str) -> None:
+    sending = make(transport)
+    if sending.streams:
+        channel = TransferChannel(sending, "the trainer", sending.lanes[0])
+        channel.publish("bucket/0" if transport == "shared_memory" else "device", "cpu")
+    handles = [] if sending.streams else send(sending, weights).handles
+    later = changed(sending, version=4)
     with (
         pytest.raises(WeightMismatch, match=r"expected weights of version 4.* (holds|sent) 3"),
         receive(later, handles, 0) as incoming,
@@ -343,31 +332,31 @@ def test_another_version_is_refused(make_route: Callable[..., Route], transport:
         copied(incoming)
 
 
-def test_a_bucket_that_is_missing_is_noticed(make_route: Callable[..., Route], tmp_path: Path) -> None:
-    route = make_route("file", bucket_bytes=1)
-    (folder,) = send(route, weights).handles
+def test_a_bucket_that_is_missing_is_noticed(make: Callable[..., Transport], tmp_path: Path) -> None:
+    written = make("file", bucket_bytes=1)
+    (folder,) = send(written, weights).handles
     sorted(Path(folder).glob("*.safetensors"))[2].unlink()
     with pytest.raises(WeightSyncError, match=r"engine 0 couldn't read weights of version 3 from .*No such file"):
-        Run(route, consume=copied) and list(receive(route, [folder], 0))
+        Run(written, consume=copied) and list(receive(written, [folder], 0))
 
-    stored = make_route("object_store", bucket_bytes=1)
+    stored = make("object_store", bucket_bytes=1)
     handles = send(stored, weights).handles
     with pytest.raises(WeightMismatch, match="place 2"):
         list(receive(stored, [*handles[:2], *handles[3:]], 0))
 
-    late = make_route("shared_memory", timeout=0.5)
+    late = make("shared_memory", timeout=0.5)
     with pytest.raises(WeightSyncError, match=r"engine 0 waited 0.5 s for bucket 0 from the trainer"):
         list(receive(late, [], 0))
 
 
-def test_an_engine_that_reads_only_a_part_has_failed(make_route: Callable[..., Route]) -> None:
-    run = Run(make_route("object_store"), consume=lambda incoming: next(iter(incoming)))
+def test_an_engine_that_reads_only_a_part_has_failed(make: Callable[..., Transport]) -> None:
+    run = Run(make("object_store"), consume=lambda incoming: next(iter(incoming)))
     assert "the engine stopped reading after 1 tensors, 1600 bytes" in str(run.errors["engine 0"])
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, None])
 def test_full_shared_memory_is_an_error_that_says_what_to_do(
-    make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch, number: int | None
+    make: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch, number: int | None
 ) -> None:
     import resource
 
@@ -382,7 +371,7 @@ def test_full_shared_memory_is_an_error_that_says_what_to_do(
 
         monkeypatch.setattr(os, "posix_fallocate", full)
     try:
-        run = Run(make_route("shared_memory", bucket_bytes=8 * 2**20))
+        run = Run(make("shared_memory", bucket_bytes=8 * 2**20))
     finally:
         if number is None:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -392,22 +381,22 @@ def test_full_shared_memory_is_an_error_that_says_what_to_do(
     assert "the trainer: WeightSyncError: 1 MiB" in str(run.errors["engine 0"])
 
 
-def test_a_full_disk_leaves_no_half_folder(make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch) -> None:
-    route = make_route("file")
+def test_a_full_disk_leaves_no_half_folder(make: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = make("file")
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files_module, "save_file", full)
     with pytest.raises(WeightSyncError, match=r"version 3 couldn't be written to .*No space left"):
-        send(route, weights)
-    assert list(Path(route.folder).iterdir()) == []
+        send(transport, weights)
+    assert list(Path(transport.folder).iterdir()) == []
 
 
-def test_older_files_are_deleted_and_the_folder_is_one_of_hugging_faces(make_route: Callable[..., Route]) -> None:
-    first, second = (send(make_route("file", version=v), weights).handles for v in (3, 4))
+def test_older_files_are_deleted_and_the_folder_is_one_of_hugging_faces(make: Callable[..., Transport]) -> None:
+    first, second = (send(make("file", version=v), weights).handles for v in (3, 4))
     root = Path(second[0]).parent
-    files_module.discard(root, keep=second)
+    make("file").discard(second)
     assert [str(path) for path in root.iterdir()] == second
     assert not Path(first[0]).exists()
     index = json.loads((Path(second[0]) / "model.safetensors.index.json").read_text())

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from roll.distributed.dispatch import Dispatch, dispatch
-from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
-from roll.distributed.transports.delta import WeightCopy
+from roll.distributed.transports import Sent, TransferSummary, Transport, receive, send
+from roll.distributed.transports.delta import Delta, WeightCopy
 from roll.distributed.transports.shm_places import share
 from roll.distributed.weights import weights_checksum
 from roll.distributed.worker import Worker, WorkerInfo
@@ -76,13 +76,13 @@ class FakeTrainer(Worker):
             yield name, tensor
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def send_weights(self, route: Route) -> Sent:
-        step = 0 if route.part == "base" else self.step  # the base is frozen
+    def send_weights(self, transport: Transport, delta: Delta | None = None) -> Sent:
+        step = 0 if transport.transfer.part == "base" else self.step  # the base is frozen
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:  # some transports ask twice
             return self.watched(self.placed.items() if self.placed else weights_of(step))
 
-        return send(route, weights, self.info.rank, copy=self.copy)
+        return send(transport, weights, self.info.rank, delta=delta, copy=self.copy)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def checksum(self) -> str:
@@ -98,11 +98,11 @@ class FakeEngine(FakeTrainer):
     """(part, version) of everything that was loaded."""
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
-        with receive(route, handles, self.info.rank, self.copy) as incoming:
+    def update_weights(self, transport: Transport, handles: list[Any], delta: Delta | None = None) -> TransferSummary:
+        with receive(transport, handles, self.info.rank, delta=delta, copy=self.copy) as incoming:
             self.weights = {name: tensor.clone() for name, tensor in self.watched(incoming)}
-        self.version = route.version
-        self.log = [*self.log, (route.part, route.version)]
+        self.version = transport.transfer.version
+        self.log = [*self.log, (transport.transfer.part, self.version)]
         return incoming.summary()
 
     @dispatch(Dispatch.ONE_TO_ALL)

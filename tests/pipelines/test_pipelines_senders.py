@@ -13,6 +13,7 @@ import pytest
 from sync_workers import FakeEngine, FakeTrainer
 from test_pipelines_sync import fake_config, left_by, pair, state_of, sync_of
 
+from roll.configs.catalog.transport_table import Lane
 from roll.distributed.cluster import Executor
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.executors import make_executor
@@ -21,6 +22,7 @@ from roll.distributed.transports import Sent, TransferSummary
 from roll.distributed.weights import WeightSyncError
 from roll.distributed.worker_errors import WorkerDied
 from roll.pipelines.rl.sync import _together
+from roll.pipelines.rl.sync_plan import choose_lanes
 from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 
 MODEL = 12 * 3000 * 4  # bytes of a FakeTrainer's weights
@@ -85,23 +87,30 @@ TWO, FOUR = Cluster((0,), (1,)), Cluster((0,), (1,), (2,), (3,))
         (Cluster((0,), (1,), on_host=True), TWO, (0, 1), ()),  # offloaded weights: as on a CPU
     ],
 )
-def test_who_sends_follows_from_where_the_ranks_are(
-    tmp_path: Path, trainer: Any, engines: Any, senders: Any, sources: Any
-) -> None:
-    sync = sync_of(fake_config(tmp_path), trainer, engines)
-    assert sync._senders("shared_memory") == (senders, sources)
+def test_who_sends_follows_from_where_the_ranks_are(trainer: Any, engines: Any, senders: Any, sources: Any) -> None:
+    everyone = tuple(range(engines.world_size))
+    alone = (Lane((0,), everyone),)
+    lanes = choose_lanes("shared_memory", trainer, engines)
+    if sources:  # of each engine the rank that sends it everything
+        assert {engine: lane.senders for lane in lanes for engine in lane.engines} == {
+            engine: (source,) for engine, source in enumerate(sources)
+        }
+        assert len(lanes) == len(set(sources))
+        assert all(lane.on_device for lane in lanes)
+    else:
+        assert lanes == (Lane(senders, everyone),)
     if len(senders) > 1:  # room for two senders, and for none
-        assert len(sync._senders("shared_memory", most=2)[0]) == 2
-        assert sync._senders("shared_memory", most=0) == ((0,), ())
+        assert len(choose_lanes("shared_memory", trainer, engines, most=2)[0].senders) == 2
+        assert choose_lanes("shared_memory", trainer, engines, most=0) == alone
     for other in ("broadcast", "object_store", "file", "in_process"):
-        assert sync._senders(other) == ((0,), ())
+        assert choose_lanes(other, trainer, engines) == alone
 
 
 def test_two_ranks_send_a_share_each(ray: Executor, tmp_path: Path) -> None:
     trainer, engines = pair(ray)
     sync = sync_of(fake_config(tmp_path, weight_transport="shared_memory"), trainer, engines)
-    sync._template = replace(sync._first_route(), bucket_bytes=40000)
-    assert sync._template.senders == (0, 1)
+    sync._plan = replace(sync._plan, bucket_bytes=40000)
+    assert sync._plan.lanes == (Lane((0, 1), (0, 1)),)
     for version in range(3):
         sync(version)
         assert engines.call(FakeEngine.state) == [(version, state_of(version))] * 2
@@ -122,8 +131,7 @@ def test_engines_take_all_from_the_rank_on_their_own_accelerator(ray: Executor, 
         assert receivers.call(FakeEngine.state) == [(version, state_of(version))] * 2
         assert sync.metrics["sync/copied_gigabytes"] == 2 * MODEL / 1e9  # stand-ins: they are on the host
         trainer.call(FakeTrainer.train)
-    assert sync._template.sources == (1, 0)
-    assert sync._template.on_device
+    assert sync._plan.lanes == (Lane((1,), (0,), on_device=True), Lane((0,), (1,), on_device=True))
     # The trainer's last version again, to one engine that was replaced.
     sync(2)
     receivers.call_rank(1, FakeEngine.forget)
@@ -137,7 +145,7 @@ def test_engines_take_all_from_the_rank_on_their_own_accelerator(ray: Executor, 
 def test_a_rank_that_is_killed_while_it_sends_its_share_is_named(ray: Executor, tmp_path: Path) -> None:
     trainer, engines = pair(ray)
     sync = sync_of(fake_config(tmp_path, weight_transport="shared_memory"), trainer, engines)
-    sync._template = replace(sync._first_route(), bucket_bytes=40000)
+    sync._plan = replace(sync._plan, bucket_bytes=40000)
     sync(1)
     trainer.call(FakeTrainer.arm, ("kill", 1, 6))
     started = time.monotonic()

@@ -22,9 +22,10 @@ from roll.distributed.transports import shm_segments
 from roll.distributed.weights import WeightSyncError, weights_checksum
 from roll.distributed.worker import Ping
 from roll.distributed.worker_errors import WorkerDied, WorkerFailed
-from roll.pipelines.rl import sync as sync_module
+from roll.pipelines.rl import sync_plan
 from roll.pipelines.rl.engine_pipeline import EnginePipeline
-from roll.pipelines.rl.sync import WeightSync, choose_transport
+from roll.pipelines.rl.sync import WeightSync
+from roll.pipelines.rl.sync_plan import choose_transport
 from roll.strategies.engines.hf.hf_infer import HfInfer
 
 WANTED = ("auto", "object_store", "shared_memory", "broadcast", "file")
@@ -248,12 +249,12 @@ def test_the_machines_of_the_workers_are_asked_and_not_that_of_the_controller(
         trainer = executor.create_cluster(roles[0], ElsewhereTrainer)
         engines = executor.create_cluster(roles[1], FakeEngine)
         seen: dict[str, bool] = {}
-        monkeypatch.setattr(sync_module, "choose_transport", lambda wanted, homes, *, keeps, fits: (
+        monkeypatch.setattr(sync_plan, "choose_transport", lambda wanted, homes, *, keeps, fits: (
             seen.update(fits=fits) or wanted))  # fmt: skip
-        sync_of(fake_config(tmp_path, weight_transport="object_store"), trainer, engines)._first_route()
+        assert sync_of(fake_config(tmp_path, weight_transport="object_store"), trainer, engines)._plan
         assert seen == {"fits": True}
         with pytest.raises(ValueError, match=r"broadcast needs accelerators of their own .*share \[0\]"):
-            sync_of(fake_config(tmp_path, weight_transport="broadcast"), trainer, engines)._first_route()
+            assert sync_of(fake_config(tmp_path, weight_transport="broadcast"), trainer, engines)._plan
 
 
 # --- the whole loop
@@ -344,8 +345,8 @@ def test_every_transport_reaches_every_process(ray: Executor, tmp_path: Path) ->
                 sync.resend(1)
                 assert engines.call(FakeEngine.state) == [(8, state_of(step))] * 2, wanted
             assert not left_by(sync)
-    assert both[0]._template.transport == "shared_memory"
-    assert both[1]._template.transport == "object_store"
+    assert both[0]._plan.transport.name == "shared_memory"
+    assert both[1]._plan.transport.name == "object_store"
     for sync in both:
         sync.close()
 
@@ -370,7 +371,7 @@ def test_a_process_that_is_killed_in_the_middle_is_named_within_seconds(
     keys = {"weight_transport": wanted, "verify_weight_sync": "off"}
     sync = sync_of(fake_config(tmp_path, **keys), trainer, engines)
     # A bucket of 1 MiB would hold all of them.
-    sync._template = replace(sync._first_route(), bucket_bytes=20000)
+    sync._plan = replace(sync._plan, bucket_bytes=20000)
     sync(1)
     cluster = engines if role == "engines" else trainer
     cluster.call(FakeTrainer.arm, ("kill", rank, 6))

@@ -16,10 +16,12 @@ import psutil
 import pytest
 import torch
 
+from roll.configs.catalog.transport_table import Lane
 from roll.configs.schema.worker_config import ModelArgs
-from roll.distributed.transports import Route, receive, send
-from roll.distributed.transports.delta import WeightCopy
+from roll.distributed.transports import Transfer, receive, send
+from roll.distributed.transports.delta import Delta, WeightCopy
 from roll.distributed.transports.rendezvous import RendezvousStore
+from roll.distributed.transports.shared import SharedMemoryTransport
 from roll.distributed.transports.shm_places import share
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
 from roll.strategies.training.pretrained import load_causal_lm, load_tokenizer, named_tensors
@@ -30,19 +32,19 @@ TOLERANCE = 1e-5
 
 
 @contextlib.contextmanager
-def by_shared_memory(version, weights, copies=(None, None), **names):
+def by_shared_memory(version, weights, copies=(None, None), delta=None):
     """The stream at an engine's end of a transfer whose other end is a thread of this process.
 
-    `copies`, and `names` of what they are of: the ends' for a delta.
+    `copies`: the ends' for a delta.
     """
     store = RendezvousStore("127.0.0.1")
-    route = Route(transport="shared_memory", version=version, transfer=uuid.uuid4().hex, rendezvous=store.address,
-                  bucket_bytes=100_000, timeout=300.0, checksum=True, **names)  # fmt: skip
+    transfer = Transfer(version=version, name=uuid.uuid4().hex, bucket_bytes=100_000, timeout=300.0, checksum=True)
+    transport = SharedMemoryTransport(transfer, store.address, (Lane((0,), (0,)),))
     sent = []
-    sender = threading.Thread(target=lambda: sent.append(send(route, weights, copy=copies[0])))
+    sender = threading.Thread(target=lambda: sent.append(send(transport, weights, delta=delta, copy=copies[0])))
     sender.start()
     try:
-        with receive(route, [], 0, copies[1]) as incoming:
+        with receive(transport, [], 0, delta=delta, copy=copies[1]) as incoming:
             yield incoming
     finally:
         sender.join(60)
@@ -425,7 +427,7 @@ def changes_alone_bring_an_engine_to_the_weights_that_all_of_them_would(t):
             for tensor in list(t.model.parameters())[step % 2 :: 2]:
                 tensor[torch.rand(tensor.shape, generator=generator) < 0.1] *= 1.5
         version, found = t.engine.version + 1, []
-        with by_shared_memory(version, weights, copies, base=base, snapshot=f"v{version}") as incoming:
+        with by_shared_memory(version, weights, copies, Delta(f"v{version}", base)) as incoming:
             t.engine.update_weights(version, incoming)
         assert step == 0 or incoming.summary().moved < 0.4 * incoming.summary().bytes
         base = f"v{version}"

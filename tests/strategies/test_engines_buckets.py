@@ -11,8 +11,10 @@ import uuid
 import pytest
 import torch
 
-from roll.distributed.transports import Route, receive, send
+from roll.configs.catalog.transport_table import Lane
+from roll.distributed.transports import Transfer, receive, send
 from roll.distributed.transports.rendezvous import RendezvousStore
+from roll.distributed.transports.shared import SharedMemoryTransport
 from roll.distributed.weights import weights_checksum
 from roll.strategies.engines.buckets import BucketReader, SharedBucket
 from roll.strategies.engines.weight_feed import WeightFeed
@@ -78,12 +80,11 @@ class Relay:
 
     def __init__(self, load, **changes):
         self._store = store = RendezvousStore("127.0.0.1")
-        route = Route(transport="shared_memory", version=1, transfer=uuid.uuid4().hex, rendezvous=store.address,
-                      timeout=20.0, checksum=True, **changes)  # fmt: skip
+        transfer = Transfer(version=1, name=uuid.uuid4().hex, timeout=20.0, checksum=True, **changes)
         self.batches = 0
         self.begun = 0
         self._load = load
-        self._route = route
+        self._transport = SharedMemoryTransport(transfer, store.address, (Lane((0,), (0,)),))
 
     def run(self, tensors, bucket_size=64):
         def source():
@@ -92,11 +93,11 @@ class Relay:
                 yield name, tensor
 
         sent = []
-        sender = threading.Thread(target=lambda: sent.append(send(self._route, source)))
+        sender = threading.Thread(target=lambda: sent.append(send(self._transport, source)))
         sender.start()
         loop = LoopThread("engine")
         try:
-            with receive(self._route, [], 0) as incoming:
+            with receive(self._transport, [], 0) as incoming:
                 feed = WeightFeed(incoming, loop.loop)
                 future = loop.submit(self._relay(feed, bucket_size))
                 feed.serve(future)

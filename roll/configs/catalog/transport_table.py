@@ -1,4 +1,4 @@
-"""Ways of weights from the trainer to the engines: values of `weight_transport`, and what `auto` may choose."""
+"""Ways of weights from the trainer to the engines: values of `weight_transport`, and who sends to whom."""
 
 from __future__ import annotations
 
@@ -9,40 +9,49 @@ from roll.configs.catalog.entries import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transport(Entry):
-    """`path` is a module with `send(route, stream) -> handles` and `receive(route, handles, rank) -> stream`."""
+class TransportEntry(Entry):
+    """`path` is a class, a `Transport` of roll/distributed/transports."""
 
     configurable: bool = True
     """A configuration may choose it; else only `auto` does."""
-    streams: bool = False
-    """Both ends are at work at the same time; the handles of the others stay what they are."""
 
 
-TRANSPORTS: dict[str, Transport] = {
-    "in_process": Transport(path="roll.distributed.transports.stored", configurable=False),
-    "object_store": Transport(path="roll.distributed.transports.stored"),
-    "file": Transport(path="roll.distributed.transports.file_transport"),
-    "shared_memory": Transport(path="roll.distributed.transports.shared", streams=True),
-    "broadcast": Transport(path="roll.distributed.transports.broadcast", streams=True),
+TRANSPORTS: dict[str, TransportEntry] = {
+    "in_process": TransportEntry(path="roll.distributed.transports.stored:InProcessTransport", configurable=False),
+    "object_store": TransportEntry(path="roll.distributed.transports.stored:ObjectStoreTransport"),
+    "file": TransportEntry(path="roll.distributed.transports.file_transport:FileTransport"),
+    "shared_memory": TransportEntry(path="roll.distributed.transports.shared:SharedMemoryTransport"),
+    "broadcast": TransportEntry(path="roll.distributed.transports.broadcast:BroadcastTransport"),
 }
 
 MAX_SENDERS = 8
 """Ranks of the trainer that send a share each; an engine keeps the buffers of all of them open."""
 
 
-def who_sends(
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Ranks of the trainer, and the engines that get everything from them."""
+
+    senders: tuple[int, ...]
+    """They send in turn, a bucket each."""
+    engines: tuple[int, ...]
+    on_device: bool = False
+    """Whether they share an accelerator: `shared_memory` then stays on it."""
+
+
+def lanes_between(
     transport: str,
     trainer: Mapping[int, tuple[int, ...]],
     engines: Sequence[tuple[int, ...]],
     *,
     on_accelerator: bool,
     most: int = MAX_SENDERS,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return `senders` and `sources` of a route (roll/distributed/transports).
+) -> tuple[Lane, ...]:
+    """Return who sends to whom.
 
-    On accelerators that both ends share, each rank of the trainer is the source of the engines that begin on its own.
-    Elsewhere there are no sources: senders copy a part of the weights to the host each, by links of their own. Other
-    transports than `shared_memory` have one sender.
+    On accelerators that both ends share, each rank of the trainer sends everything to the engines that begin on its
+    own. Elsewhere all engines are in one lane: senders copy a part of the weights to the host each, by links of their
+    own. Other transports than `shared_memory` have one sender.
 
     Args:
         transport: its name.
@@ -51,10 +60,15 @@ def who_sends(
         on_accelerator: whether the trainer's whole tensors are on accelerators.
         most: how many ranks may share the work.
     """
+    everyone = tuple(range(len(engines)))
     if transport != "shared_memory":
-        return (0,), ()
+        return (Lane((0,), everyone),)
     owners = {slots[0]: rank for rank, slots in trainer.items() if len(slots) == 1}
-    sources = tuple(owners[slots[0]] for slots in engines if slots[0] in owners)
-    if on_accelerator and len(sources) == len(engines):
-        return (0,), sources
-    return tuple(trainer)[:: -(-len(trainer) // most)], ()
+    sources = [owners.get(slots[0]) for slots in engines]
+    if on_accelerator and None not in sources:
+        return tuple(
+            Lane((source,), tuple(engine for engine in everyone if sources[engine] == source), on_device=True)
+            for source in dict.fromkeys(sources)
+            if source is not None
+        )
+    return (Lane(tuple(trainer)[:: -(-len(trainer) // most)], everyone),)

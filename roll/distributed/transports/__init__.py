@@ -1,9 +1,12 @@
-"""How new weights travel from the trainer to every engine: one seam, several ways.
+"""How new weights travel from the trainer to every engine: one interface, `Transport`, with a class for each way.
 
-    controller:  route = Route(...)                                    (roll/pipelines/rl/sync.py)
-    trainer:     sent = send(route, strategy.named_weights, rank)      every rank; rank 0's has the handles
-    engine:      with receive(route, sent.handles, rank) as incoming:
-                     engine.update_weights(route.version, incoming)
+    controller:  transport = Class.build(Transfer(...), plan)                 (roll/pipelines/rl/sync.py)
+    trainer:     sent = send(transport, strategy.named_weights, rank)         every rank; rank 0's has the handles
+    engine:      with receive(transport, sent.handles, rank) as incoming:
+                     engine.update_weights(transport.transfer.version, incoming)
+
+A class says what its two ends do with a stream of tensors. `send` and `receive` here do what is common to all: they
+count and hash what passes, keep a version for later (`Transfer.keep`), and let only changes travel (delta.py).
 
 A *stored* transport is sent first and received after; a *streaming* one has no handles, and both ends work at the same
 time. Beyond the trainer's and the engines' own weights, with M for the size of the model and B for a bucket
@@ -20,10 +23,10 @@ larger), the memory in use at a time is
 
 `shared_memory` needs no bucket for weights in memory that the engines can open (`shm_places.share`). With it several
 ranks of the trainer may send, since each has every tensor once it is gathered. Either they take turns, a bucket each,
-and each needs 2 B (`Route.senders`); or each sends everything to the engines on its own accelerator, with 2 B there
-(`Route.sources`). By `broadcast` one rank sends: an engine takes in no more than its link carries, whoever sends.
-`keep` adds M: in the object store, or in one process in its own memory. Both ends keep the segments of `shared_memory`
-from one sync to the next. With `snapshot` (delta.py) each end adds M, and what a transport carries lies on the host.
+and each needs 2 B; or each sends everything to the engines on its own accelerator, with 2 B there (`Lane`). By
+`broadcast` one rank sends: an engine takes in no more than its link carries, whoever sends. `keep` adds M: in the
+object store, or in one process in its own memory. Both ends keep the segments of `shared_memory` from one sync to the
+next. With a `Delta` each end adds M, and what a transport carries lies on the host.
 
 An engine may look at the tensors of one bucket and of the one before it, never write to them, and has to copy what it
 wants to keep.
@@ -32,82 +35,84 @@ wants to keep.
 from __future__ import annotations
 
 import contextlib
-import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
-from roll.configs.catalog.transport_table import TRANSPORTS
 from roll.distributed.byte_account import ByteAccount, counting
 from roll.distributed.handles import Handle
-from roll.distributed.transports.delta import WeightCopy
+from roll.distributed.transports.delta import Delta, WeightCopy
 from roll.distributed.weights import BucketWriter, Checksum, WeightPart, WeightSyncError
 
 NamedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
 Weights: TypeAlias = Callable[[], "NamedWeights"]
 """Begins the stream of full tensors; every rank of the trainer must go through it."""
 
-STREAMING = frozenset(name for name, transport in TRANSPORTS.items() if transport.streams)
 
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """What both ends are told about one transfer, whatever the transport."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """What both ends are told about one transfer."""
-
-    transport: str
     version: int
-    transfer: str
-    """Name of this transfer, unlike that of any other on any machine."""
+    name: str
+    """Unlike that of any other transfer on any machine."""
     bucket_bytes: int
     part: WeightPart = "merged"
     """What is sent."""
     dtype: str = ""
     """What the engines compute in, as `model_args.dtype` has it: weights are cast before they travel. Empty: as is."""
-    receivers: int = 1
-    senders: tuple[int, ...] = (0,)
-    """Ranks of the trainer that send, in turn a bucket each."""
-    sources: tuple[int | None, ...] = ()
-    """For each engine the rank of the trainer that sends it everything; None: it takes no part. Empty: `senders` do."""
-    sender: int = 0
-    """The trainer's rank whose end this is."""
-    lane: str = ""
-    """What tells the keys of one source and its engines from those of others. Only an end of the whole is common."""
     timeout: float = 600.0
     """Seconds that one end waits for the other at any point."""
-    rendezvous: tuple[str, int] | None = None
-    """Host and port where the ends of a streaming transport meet: the controller's."""
-    group: str = ""
-    """Name of the broadcast group, which lasts from one transfer to the next."""
-    folder: str = ""
-    """Where `file` writes."""
-    on_device: bool = False
-    """Whether every engine shares an accelerator with the rank that sends to it: `shared_memory` then stays on it."""
     checksum: bool = False
     """Hash what leaves and what arrives."""
     keep: bool = False
     """Make handles that hold this version while the trainer goes on, whatever the transport."""
-    snapshot: str = ""
-    """Name of these weights, under which both ends keep a copy of them; not in one process. Empty: they keep none."""
-    base: str = ""
-    """Name of the copy that all ends have, of which only the changes travel. Empty: all weights do."""
 
-    def of_sender(self, rank: int) -> Route | None:
-        """Return what a rank of the trainer has to send; None if it sends nothing."""
-        if self.sources:
-            return self._lane(rank) if rank in self.sources else None
-        return replace(self, sender=rank) if rank in self.senders else None
 
-    def of_engine(self, rank: int) -> Route:
-        """Return what an engine receives."""
-        return self._lane(self.sources[rank]) if self.sources else self
+@dataclass(frozen=True)
+class Transport(ABC):
+    """One way of weights, with what both ends have to know of it: each has a copy of this object."""
 
-    def _lane(self, source: int | None) -> Route:
-        assert source is not None, "this engine takes no part in the transfer"
-        served = self.sources.count(source)
-        return replace(self, receivers=served, senders=(source,), sources=(), sender=source, lane=f"/from-{source}")
+    name: ClassVar[str]
+    """In `weight_transport`."""
+    streams: ClassVar[bool] = False
+    """Whether both ends are at work at the same time; the handles of others stay what they are."""
+    reads_in_place: ClassVar[bool] = False
+    """Whether engines can read weights where the trainer keeps them, in memory that others can open."""
+
+    transfer: Transfer
+
+    @classmethod
+    def build(cls, transfer: Transfer, plan: object) -> Transport:
+        """Return the transport for one transfer, with those of the plan's attributes that the class has fields for."""
+        return cls(transfer, **{each.name: getattr(plan, each.name) for each in fields(cls) if each.name != "transfer"})
+
+    def sends(self, rank: int) -> bool:
+        """Return whether this rank of the trainer sends something."""
+        return rank == 0
+
+    @abstractmethod
+    def send(self, stream: NamedWeights, rank: int) -> list[Handle]:
+        """Send the stream, or this rank's share of it, and return handles for the engines; none if it `streams`."""
+
+    @abstractmethod
+    def receive(self, handles: Sequence[Handle], rank: int) -> NamedWeights:
+        """Yield the stream at the end of an engine."""
+
+    def hand_to_engine(self, weights: Weights) -> list[Handle] | None:
+        """Return handles to the trainer's weights themselves, where engines can begin the stream on their own."""
+        del weights
+        return None
+
+    def discard(self, retained: Sequence[Handle]) -> None:
+        """Delete what this transfer and those before it have left for others, except behind these handles."""
+
+    def close(self) -> None:
+        """Delete all of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class TransferSummary:
     tensors: int
     bytes: int
     checksum: str = ""
-    """Empty unless the route asks for it."""
+    """Empty unless the transfer asks for it."""
     gathered: int = field(default=0, compare=False)
     """Bytes that the trainer's ranks gathered for this end."""
     copied: int = field(default=0, compare=False)
@@ -168,63 +173,68 @@ class TransferStats:
             del tensor
 
 
-def send(route: Route, weights: Weights, rank: int = 0, *, copy: WeightCopy | None = None) -> Sent:
-    """Send the weights; every rank of the trainer calls, and the route says which of them are the source.
+def send(
+    transport: Transport, weights: Weights, rank: int = 0, *, delta: Delta | None = None, copy: WeightCopy | None = None
+) -> Sent:
+    """Send the weights; every rank of the trainer calls, and the transport says which of them send something.
 
     All ranks go through the whole stream even when sending fails, because gathering a tensor takes every rank. `copy`:
-    this end's, for a route with a `snapshot`; weights that it has under that name already are sent from there.
+    this end's, for a `delta`; weights that it has under that name already are sent from there.
     """
     stream = weights()
-    mine = route.of_sender(rank)
+    with counting() as account:
+        handles = transport.hand_to_engine(weights) if rank == 0 else None
+        if handles is None:
+            sent = _send_stream(transport, stream, rank, delta, copy)
+        else:
+            # Every engine begins the stream itself and pulls it tensor by tensor: nothing is ever held.
+            sent = Sent(handles, _hashed(weights()) if transport.transfer.checksum else None, [])
+    if sent.summary is None:
+        return sent
+    return replace(sent, summary=replace(sent.summary, gathered=account.gathered, copied=account.copied))
+
+
+def _send_stream(
+    transport: Transport, weights: NamedWeights, rank: int, delta: Delta | None, copy: WeightCopy | None
+) -> Sent:
+    transfer, sends = transport.transfer, transport.sends(rank)
+    keeps = transfer.keep and rank == 0  # what is kept, and what is compared with the engines', is rank 0's
     try:
-        if rank:  # what is kept, and what is compared with the engines', is rank 0's
-            if mine is None:
-                return Sent([], None, [])
-            mine = replace(mine, keep=False, checksum=False)
-        with counting() as account:
-            sent = _send(mine or route, weights, stream, copy, ships=mine is not None)
-        if sent.summary is None:
-            return sent
-        return replace(sent, summary=replace(sent.summary, gathered=account.gathered, copied=account.copied))
-    finally:
-        if route.transport != "in_process":
+        if rank and not sends:
+            return Sent([], None, [])
+        moved = stats = TransferStats(checksum=transfer.checksum and rank == 0)
+        later = None
+        if keeps and (transport.streams or delta is not None):
+            later = BucketWriter(transfer.bucket_bytes, transfer.version)
+        if delta is None:
+            stream = _watched(weights, stats, later)
+        else:
+            assert copy is not None
+            moved = TransferStats(checksum=False)
+            resent = copy.name == delta.snapshot
+            watched = _watched(iter(copy) if resent else weights, stats, later)
+            stream = moved.watch(watched if resent else copy.encoded(watched, delta.base, delta.snapshot))
+        handles: list[Handle] = []
+        if sends:
+            handles = transport.send(stream, rank)
+        else:
             _go_through(stream)
-
-
-def _send(route: Route, weights: Weights, stream: NamedWeights, copy: WeightCopy | None, *, ships: bool) -> Sent:
-    module = importlib.import_module(TRANSPORTS[route.transport].path)
-    stats = TransferStats(checksum=route.checksum)
-    if route.transport == "in_process" and not route.keep:
-        # Every engine begins the stream itself and pulls it tensor by tensor: nothing is ever held.
-        if route.checksum:
-            for name, tensor in weights():
-                stats.add(name, tensor)
-        return Sent(module.hand_to_engine(route, weights), stats.summary() if route.checksum else None, [])
-    later = None
-    if route.keep and (route.transport in STREAMING or route.snapshot):
-        later = BucketWriter(route.bucket_bytes, route.version)
-    moved = stats
-    if route.snapshot:
-        assert copy is not None
-        moved = TransferStats(checksum=False)
-        resent = copy.name == route.snapshot
-        watched = _watched(iter(copy) if resent else stream, stats, later)
-        stream = moved.watch(watched if resent else copy.encoded(watched, route.base, route.snapshot))
-    else:
-        stream = _watched(stream, stats, later)
-    handles: list[Handle] = []
-    if ships:
-        handles = module.send(route, stream)
-    else:
-        _go_through(stream)
-    retained = later.finish() if later is not None else handles if route.keep else []
-    return Sent(handles, replace(stats.summary(), moved=moved.summary().bytes), retained)
+        retained = later.finish() if later is not None else handles if keeps else []
+        return Sent(handles, replace(stats.summary(), moved=moved.summary().bytes), retained)
+    finally:
+        _go_through(weights)
 
 
 def _go_through(stream: NamedWeights) -> None:
     """Take part in gathering what is left of a stream."""
     for _ in stream:
         pass
+
+
+def _hashed(weights: NamedWeights) -> TransferSummary:
+    stats = TransferStats(checksum=True)
+    _go_through(stats.watch(weights))
+    return stats.summary()
 
 
 def _watched(stream: NamedWeights, stats: TransferStats, later: BucketWriter | None) -> NamedWeights:
@@ -241,23 +251,29 @@ class WeightStream:
     Leaving the block frees what the transport holds; with an error it tells the other end, which would wait otherwise.
     """
 
-    def __init__(self, route: Route, handles: Sequence[Handle], rank: int, copy: WeightCopy | None = None) -> None:
-        module = importlib.import_module(TRANSPORTS[route.transport].path)
-        self._stream: Any = module.receive(route.of_engine(rank), handles, rank)
-        self._route = route
+    def __init__(
+        self,
+        transport: Transport,
+        handles: Sequence[Handle],
+        rank: int,
+        delta: Delta | None = None,
+        copy: WeightCopy | None = None,
+    ) -> None:
+        self._stream: Any = transport.receive(handles, rank)
+        self._delta = delta
         self._copy = copy
         self._moved = TransferStats(checksum=False)
-        self._stats = TransferStats(checksum=route.checksum)
-        self._where = f"engine {rank}, weights of version {route.version} by {route.transport}"
+        self._stats = TransferStats(checksum=transport.transfer.checksum)
+        self._where = f"engine {rank}, weights of version {transport.transfer.version} by {transport.name}"
         self._ended = False
         self._counting: Any = counting()
         self._account = ByteAccount()
 
     def __iter__(self) -> NamedWeights:
         moved = self._moved.watch(self._stream)
-        if self._route.snapshot:
+        if self._delta is not None:
             assert self._copy is not None
-            moved = self._copy.decoded(moved, self._route.base, self._route.snapshot)
+            moved = self._copy.decoded(moved, self._delta.base, self._delta.snapshot)
         yield from self._stats.watch(moved)
         self._ended = True
 
@@ -280,6 +296,13 @@ class WeightStream:
         return replace(self._stats.summary(), gathered=account.gathered, copied=account.copied, moved=moved)
 
 
-def receive(route: Route, handles: Sequence[Handle], rank: int, copy: WeightCopy | None = None) -> WeightStream:
-    """Open the engine's end; `rank` is its place among the `receivers`, `copy` this end's for a `snapshot`."""
-    return WeightStream(route, handles, rank, copy)
+def receive(
+    transport: Transport,
+    handles: Sequence[Handle],
+    rank: int,
+    *,
+    delta: Delta | None = None,
+    copy: WeightCopy | None = None,
+) -> WeightStream:
+    """Open an engine's end; `rank` is that of the engine, `copy` this end's for a `delta`."""
+    return WeightStream(transport, handles, rank, delta, copy)

@@ -11,8 +11,9 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,20 +21,65 @@ import torch.distributed as dist
 from torch import Tensor
 
 from roll.distributed.handles import Handle
-from roll.distributed.transports import NamedWeights, Route
+from roll.distributed.transports import NamedWeights
 from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Entry, Outbox, unpacked
-from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, TransferChannel
+from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, StreamingTransport, TransferChannel
 from roll.distributed.weights import WeightSyncError, tensor_of
 
 _POLL_SECONDS = 0.0005
 _GRACE = 5.0  # seconds for what is under way to break off, once its group is given up
 
 
+@dataclass(frozen=True)
+class BroadcastTransport(StreamingTransport):
+    """From rank 0 to all engines, which are in one lane."""
+
+    name: ClassVar[str] = "broadcast"
+
+    group: str
+    """Name of the process group, which lasts from one transfer to the next."""
+
+    def send(self, stream: NamedWeights, rank: int) -> list[Handle]:
+        """Stream to all engines; returns when they have everything."""
+        del rank
+        channel = TransferChannel(self, "the trainer", self.lanes[0])
+        outbox = _Outbox(self, channel)
+        try:
+            outbox.send(stream)
+            if outbox.member is None:
+                channel.publish("device", None)
+        except BaseException as error:
+            channel.abort(error)
+            _leave(0)
+            raise
+        return []
+
+    def receive(self, handles: Sequence[Handle], rank: int) -> NamedWeights:
+        del handles
+        channel = TransferChannel(self, f"engine {rank}", self.lanes[0])
+        try:
+            kind = channel.wait("device", "the trainer to begin")
+            if kind is None:
+                return  # there is nothing to send
+            device = torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.cuda.current_device())
+            for flat, entries in _buckets(channel, _join(self, channel, rank + 1, device)):
+                for name, tensor in unpacked(flat, entries):
+                    yield name, tensor
+                    del tensor
+                del flat
+        except BaseException as error:
+            channel.abort(error)
+            _leave(rank + 1)
+            raise
+
+
 class _Member:
     """This process in a group, as one of its ranks."""
 
-    def __init__(self, route: Route, channel: TransferChannel, rank: int, device: torch.device) -> None:
-        self.name = route.group
+    def __init__(
+        self, transport: BroadcastTransport, channel: TransferChannel, rank: int, device: torch.device
+    ) -> None:
+        self.name = transport.group
         self.device = device
         self._works: dict[int, dist.Work] = {}
         """Under way, by number. They and the group live here alone: connections close when the last reference goes, and
@@ -41,16 +87,16 @@ class _Member:
         self._numbers = itertools.count()
         self._options = dist.BroadcastOptions()
         self._options.rootRank = 0
-        self._options.timeout = timedelta(seconds=route.timeout)
-        self._route = route
-        store = dist.PrefixStore(f"{route.group}-{device.type}", channel.store)
-        size = route.receivers + 1
+        self._options.timeout = timedelta(seconds=transport.transfer.timeout)
+        self._timeout = transport.transfer.timeout
+        store = dist.PrefixStore(f"{transport.group}-{device.type}", channel.store)
+        size = len(transport.lanes[0].engines) + 1
         # Whoever is missing is noticed here, in time and by name, and not in a library's rendezvous.
         channel.publish(f"here/{rank}", None)
         for other in range(size):
             channel.wait(f"here/{other}", f"engine {other - 1} to join" if other else "the trainer to join")
         try:
-            self._group: Any = (_gloo if device.type == "cpu" else _nccl)(route, store, rank, size)
+            self._group: Any = (_gloo if device.type == "cpu" else _nccl)(transport, store, rank, size)
         except RuntimeError as error:
             raise WeightSyncError(f"member {rank} of {size} couldn't join the broadcast group: {error}") from error
 
@@ -63,7 +109,7 @@ class _Member:
     def finish(self, number: int, channel: TransferChannel, what: str) -> None:
         """Wait for it; raises `WeightSyncError` when an end gives up, breaks off or is late."""
         look = time.monotonic()
-        deadline = look + self._route.timeout
+        deadline = look + self._timeout
         while not self._works[number].is_completed():
             if time.monotonic() > look:
                 look = time.monotonic() + ABORT_POLL_SECONDS
@@ -93,26 +139,12 @@ _members: dict[int, _Member] = {}  # this process's membership by rank; more tha
 _stuck: list[Any] = []  # groups whose end would block this process, because something is still under way in them
 
 
-def send(route: Route, stream: NamedWeights) -> list[Handle]:
-    """Stream to all receivers; returns when they have everything."""
-    channel = TransferChannel(route, "the trainer")
-    outbox = _Outbox(route, channel)
-    try:
-        outbox.send(stream)
-        if outbox.member is None:
-            channel.publish("device", None)
-    except BaseException as error:
-        channel.abort(error)
-        _leave(0)
-        raise
-    return []
-
-
 class _Outbox(Outbox):
     """Joins the group once it knows the device."""
 
-    def __init__(self, route: Route, channel: TransferChannel) -> None:
-        super().__init__(route, channel)
+    def __init__(self, transport: BroadcastTransport, channel: TransferChannel) -> None:
+        super().__init__(channel, transport.transfer.bucket_bytes)
+        self._transport = transport
         self.member: _Member | None = None
         self._flats: list[Tensor | None] = [None] * SLOTS
         self._numbers = [0] * SLOTS
@@ -123,7 +155,7 @@ class _Outbox(Outbox):
     def buffer(self, slot: int, size: int, device: torch.device) -> Tensor:
         if self.member is None:
             self.channel.publish("device", device.type)
-            self.member = _join(self.route, self.channel, 0, device)
+            self.member = _join(self._transport, self.channel, 0, device)
         flat = self._flats[slot]
         if flat is None or flat.numel() < size:
             flat = torch.empty(size, dtype=torch.uint8, device=self.member.device)
@@ -139,26 +171,6 @@ class _Outbox(Outbox):
         assert self.member is not None
         self.member.finish(self._numbers[slot], self.channel, "the engines")
         self.channel.wait_until_free(index)
-
-
-def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
-    """See `roll.distributed.transports.receive`."""
-    del handles
-    channel = TransferChannel(route, f"engine {rank}")
-    try:
-        kind = channel.wait("device", "the trainer to begin")
-        if kind is None:
-            return  # there is nothing to send
-        device = torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.cuda.current_device())
-        for flat, entries in _buckets(channel, _join(route, channel, rank + 1, device)):
-            for name, tensor in unpacked(flat, entries):
-                yield name, tensor
-                del tensor
-            del flat
-    except BaseException as error:
-        channel.abort(error)
-        _leave(rank + 1)
-        raise
 
 
 def _buckets(channel: TransferChannel, member: _Member) -> Iterator[tuple[Tensor, list[Entry]]]:
@@ -205,11 +217,11 @@ class _Buffers:
         return tensor_of(view)
 
 
-def _join(route: Route, channel: TransferChannel, rank: int, device: torch.device) -> _Member:
+def _join(transport: BroadcastTransport, channel: TransferChannel, rank: int, device: torch.device) -> _Member:
     member = _members.get(rank)
-    if member is None or member.name != route.group or member.device.type != device.type:
+    if member is None or member.name != transport.group or member.device.type != device.type:
         _leave(rank)
-        member = _members[rank] = _Member(route, channel, rank, device)
+        member = _members[rank] = _Member(transport, channel, rank, device)
     return member
 
 
@@ -219,23 +231,22 @@ def _leave(rank: int) -> None:
         member.drop()
 
 
-def _gloo(route: Route, store: dist.Store, rank: int, size: int) -> Any:
+def _gloo(transport: BroadcastTransport, store: dist.Store, rank: int, size: int) -> Any:
     group: Any = dist.ProcessGroupGloo
     options = group._Options()
-    options._timeout = timedelta(seconds=route.timeout)
-    options._devices = [group.create_device(hostname=_own_address(route))]
+    options._timeout = timedelta(seconds=transport.transfer.timeout)
+    options._devices = [group.create_device(hostname=_own_address(transport))]
     return group(store, rank, size, options)
 
 
-def _nccl(route: Route, store: dist.Store, rank: int, size: int) -> Any:
+def _nccl(transport: BroadcastTransport, store: dist.Store, rank: int, size: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=route.timeout)
+    options._timeout = timedelta(seconds=transport.transfer.timeout)
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _own_address(route: Route) -> str:
+def _own_address(transport: BroadcastTransport) -> str:
     """Return the address of this machine that the controller's machine can reach."""
-    assert route.rendezvous is not None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(route.rendezvous)  # sends nothing
+        probe.connect(transport.rendezvous)  # sends nothing
         return str(probe.getsockname()[0])

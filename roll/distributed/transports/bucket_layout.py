@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.distributed.byte_account import count_copied
-from roll.distributed.transports import NamedWeights, Route
+from roll.distributed.transports import NamedWeights
 from roll.distributed.transports.rendezvous import TransferChannel
 from roll.distributed.transports.shm_places import ShmRegion
 from roll.distributed.transports.shm_segments import Token
@@ -129,13 +129,19 @@ class Outbox(ABC):
 
     They can't wait for each other in a circle. Receivers read in order, and hold one bucket at most while they wait for
     the next, i. A sender waits for the last but one of its own buckets alone, so every sender gets to where i begins.
+
+    Args:
+        channel: to the receivers.
+        bucket_bytes: most that goes into a bucket, unless a tensor is larger.
+        senders: how many there are.
+        mine: the place of this one among them.
     """
 
-    def __init__(self, route: Route, channel: TransferChannel) -> None:
-        self.route = route
+    def __init__(self, channel: TransferChannel, bucket_bytes: int, *, senders: int = 1, mine: int = 0) -> None:
         self.channel = channel
-        self._senders = len(route.senders)
-        self._mine = route.senders.index(route.sender)
+        self._bucket_bytes = bucket_bytes
+        self._senders = senders
+        self._mine = mine
 
     def send(self, stream: NamedWeights) -> None:
         """Send everything, or this sender's share; returns when every receiver has read it."""
@@ -151,9 +157,9 @@ class Outbox(ABC):
 
         def take(size: int, device: torch.device) -> tuple[int, Tensor | None]:
             nonlocal owner
-            owner = index % self._senders if size <= self.route.bucket_bytes else 0
+            owner = index % self._senders if size <= self._bucket_bytes else 0
             step = index // self._senders
-            capacity = max(size, buffer_size(step, self.route.bucket_bytes, self.buffer_device(device)))
+            capacity = max(size, buffer_size(step, self._bucket_bytes, self.buffer_device(device)))
             if owner != self._mine:
                 return capacity, None
             free_up_to(len(mine) - SLOTS + 1)

@@ -14,6 +14,7 @@ was, nothing. Elements are compared bit by bit, so that also the sign of a zero 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +26,16 @@ from roll.distributed.weights import WeightMismatch
 _INDEX, _VALUES = "@index", "@values"
 """After the name of a tensor: places in the flat tensor, then what stands there now."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a transfer of changes is between, by the names of the copies that both ends have."""
+
+    snapshot: str
+    """Of the weights that are sent: both ends have a copy of them afterwards."""
+    base: str = ""
+    """Of the copy that all ends have, of which only the changes travel. Empty: all weights do."""
 
 
 class WeightCopy:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
-from roll.distributed.transports import Route
+from roll.configs.catalog.transport_table import Lane
+from roll.distributed.transports import Transport
 from roll.distributed.weights import WeightMismatch, WeightSyncError
 
 ABORT_POLL_SECONDS = 0.25
@@ -49,32 +51,63 @@ class RendezvousStore:
         self._store.set(f"{transfer}/{_ABORTED}", reason)
 
 
-def sender_name(route: Route) -> str:
-    """Return what messages call the sender."""
-    alone = route.senders == (0,) and not route.lane
-    return "the trainer" if alone else f"the trainer's rank {route.sender}"
+@dataclass(frozen=True)
+class StreamingTransport(Transport):
+    """A transport whose ends are at work at the same time, and tell each other how far they are."""
+
+    streams: ClassVar[bool] = True
+
+    rendezvous: tuple[str, int]
+    """Host and port where the ends meet: the controller's."""
+    lanes: tuple[Lane, ...]
+    """Who sends to whom; an engine is in one lane at most, and so is a rank of the trainer."""
+
+    def sends(self, rank: int) -> bool:
+        return any(rank in lane.senders for lane in self.lanes)
+
+    def lane_from(self, rank: int) -> Lane:
+        """Return the lane in which this rank of the trainer sends."""
+        return next(lane for lane in self.lanes if rank in lane.senders)
+
+    def lane_to(self, engine: int) -> Lane:
+        """Return the lane in which this engine receives."""
+        lanes = [lane for lane in self.lanes if engine in lane.engines]
+        assert lanes, "this engine takes no part in the transfer"
+        return lanes[0]
+
+
+def sender_name(lane: Lane, rank: int) -> str:
+    """Return what messages call a sender."""
+    alone = lane.senders == (0,) and not lane.on_device
+    return "the trainer" if alone else f"the trainer's rank {rank}"
 
 
 class TransferChannel:
-    """A worker's end of one transfer; `who` names it in messages to the others."""
+    """A worker's end of one transfer; `who` names it in messages to the others.
 
-    def __init__(self, route: Route, who: str) -> None:
-        assert route.rendezvous is not None, "a streaming transport needs a rendezvous point"
-        host, port = route.rendezvous
-        self._route = route
+    The keys of lanes are apart, where there may be several. Only an end of the whole is common.
+    """
+
+    def __init__(self, transport: StreamingTransport, who: str, lane: Lane) -> None:
+        host, port = transport.rendezvous
+        transfer = transport.transfer
+        self._transfer = transfer
+        self._transport_name = transport.name
         self._who = who
+        self._num_engines = len(lane.engines)
         try:
             self.store: dist.Store = dist.TCPStore(
-                host, port, is_master=False, timeout=timedelta(seconds=min(route.timeout, _CONNECT_SECONDS))
+                host, port, is_master=False, timeout=timedelta(seconds=min(transfer.timeout, _CONNECT_SECONDS))
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise WeightSyncError(f"{who} couldn't reach the controller at {host}:{port}: {error}") from error
-        self._all = dist.PrefixStore(route.transfer, self.store)
-        self._own = dist.PrefixStore(f"{route.transfer}{route.lane}", self.store)
+        own = f"{transfer.name}/from-{lane.senders[0]}" if lane.on_device else transfer.name
+        self._all = dist.PrefixStore(transfer.name, self.store)
+        self._own = dist.PrefixStore(own, self.store)
 
     def publish(self, key: str, content: Any) -> None:
         """Say something to the others, as JSON: anybody who reaches the port can write to the store."""
-        self._own.set(key, json.dumps([self._route.version, content]))
+        self._own.set(key, json.dumps([self._transfer.version, content]))
 
     def has(self, key: str) -> bool:
         """Return whether something was published under `key` already."""
@@ -83,7 +116,7 @@ class TransferChannel:
     def wait(self, key: str, whom: str) -> Any:
         """Wait for what is published under `key`; raises `WeightSyncError` if somebody gives up, is gone or late."""
         start = look = time.monotonic()
-        deadline = start + self._route.timeout
+        deadline = start + self._transfer.timeout
         try:
             # The store's own wait writes a warning to the terminal each time it ends without a result.
             while not self._own.check([key]):
@@ -95,8 +128,8 @@ class TransferChannel:
             version, content = json.loads(self._own.get(key))
         except dist.DistNetworkError as error:
             raise WeightSyncError(f"{self._who} lost the controller while it waited for {whom}") from error
-        if version != self._route.version:
-            raise WeightMismatch(f"expected weights of version {self._route.version}, {whom} sent {version}")
+        if version != self._transfer.version:
+            raise WeightMismatch(f"expected weights of version {self._transfer.version}, {whom} sent {version}")
         return content
 
     def check(self, deadline: float, whom: str) -> None:
@@ -105,13 +138,13 @@ class TransferChannel:
             raise WeightSyncError(f"{self._who} gave up: {self._all.get(_ABORTED).decode()}")
         if time.monotonic() > deadline:
             raise WeightSyncError(
-                f"{self._who} waited {self._route.timeout:g} s for {whom} in the transfer of version "
-                f"{self._route.version} by {self._route.transport}"
+                f"{self._who} waited {self._transfer.timeout:g} s for {whom} in the transfer of version "
+                f"{self._transfer.version} by {self._transport_name}"
             )
 
     def done(self, index: int) -> None:
         """Report that this receiver needs bucket `index` no more; the last one tells the sender."""
-        if self._own.add(f"done/{index}", 1) == self._route.receivers:
+        if self._own.add(f"done/{index}", 1) == self._num_engines:
             self.publish(f"free/{index}", None)
 
     def wait_until_free(self, index: int) -> None:

@@ -10,16 +10,17 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from roll.configs.catalog.transport_table import Lane
 from roll.distributed.handles import Handle
-from roll.distributed.transports import NamedWeights, Route
+from roll.distributed.transports import NamedWeights, Transfer
 from roll.distributed.transports.bucket_layout import SLOTS, Bucket, Outbox, unpacked
-from roll.distributed.transports.rendezvous import TransferChannel, sender_name
+from roll.distributed.transports.rendezvous import StreamingTransport, TransferChannel, sender_name
 from roll.distributed.transports.shm_places import ShmRegion, locate, register
 from roll.distributed.transports.shm_segments import (
     REUSABLE_SIZES,
@@ -28,39 +29,90 @@ from roll.distributed.transports.shm_segments import (
     ShmSegment,
     Token,
     attach,
+    discard,
     keep,
     make,
 )
 from roll.distributed.weights import WeightSyncError, tensor_of
 
 
-def send(route: Route, stream: NamedWeights) -> list[Handle]:
-    """Stream to all receivers; returns when they have read everything. Nothing is left behind, even on failure."""
-    channel = TransferChannel(route, sender_name(route))
-    outbox = _Outbox(route, channel)
-    try:
-        outbox.send(stream)
-    except BaseException as error:
-        channel.abort(error)
+class SharedMemoryTransport(StreamingTransport):
+    """Memory that both ends open; several ranks may send."""
+
+    name: ClassVar[str] = "shared_memory"
+    reads_in_place: ClassVar[bool] = True
+
+    def send(self, stream: NamedWeights, rank: int) -> list[Handle]:
+        """Stream to all engines; returns when they have read everything. Nothing is left behind, even on failure."""
+        lane = self.lane_from(rank)
+        channel = TransferChannel(self, sender_name(lane, rank), lane)
+        outbox = _Outbox(self.transfer, channel, lane, rank)
+        try:
+            outbox.send(stream)
+        except BaseException as error:
+            channel.abort(error)
+            for slot in outbox.slots:
+                if slot is not None:
+                    slot.close()
+            raise
         for slot in outbox.slots:
             if slot is not None:
-                slot.close()
-        raise
-    for slot in outbox.slots:
-        if slot is not None:
-            keep(slot)
-    return []
+                keep(slot)
+        return []
+
+    def receive(self, handles: Sequence[Handle], rank: int) -> NamedWeights:
+        del handles
+        lane = self.lane_to(rank)
+        channel = TransferChannel(self, f"engine {rank}", lane)
+        leases = BucketLeases(channel)
+        attached: OrderedDict[str, Bytes | Tensor] = OrderedDict()
+        most_open = SLOTS * len(lane.senders) + 1  # what senders fill in turn, and the memory that one's weights are in
+        index = 0
+        try:
+            while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from {_whose(lane, index)}")) is not None:
+                try:
+                    base = _opened(attached, notice["segment"], most_open)
+                except FileNotFoundError:
+                    channel.check(time.monotonic() + 1, "the trainer")  # one that gives up takes its segments away
+                    raise
+                view = base[: notice["used"]]
+                leases.lend(index, _released(view))
+                on_host = not isinstance(view, torch.Tensor)
+                if isinstance(view, torch.Tensor):
+                    flat = view
+                else:
+                    register(notice["segment"], view)
+                    flat = tensor_of(view)
+                del view
+                for name, tensor in unpacked(flat, notice["entries"]):
+                    yield name, tensor
+                    del tensor
+                    leases.settle(below=index, required=index - 1)
+                del flat
+                index += 1
+                # On the host it is known whether the bucket just read is still in use; on a device it may be.
+                leases.settle(below=index if on_host else index - 1, required=index - 1)
+            leases.close()
+        except BaseException as error:
+            channel.abort(error)
+            raise
+
+    def close(self) -> None:
+        discard(self.transfer.name)
 
 
 class _Outbox(Outbox):
     """The sender's segments."""
 
-    def __init__(self, route: Route, channel: TransferChannel) -> None:
-        super().__init__(route, channel)
+    def __init__(self, transfer: Transfer, channel: TransferChannel, lane: Lane, rank: int) -> None:
+        mine = lane.senders.index(rank)
+        super().__init__(channel, transfer.bucket_bytes, senders=len(lane.senders), mine=mine)
+        self._transfer = transfer.name
+        self._on_device = lane.on_device
         self.slots: list[ShmSegment | DeviceSegment | None] = [None] * SLOTS
 
     def buffer_device(self, device: torch.device) -> torch.device:
-        return device if self.route.on_device else torch.device("cpu")
+        return device if self._on_device else torch.device("cpu")
 
     def buffer(self, slot: int, size: int, device: torch.device) -> Tensor:
         segment = self.slots[slot]
@@ -68,7 +120,7 @@ class _Outbox(Outbox):
             if segment is not None:
                 segment.close()
                 self.slots[slot] = None
-            segment = make(self.route.transfer, size, device, on_device=self.route.on_device)
+            segment = make(self._transfer, size, device, on_device=self._on_device)
             self.slots[slot] = segment
         return segment.flat
 
@@ -126,48 +178,10 @@ class BucketLeases:
         self._open.clear()
 
 
-def _whose(route: Route, index: int) -> str:
+def _whose(lane: Lane, index: int) -> str:
     """Return who sends a bucket, for messages: whose turn it is or, if it begins with a large tensor, the first."""
-    turn, first = route.senders[index % len(route.senders)], route.senders[0]
-    return sender_name(replace(route, sender=turn)) + (f" or {first}" if turn != first else "")
-
-
-def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
-    """See `roll.distributed.transports.receive`."""
-    del handles
-    channel = TransferChannel(route, f"engine {rank}")
-    leases = BucketLeases(channel)
-    attached: OrderedDict[str, Bytes | Tensor] = OrderedDict()
-    most_open = SLOTS * len(route.senders) + 1  # what senders fill in turn, and the memory that one's weights are in
-    index = 0
-    try:
-        while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from {_whose(route, index)}")) is not None:
-            try:
-                base = _opened(attached, notice["segment"], most_open)
-            except FileNotFoundError:
-                channel.check(time.monotonic() + 1, "the trainer")  # one that gives up takes its segments away
-                raise
-            view = base[: notice["used"]]
-            leases.lend(index, _released(view))
-            on_host = not isinstance(view, torch.Tensor)
-            if isinstance(view, torch.Tensor):
-                flat = view
-            else:
-                register(notice["segment"], view)
-                flat = tensor_of(view)
-            del view
-            for name, tensor in unpacked(flat, notice["entries"]):
-                yield name, tensor
-                del tensor
-                leases.settle(below=index, required=index - 1)
-            del flat
-            index += 1
-            # On the host it is known whether the bucket just read is still in use; on a device it may be.
-            leases.settle(below=index if on_host else index - 1, required=index - 1)
-        leases.close()
-    except BaseException as error:
-        channel.abort(error)
-        raise
+    turn, first = lane.senders[index % len(lane.senders)], lane.senders[0]
+    return sender_name(lane, turn) + (f" or {first}" if turn != first else "")
 
 
 _still_open: OrderedDict[str, Bytes | Tensor] = OrderedDict()

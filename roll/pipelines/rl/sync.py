@@ -16,7 +16,6 @@ alone: the base is frozen. An engine that was replaced gets both.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -24,18 +23,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from roll.configs.catalog.strategy_table import is_lockstep
-from roll.configs.catalog.transport_table import MAX_SENDERS, who_sends
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.handles import Handle
-from roll.distributed.transports import STREAMING, Route, Sent, TransferSummary, shm_segments
-from roll.distributed.transports import file_transport as files
-from roll.distributed.transports.rendezvous import RendezvousStore
+from roll.distributed.transports import Sent, Transfer, TransferSummary, Transport
+from roll.distributed.transports.delta import Delta
 from roll.distributed.weights import WeightPart, WeightSyncError
-from roll.distributed.worker import Ping, Worker, machine_id
 from roll.distributed.worker_errors import WorkerDied
+from roll.pipelines.rl.sync_plan import SyncPlan, make_plan
 from roll.pipelines.rl.sync_probe import compare_logprobs
 from roll.pipelines.run.clusters import Clusters
 from roll.pipelines.workers.infer_worker import InferWorker
@@ -54,7 +52,7 @@ class _Last:
     version: int
     summary: TransferSummary
     handles: list[Handle]  # Handles to this version; empty where the trainer is asked again
-    snapshot: str  # Name of the copies of it; empty where there are none
+    delta: Delta | None  # With the name of the copies of it; None where there are none
 
 
 class WeightSync:
@@ -74,12 +72,10 @@ class WeightSync:
         restarts = config.engine_restarts > 0
         lockstep = is_lockstep(config.actor_infer.strategy_args.strategy_name)
         self._keeps = restarts and not lockstep and config.async_generation_ratio > 0
-        self._folder = (config.output_path / "weights").absolute()
         self._run = uuid.uuid4().hex[:12]
         self._transfers = 0
         self._group = 0
-        self._template: Route | None = None
-        self._rendezvous: RendezvousStore | None = None
+        self._latest: Transport | None = None
         self._last: dict[WeightPart, _Last] = {}  # Together what the engines have, in the order of loading
         self._looked_at: set[int] = set()  # Versions under which engines and trainer were compared
         self._lock = threading.Lock()
@@ -104,7 +100,7 @@ class WeightSync:
                 "sync/copied_gigabytes": sum(total.copied for total in totals) / 1e9,
                 "throughput/sync_gb_per_second": gigabytes / seconds,
             }
-            if self._delta:
+            if self._plan.delta:
                 self.metrics["sync/delta_share"] = gigabytes / (sum(total.bytes for total in totals) / 1e9)
 
     def _parts(self) -> tuple[WeightPart, ...]:
@@ -115,18 +111,16 @@ class WeightSync:
 
     def _send(self, part: WeightPart, version: int) -> TransferSummary:
         started = time.perf_counter()
-        route = self._route(version, part, receivers=self._engines.world_size)
-        if self._delta:
-            # What has changed is little, and rank 0 alone has the copy that it is found by.
-            route = replace(route, snapshot=route.transfer, base=self._common_copy(), senders=(0,), sources=())
-        sent, summaries = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
-        summary = self._compare(route, sent.summary, summaries, range(len(summaries)))
-        self._last[part] = _Last(version, summary, sent.retained, route.snapshot)
-        if route.transport == "file":
-            retained = [handle for last in self._last.values() for handle in last.handles]
-            files.discard(self._folder, keep=[] if self._delta else retained)
+        plan = self._plan
+        transport = self._latest = self._transport(plan, version, part)
+        delta = Delta(transport.transfer.name, base=self._common_copy()) if plan.delta else None
+        update = partial(self._engines.call, InferWorker.update_weights, transport)
+        sent, summaries = self._carry(transport, delta, lambda handles: update(handles, delta))
+        summary = self._compare(transport, sent.summary, summaries, range(len(summaries)))
+        self._last[part] = _Last(version, summary, sent.retained, delta and replace(delta, base=""))
+        transport.discard([] if plan.delta else [handle for last in self._last.values() for handle in last.handles])
         logger.debug("version %d, %s: %s to %d engine(s) by %s in %.3f s", version, part, summary, len(summaries),
-                     route.transport, time.perf_counter() - started)  # fmt: skip
+                     transport.name, time.perf_counter() - started)  # fmt: skip
         return summary
 
     def verify(self, version: int) -> None:
@@ -167,38 +161,26 @@ class WeightSync:
                 self._resend_part(rank, part, last)
 
     def _resend_part(self, rank: int, part: WeightPart, last: _Last) -> None:
-        route = self._route(last.version, part, receivers=1)
-        if last.snapshot:
-            route = replace(route, snapshot=last.snapshot, senders=(0,), sources=())
-        if route.sources:
-            route = replace(route, sources=tuple(s if i == rank else None for i, s in enumerate(route.sources)))
-        if route.transport == "broadcast":
-            route = replace(route, transport="object_store")
-        update = InferWorker.update_weights
+        plan = self._plan.to_engine(rank, retained=bool(last.handles))
+        transport = self._transport(plan, last.version, part)
+
+        def receive(handles: list[Handle]) -> list[TransferSummary]:
+            return [self._engines.call_rank(rank, InferWorker.update_weights, transport, handles, last.delta)]
+
         if last.handles:
-            stored = "file" if route.transport == "file" and not self._delta else "object_store"
-            route = replace(route, transport=stored, keep=False)
-            summaries = [self._engines.call_rank(rank, update, route, last.handles)]
+            summaries = receive(last.handles)
         else:
-            _, summaries = self._carry(route, lambda r, h: [self._engines.call_rank(rank, update, r, h)])
-            if route.transport == "file":
-                files.discard(self._folder)
-        self._compare(route, last.summary, summaries, [rank])
+            _, summaries = self._carry(transport, last.delta, receive)
+            transport.discard([])
+        self._compare(transport, last.summary, summaries, [rank])
 
     def close(self) -> None:
         """Let go of what was kept."""
         self._last = {}
-        self._rendezvous = None
-        if self._template is not None and self._template.transport == "file":
-            files.discard(self._folder)
-            with contextlib.suppress(OSError):
-                self._folder.rmdir()
-
-    @property
-    def _delta(self) -> bool:
-        """Return whether only changes are sent; in one process nothing is."""
-        wanted = self._config.delta_weight_sync
-        return wanted and self._template is not None and self._template.transport != "in_process"
+        if self._latest is not None:
+            self._latest.close()
+        self._latest = None
+        vars(self).pop("_plan", None)  # and with it the port of its store
 
     def _common_copy(self) -> str:
         """Return the name of the weights that the trainer and all engines have a copy of; empty: there are none."""
@@ -207,110 +189,67 @@ class WeightSync:
 
     # --- one transfer ---------------------------------------------------------------------------------------------
 
-    def _route(self, version: int, part: WeightPart, *, receivers: int) -> Route:
-        if self._template is None:
-            self._template = self._first_route()
+    @cached_property
+    def _plan(self) -> SyncPlan:
+        return make_plan(self._config, self._trainer, self._engines, keeps=self._keeps)
+
+    def _transport(self, plan: SyncPlan, version: int, part: WeightPart) -> Transport:
+        """Return the transport of the next transfer."""
         self._transfers += 1
-        return replace(
-            self._template,
+        transfer = Transfer(
             version=version,
+            name=f"{self._run}-{self._transfers}",
+            bucket_bytes=plan.bucket_bytes,
             part=part,
             dtype="" if part == "adapters" else self._config.actor_infer.model_args.dtype,
-            transfer=f"{self._run}-{self._transfers}",
-            group=f"{self._run}-group-{self._group}",
-            receivers=receivers,
+            timeout=plan.timeout,
+            checksum=plan.checksum,
+            keep=plan.keep,
         )
-
-    def _first_route(self) -> Route:
-        config = self._config
-        homes = [self._trainer.call_rank(0, Worker.ping), *self._engines.call(Worker.ping)]
-        bucket_bytes = config.model_update_buffer_size_mb * 2**20
-        # What the workers' machine has; this process may run on another one, without accelerators and with less memory.
-        free = self._trainer.call_rank(0, Worker.free_shared_memory)
-        fits = free > 2 * bucket_bytes
-        transport = choose_transport(config.weight_transport, homes, keeps=self._keeps, fits=fits)
-        if transport == "broadcast" and self._trainer.call_rank(0, Worker.device) != "cpu":
-            self._check_separate()
-        if transport in STREAMING:
-            self._rendezvous = RendezvousStore(_address(homes))
-        # All senders together may take half of what is free.
-        senders, sources = self._senders(transport, most=min(MAX_SENDERS, free // (4 * bucket_bytes)))
-        logger.info("weights travel by %s from %d rank(s)", transport, len(set(sources) or senders))
-        return Route(
-            transport=transport,
-            version=0,
-            transfer="",
-            bucket_bytes=bucket_bytes,
-            timeout=config.rpc_timeout,
-            rendezvous=self._rendezvous.address if self._rendezvous is not None else None,
-            folder=str(self._folder),
-            senders=senders,
-            sources=sources,
-            on_device=bool(sources),
-            checksum=config.verify_weight_sync != "off",
-            keep=self._keeps,
-        )
-
-    def _senders(self, transport: str, *, most: int = MAX_SENDERS) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return `senders` and `sources` of a route."""
-        if transport != "shared_memory":
-            return (0,), ()
-        trainer, engines = self._trainer.placement.ranks, self._engines.placement.ranks
-        homes = self._trainer.call(Worker.ping)
-        near = {rank: trainer[rank] for rank, home in enumerate(homes) if home.machine == homes[0].machine}
-        if not self._trainer.call_rank(0, TrainWorker.sends_from_every_rank):
-            near = {0: trainer[0]}
-        on_accelerator = self._trainer.call_rank(0, Worker.device) != "cpu"
-        on_accelerator &= not self._trainer.call_rank(0, TrainWorker.gathers_on_host)
-        return who_sends(transport, near, engines, on_accelerator=on_accelerator, most=max(1, most))
-
-    def _check_separate(self) -> None:
-        shared = {s for rank in self._trainer.placement.ranks for s in rank} & {
-            s for rank in self._engines.placement.ranks for s in rank
-        }
-        if shared:
-            raise ValueError(
-                f"weight_transport: broadcast needs accelerators of their own for actor_train and actor_infer, they "
-                f"share {sorted(shared)}; set it to auto or shared_memory, or give them different device_mappings"
-            )
+        return plan.transport.build(transfer, replace(plan, group=f"{self._run}-group-{self._group}"))
 
     def _carry(
-        self, route: Route, receive: Callable[[Route, list[Handle]], list[TransferSummary]]
+        self, transport: Transport, delta: Delta | None, receive: Callable[[list[Handle]], list[TransferSummary]]
     ) -> tuple[Sent, list[TransferSummary]]:
         """Run both ends of a transfer, one after the other or at once."""
-        if route.transport not in STREAMING:
-            sent = self._trainer.call(TrainWorker.send_weights, route)[0]
-            return sent, receive(route, sent.handles)
-        assert self._rendezvous is not None
+        if not transport.streams:
+            sent = self._trainer.call(TrainWorker.send_weights, transport, delta)[0]
+            return sent, receive(sent.handles)
+        store, name = self._plan.store, transport.transfer.name
+        assert store is not None
         pool = ThreadPoolExecutor(2, thread_name_prefix="weight-sync")
         try:
-            sending = pool.submit(self._trainer.call, TrainWorker.send_weights, route)
-            receiving = pool.submit(receive, route, [])
+            sending = pool.submit(self._trainer.call, TrainWorker.send_weights, transport, delta)
+            receiving = pool.submit(receive, [])
             both: list[Future[Any]] = [sending, receiving]
             done, _ = wait(both, return_when=FIRST_EXCEPTION)
             first = next((error for future in done if (error := future.exception()) is not None), None)
             if first is not None:
-                self._rendezvous.abort(route.transfer, f"the transfer failed: {_line(first)}")
+                store.abort(name, f"the transfer failed: {_line(first)}")
                 wait(both, timeout=_ABORT_GRACE_S)
                 raise _root_cause(first, both)
             return _together(sending.result()), receiving.result()
         except BaseException as error:
-            self._rendezvous.abort(route.transfer, _line(error))
-            shm_segments.discard(route.transfer)
+            store.abort(name, _line(error))
+            transport.close()
             self._group += 1
             raise
         finally:
             pool.shutdown(wait=False)
 
     def _compare(
-        self, route: Route, sent: TransferSummary | None, summaries: Sequence[TransferSummary], ranks: Sequence[int]
+        self,
+        transport: Transport,
+        sent: TransferSummary | None,
+        summaries: Sequence[TransferSummary],
+        ranks: Sequence[int],
     ) -> TransferSummary:
         expected = sent or replace(summaries[0], gathered=0, copied=0)
         for rank, summary in zip(ranks, summaries, strict=True):
             if summary != expected:
                 raise WeightSyncError(
-                    f"{self._engines.role} rank {rank} didn't get the weights of version {route.version} as they were "
-                    f"sent by {route.transport}: sent {expected}; received {summary}"
+                    f"{self._engines.role} rank {rank} didn't get the weights of version {transport.transfer.version} "
+                    f"as they were sent by {transport.name}: sent {expected}; received {summary}"
                 )
         return replace(
             expected,
@@ -334,37 +273,6 @@ def _together(ends: Sequence[Sent]) -> Sent:
                 "backend whose ranks don't all have the whole tensors must leave `sends_from_every_rank` False"
             )
     return replace(first, summary=replace(first.summary, copied=copied))
-
-
-def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: bool) -> str:
-    """Return the way for weights from the first of `homes`, the trainer's rank 0, to the others.
-
-    `keeps`: every version has to be kept, which the object store does by itself. `fits`: two buckets fit into the
-    shared memory of the trainer's machine. Raises `ValueError` for shared memory and several machines.
-    """
-    machines = {home.machine: home.node for home in homes}
-    nodes = sorted(machines.values())
-    if len(set(nodes)) < len(nodes):
-        nodes = sorted(f"{node} ({machine[:8]})" for machine, node in machines.items())  # containers with one name
-    if wanted == "shared_memory" and len(nodes) > 1:
-        raise ValueError(
-            f"weight_transport: shared_memory needs actor_train and actor_infer on one machine, they are on "
-            f"{', '.join(nodes)}; set it to auto, object_store, broadcast or file"
-        )
-    if wanted != "auto":
-        return wanted
-    if len({(home.machine, home.pid) for home in homes}) == 1:
-        return "in_process"
-    return "shared_memory" if len(nodes) == 1 and fits and not keeps else "object_store"
-
-
-def _address(homes: Sequence[Ping]) -> str:
-    """Return where the workers reach this process."""
-    if {home.machine for home in homes} == {machine_id()}:
-        return "127.0.0.1"
-    import ray
-
-    return str(ray.util.get_node_ip_address())
 
 
 def _line(error: BaseException) -> str:

@@ -10,8 +10,8 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.handles import Handle
-from roll.distributed.transports import Route, TransferSummary, receive
-from roll.distributed.transports.delta import WeightCopy
+from roll.distributed.transports import TransferSummary, Transport, receive
+from roll.distributed.transports.delta import Delta, WeightCopy
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.distributed.worker_errors import WorkerFailed
 from roll.pipelines.workers.engine_probe import EngineProbes, LoadedCheck
@@ -86,15 +86,18 @@ class InferWorker(Worker):
         return self.engine.abort(request_ids)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Handle]) -> TransferSummary:
+    def update_weights(
+        self, transport: Transport, handles: list[Handle], delta: Delta | None = None
+    ) -> TransferSummary:
         """Load new weights; what arrived."""
-        check = LoadedCheck(self.engine) if route.checksum else None
-        load = self.engine.update_adapters if route.part == "adapters" else self.engine.update_weights
-        with receive(route, handles, self.info.rank, self._received) as incoming:
-            load(route.version, check.watch(incoming) if check else incoming)
+        transfer = transport.transfer
+        check = LoadedCheck(self.engine) if transfer.checksum else None
+        load = self.engine.update_adapters if transfer.part == "adapters" else self.engine.update_weights
+        with receive(transport, handles, self.info.rank, delta=delta, copy=self._received) as incoming:
+            load(transfer.version, check.watch(incoming) if check else incoming)
         summary = incoming.summary()
         if check is not None:
-            check.verify(self.info.rank, route.version)
+            check.verify(self.info.rank, transfer.version)
         return summary
 
     @dispatch(Dispatch.ONE_TO_ALL)

@@ -18,8 +18,8 @@ from roll.configs.schema.worker_config import ForwardConfig, ModelArgs
 from roll.data.templates import chat_templates_of
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
-from roll.distributed.transports import Route, Sent, send
-from roll.distributed.transports.delta import WeightCopy
+from roll.distributed.transports import Sent, Transport, send
+from roll.distributed.transports.delta import Delta, WeightCopy
 from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.pipelines.workers.worker_losses import objective, with_mismatch_metrics
@@ -129,16 +129,17 @@ class TrainWorker(ForwardWorker):
         return self.strategy.train_step(batch, loss)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def send_weights(self, route: Route) -> Sent:
+    def send_weights(self, transport: Transport, delta: Delta | None = None) -> Sent:
         """Send the current weights on their way, or this rank's share of them."""
-        weights = partial(self.strategy.named_weights, route.part)
-        dtype = DTYPES[route.dtype] if route.dtype else None
+        transfer = transport.transfer
+        weights = partial(self.strategy.named_weights, transfer.part)
+        dtype = DTYPES[transfer.dtype] if transfer.dtype else None
         if dtype is not None and "dtype" in signature(self.strategy.named_weights).parameters:
             weights = partial(weights, dtype=dtype)
-        if route.transport == "shared_memory" and not self._shared:
+        if transport.reads_in_place and not self._shared:
             self._shared = True
             share(self.strategy.resident_weights(dtype))
-        return send(route, weights, self.info.rank, copy=self._sent)
+        return send(transport, weights, self.info.rank, delta=delta, copy=self._sent)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def sends_from_every_rank(self) -> bool:

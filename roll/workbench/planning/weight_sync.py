@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roll.configs.catalog.strategy_table import is_lockstep
-from roll.configs.catalog.transport_table import who_sends
+from roll.configs.catalog.transport_table import Lane, lanes_between
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.rl_config import RLConfig
@@ -58,7 +58,7 @@ class WeightSyncPlan:
         if not (on_host and sends):
             return copied
         # Of several senders the first alone has buffers for what is larger than a bucket.
-        others = 0 if self.config.delta_weight_sync else len(self._who_sends[0]) - 1
+        others = 0 if self.config.delta_weight_sync else len(self._lanes[0].senders) - 1
         smaller = min(self._bucket, self.config.model_update_buffer_size_mb * MIB)
         return copied + SENT * (self._bucket + others * smaller)
 
@@ -66,7 +66,7 @@ class WeightSyncPlan:
 
     @cached_property
     def _transport(self) -> str:
-        """Return what `roll/pipelines/rl/sync.py` chooses where `/dev/shm` is large enough."""
+        """Return what `roll/pipelines/rl/sync_plan.py` chooses where `/dev/shm` is large enough."""
         config, plan = self.config, self.config.placement
         if config.weight_transport != "auto":
             return config.weight_transport
@@ -93,17 +93,18 @@ class WeightSyncPlan:
         """Return ranks of the trainer that send by CUDA handles."""
         if self.config.delta_weight_sync:
             return ()
-        return self._who_sends[1]
+        return tuple(rank for lane in self._lanes if lane.on_device for rank in lane.senders)
 
     @cached_property
-    def _who_sends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return who sends, as `roll/pipelines/rl/sync.py` decides it where `/dev/shm` is large enough for all."""
+    def _lanes(self) -> tuple[Lane, ...]:
+        """Return who sends to whom, as `sync_plan.py` decides it where `/dev/shm` is large enough for all."""
         plan, options = self.config.placement, self.config.actor_train.strategy_args.strategy_config
         ranks = plan.roles[TRAINER]
         first = plan.node_of(ranks[0][0])
         near = {rank: slots for rank, slots in enumerate(ranks) if plan.node_of(slots[0]) == first}
         on_host = isinstance(options, Fsdp2Config) and options.offload_policy and len(ranks) > 1
-        return who_sends(self._transport, near, plan.roles[ENGINE], on_accelerator=self.on_accelerator and not on_host)
+        on_accelerator = self.on_accelerator and not on_host
+        return lanes_between(self._transport, near, plan.roles[ENGINE], on_accelerator=on_accelerator)
 
     @property
     def _opens_device(self) -> bool:
