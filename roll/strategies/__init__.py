@@ -10,14 +10,14 @@ from roll.configs.catalog.strategy_table import STRATEGIES
 if TYPE_CHECKING:
     from roll.configs.schema.worker_config import ModelArgs, WorkerConfig
     from roll.distributed.worker import WorkerInfo
-    from roll.strategies.base import EngineSettings, InferEngine, TrainSpec, TrainStrategy
+    from roll.strategies.base import EngineSettings, ForwardStrategy, InferEngine, TrainSpec
 
 _KEY = "strategy_args.strategy_name"
 
 
-def build_train_strategy(spec: TrainSpec, info: WorkerInfo) -> TrainStrategy:
-    """Return the backend that `spec.worker.strategy_args` names, on this rank."""
-    made: TrainStrategy = implementation(STRATEGIES, spec.worker.strategy_args.strategy_name, key=_KEY)(spec, info)
+def build_train_strategy(spec: TrainSpec, info: WorkerInfo) -> ForwardStrategy:
+    """Return the backend that `spec.worker.strategy_args` names, a `TrainStrategy` for a role that trains."""
+    made: ForwardStrategy = implementation(STRATEGIES, spec.worker.strategy_args.strategy_name, key=_KEY)(spec, info)
     return made
 
 

@@ -1,7 +1,10 @@
-"""The two interfaces every backend implements. Read this file to write a backend.
+"""The interfaces every backend implements. Read this file to write a backend.
 
 A strategy owns the model, its optimizer and its process groups. It knows nothing of rewards, Ray, or the worker that
 holds it. Every rank calls every method in the same order.
+
+What only some can do are abilities, such as `Sleeps`: protocols of abilities.py, which a backend has by having their
+methods.
 """
 
 from __future__ import annotations
@@ -13,14 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
-from roll.configs.schema.worker_config import ForwardConfig
+from roll.configs.schema.worker_config import ForwardConfig, TrainConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart
-from roll.strategies.state_files import StateFiles
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.columns import Column, PackedColumns
 from roll.types.metrics import Metrics
@@ -101,22 +101,25 @@ class TrainSpec:
     l2: float = 0.0
     """Adds l2 / 2 * |weights - initial weights|^2 to the loss."""
 
+    @property
+    def training(self) -> TrainConfig:
+        """Return the section of a role that trains."""
+        assert isinstance(self.worker, TrainConfig), f"{self.role} has no training_args"
+        return self.worker
 
-class TrainStrategy(ABC):
-    """One training backend. `*_infer` variants are built without an optimizer and only `forward`.
+    @property
+    def metric_prefix(self) -> str:
+        """Return what the names of its training metrics begin with."""
+        return "critic" if self.kind == "value" else "actor"
+
+
+class ForwardStrategy(ABC):
+    """What computes columns of rows: the least that a frozen reference or teacher must do.
 
     A rank whose batch has no rows still takes part in every pass: there may be fewer units than ranks.
     """
 
     layout: RankLayout
-    sends_from_every_rank = False
-    """Whether `named_weights` yields the same whole tensors on every rank, so that each can send a part of them; False:
-    rank 0 sends all. A class that has a `named_weights` of its own says so itself."""
-
-    def __init_subclass__(cls, **keys: Any) -> None:
-        super().__init_subclass__(**keys)
-        if "named_weights" in cls.__dict__ and "sends_from_every_rank" not in cls.__dict__:
-            cls.sends_from_every_rank = False
 
     @abstractmethod
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
@@ -125,64 +128,42 @@ class TrainStrategy(ABC):
         `adapters=False`: those of the base model, without its LoRA adapters.
         """
 
+    def close(self) -> None:
+        """Let go of what wouldn't end with the process. Default: there is nothing."""
+
+
+class TrainStrategy(ForwardStrategy):
+    """One training backend. `*_infer` variants are built without an optimizer and only `forward`."""
+
+    def __init_subclass__(cls, **keys: Any) -> None:
+        super().__init_subclass__(**keys)
+        if "named_weights" in cls.__dict__ and "sends_from_every_rank" not in cls.__dict__:
+            cls.sends_from_every_rank = False  # type: ignore[attr-defined]  # that was said of what it replaces
+
     @abstractmethod
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         """Take an optimizer step over this rank's rows of a mini-batch; return its metrics, to be merged over ranks."""
 
     @abstractmethod
-    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
         """Yield full (unsharded) tensors under Hugging Face names, one at a time.
 
         `base` and `adapters` are for models with LoRA: the weights without the adapters, and those alone under peft's
         names, with matrices B that are scaled already (`lora_alpha` is the rank then).
-
-        `dtype`: what the engine computes in; weights are cast to it before they are gathered, buffers and adapters
-        aren't. None: as they are. A backend of one's own may leave this argument out: engines cast what they load.
-        """
-
-    @property
-    def gathers_on_host(self) -> bool:
-        """Return whether `named_weights` yields tensors of the host also where an accelerator computes."""
-        return False
-
-    def resident_weights(self, dtype: torch.dtype | None = None) -> Iterable[Tensor]:
-        """Return tensors of this rank that `named_weights(dtype=dtype)` hands out as is: full, on the host, uncast.
-
-        Their memory may be exchanged for some that engines can read, see `shm_places.share`. Default: there are none.
-        """
-        del dtype
-        return ()
-
-    @abstractmethod
-    def save(
-        self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
-    ) -> None:
-        """Write under `path`, each rank its own part: `model` (weights), `optimizer` (its state, if the role trains)
-        and `extra` (position in the learning-rate schedule).
-
-        `files`: where to; None: to the disk. A backend of one's own may leave out both arguments: it then always
-        writes everything, and at once.
         """
 
     @abstractmethod
-    def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
-        """Restore these of what `save` wrote; the rest stays as it was built. Called before the first step."""
+    def save(self, path: Path) -> None:
+        """Write under `path`, each rank its own part: weights, optimizer, position in the learning-rate schedule."""
 
     @abstractmethod
-    def export(self, path: Path, files: StateFiles | None = None) -> None:
+    def load(self, path: Path) -> None:
+        """Restore what `save` wrote. Called before the first step."""
+
+    @abstractmethod
+    def export(self, path: Path) -> None:
         """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included; of a reward model
         `AutoModelForSequenceClassification`."""
-
-    def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """Take these parts off the device until `wake`; bytes freed there. Default: stay resident."""
-        del parts
-        return 0
-
-    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
-        """Bring these parts back (gradients come back empty); what is awake stays."""
-
-    def close(self) -> None:
-        """Let go of what wouldn't end with the process. Default: there is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,33 +325,10 @@ class InferEngine(ABC):
         keeps the log-prob and the version it was sampled with.
         """
 
-    def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
-        """Update LoRA adapters, as `update_weights` does, over the base weights that came with its last call.
-
-        For engines that were built with a `lora_rank`, which sample only once they have both. Default: refuses.
-        """
-        raise NotImplementedError(f"{type(self).__name__} takes merged weights only")
-
     @property
     @abstractmethod
     def version(self) -> int:
         """Return the version of the weights in use."""
-
-    def loaded_weights(self) -> NamedWeights | None:
-        """Return the tensors that the model holds, under the names of `update_weights`. Default: None (unknown)."""
-        return None
-
-    def take_counters(self) -> EngineCounters:
-        """Return what weight updates did to responses on their way, since the last call. Default: nothing."""
-        return EngineCounters()
-
-    def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
-        """Free these parts of the device's memory until `wake`; bytes freed. Nothing may run. Default: nothing."""
-        del parts
-        return 0
-
-    def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
-        """Bring these parts back. Weights come back with whatever content: an update must follow."""
 
     def close(self) -> None:
         """End the engine and its processes. A second call does nothing."""

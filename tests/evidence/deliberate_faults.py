@@ -128,17 +128,17 @@ FAULTS = (
     ),
     _fault(
         "the learning rate is one step ahead",
-        "strategies/training/common.py",
-        "self._lr_factor(self._steps)",
-        "self._lr_factor(self._steps + 1)",
+        "strategies/training/optim.py",
+        "self._lr_factor(self.steps)",
+        "self._lr_factor(self.steps + 1)",
         "strategies/test_strategies_train.py",
         "pipelines/test_pipelines_keys_training.py",
     ),
     _fault(
         "each rank divides by its own sizes",
-        "strategies/training/common.py",
-        "dist.all_reduce(sums, group=self._group)",
-        "dist.barrier(group=self._group)",
+        "strategies/training/micro.py",
+        "dist.all_reduce(sums, group=self.group)",
+        "dist.barrier(group=self.group)",
         "strategies/test_fsdp2_ranks.py",
     ),
     _fault(

@@ -10,7 +10,7 @@ from test_megatron_prefix_sharing import ALLGATHER, ALONE, played, same
 from torch import nn
 from train_contract import build, make_spec
 
-from roll.strategies.training.expert_replay import replayed
+from roll.strategies.hf.hf_expert_replay import replayed
 
 EXPERTS, CHOSEN, LAYERS = 4, 2, 4
 

@@ -238,9 +238,9 @@ def test_a_token_budget_counts_what_is_computed(model_of):
 
 def test_a_model_that_cannot_goes_on_without_and_says_why(tmp_path, caplog, model_of):
     path = build_tiny_model(tmp_path, "gemma2", sliding_window=4)
-    with caplog.at_level(logging.INFO, logger="roll.strategies.training.sharing"):
+    with caplog.at_level(logging.INFO, logger="roll.strategies.training.micro"):
         strategy = build(make_spec(path))
-    assert not strategy._model.shares_prefixes
+    assert not strategy._micros.shares_prefixes
     assert "softcap=50.0" in caplog.text or "eager attention instead of sdpa" in caplog.text
     plain = build(make_spec(path, worker=OFF))
     assert torch.equal(*(s.forward(answers(), ("logprobs",)).logprobs for s in (strategy, plain)))
@@ -272,10 +272,10 @@ def test_models_that_mix_tokens_by_other_means_are_found_out(kind):
 def test_what_rules_it_out_in_the_section_is_said(model_of):
     adapters = {"lora_rank": 4, "lora_dropout": 0.1}
     spec = make_spec(model_of("llama"), model=adapters)
-    assert not build(spec)._model.shares_prefixes
+    assert not build(spec)._micros.shares_prefixes
     with pytest.raises(ValueError, match="with model_args.lora_dropout a token is another in every row"):
         build(with_worker(spec, **ON))
-    assert build(make_spec(model_of("llama"), model={"lora_rank": 4}))._model.shares_prefixes
+    assert build(make_spec(model_of("llama"), model={"lora_rank": 4}))._micros.shares_prefixes
 
 
 def test_an_exported_model_knows_nothing_of_it(model_of, tmp_path):

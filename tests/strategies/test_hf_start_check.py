@@ -44,7 +44,7 @@ def trainer(folder, *, kind="policy", longest=64, trains=True, **worker):
     spec = TrainSpec(
         role="actor_train", kind=kind, worker=worker, seed=0, trains=trains, max_sequence_length=longest
     )  # fmt: skip
-    return build_module(spec, torch.float32, torch.float32, torch.device("cpu"))
+    return build_module(spec, torch.float32, torch.float32, torch.device("cpu"))[0]
 
 
 def engine(folder, longest=64):

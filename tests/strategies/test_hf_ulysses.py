@@ -104,7 +104,7 @@ def test_shards_hold_every_token_once_and_rows_may_be_cut_anywhere():
 
 def places(info, spec):
     strategy = build(spec, info)
-    return strategy.layout.dp_rank, strategy.layout.collects, strategy._most(info.rank)
+    return strategy.layout.dp_rank, strategy.layout.collects, strategy._peers.most(info.rank)
 
 
 def test_consecutive_ranks_share_rows_and_sums_go_over_pairs(ranks, model_of):

@@ -11,8 +11,7 @@ from torch import nn
 from train_contract import LOSS, build, make_batch, make_spec, weights_of, with_worker
 
 from roll.strategies.base import LossFn
-from roll.strategies.training.micro import lay_out_tree, widen
-from roll.strategies.training.sharing import shares_prefixes
+from roll.strategies.training.micro import lay_out_tree, shares_prefixes, widen
 from roll.types.batch import TokenOutputs
 
 NEEDS = ("logprobs", "entropy")
@@ -113,7 +112,7 @@ def steps_of(info, specs):
     for spec in specs:
         strategy = build(spec, info)
         strategy.train_step(make_batch(), LOSS)
-        steps.append((strategy._shares_prefixes, weights_of(strategy)))
+        steps.append((strategy._micros.shares_prefixes, weights_of(strategy)))
     return steps
 
 

@@ -210,7 +210,7 @@ def test_ranks_of_a_ring_train_as_one_rank_does(ranks, model_of, layout):
 
 def values_of(info, spec):
     strategy = build(spec, info)
-    return strategy.layout, strategy.forward(make_batch(), ("logprobs",)).logprobs, strategy._model.shares_prefixes
+    return strategy.layout, strategy.forward(make_batch(), ("logprobs",)).logprobs, strategy._micros.shares_prefixes
 
 
 def test_a_reference_gives_the_same_numbers_on_every_rank_with_rounded_lengths(ranks, model_of):

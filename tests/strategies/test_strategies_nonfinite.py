@@ -28,7 +28,7 @@ LAYOUTS = {
 
 def break_rows(strategy, names):
     """Give the last token of these rows the log-prob -inf in every training pass."""
-    loss_of = strategy._loss_of
+    loss_of = strategy._losses.of
 
     def broken(outputs, micro, *args, **options):
         shift = torch.zeros(micro.num_tokens)
@@ -38,7 +38,7 @@ def break_rows(strategy, names):
         outputs = dataclasses.replace(outputs, logprobs=outputs.logprobs + shift)
         return loss_of(outputs, micro, *args, **options)
 
-    strategy._loss_of = broken
+    strategy._losses.of = broken
 
 
 def steps(info, spec, *, without=False):

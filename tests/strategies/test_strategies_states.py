@@ -334,7 +334,7 @@ def test_a_folder_of_megatrons_own_becomes_a_hugging_face_folder(ranks, model_of
 
 def test_an_export_takes_further_chat_templates_along(tmp_path):
     from roll.strategies.merging.write_model import _copy_description
-    from roll.strategies.training.common import ABOUT
+    from roll.strategies.training.model_folder import ABOUT
 
     (tmp_path / "from" / "additional_chat_templates").mkdir(parents=True)
     (tmp_path / "from" / "additional_chat_templates" / "rag.jinja").write_text("x")

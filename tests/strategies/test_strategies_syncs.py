@@ -33,10 +33,11 @@ def test_a_micro_batch_asks_the_device_once_and_a_padded_one_three_times(
     loss_fn = with_mismatch_metrics(actor_loss(RLVRConfig(pipeline="rlvr", rewards={})), 0, mixed_versions=False)
     strategy._module.to("meta")
     strategy._device = torch.device("meta")
+    strategy._share_rows(strategy.layout)
     metrics = Metrics()
     for _ in range(2):
         outputs = strategy._score(batch, loss_fn.needs, 1)
-        loss, said = strategy._loss_of(outputs, batch, loss_fn, denominators(batch), is_padding=False)
+        loss, said = strategy._losses.of(outputs, batch, loss_fn, denominators(batch), is_padding=False)
         metrics.merge(said)
         strategy._accumulate(loss, last=True)
     assert asked == (["finite"] if packed else ["padded", "padded", "finite"]) * 2

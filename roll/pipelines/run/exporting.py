@@ -18,7 +18,7 @@ from roll.pipelines.run.actor_export import export_actor
 from roll.pipelines.run.clusters import placements, ray_address
 from roll.pipelines.workers.train_worker import TrainWorker, train_spec
 from roll.strategies.merging import Merge, merge_foreign, merge_states
-from roll.strategies.training.common import DESCRIPTION
+from roll.strategies.training.model_folder import DESCRIPTION
 
 ROLE = "actor_train"
 

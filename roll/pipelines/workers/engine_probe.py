@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from roll.distributed.transports import NamedWeights
 from roll.distributed.weights import Checksum, WeightSyncError, weights_checksum
-from roll.strategies.base import Completion, InferEngine, Request
+from roll.strategies.abilities import LoadedWeights
+from roll.strategies.base import Completion, InferEngine, NamedWeights, Request
 from roll.strategies.engines.responses import refused_completion
 
 
@@ -23,8 +23,11 @@ class LoadedCheck:
 
     def __init__(self, engine: InferEngine) -> None:
         self._engine = engine
-        self._dtypes = {name: tensor.dtype for name, tensor in engine.loaded_weights() or ()}
+        self._dtypes = {name: tensor.dtype for name, tensor in self._loaded() or ()}
         self._expected = Checksum()
+
+    def _loaded(self) -> NamedWeights | None:
+        return self._engine.loaded_weights() if isinstance(self._engine, LoadedWeights) else None
 
     def watch(self, stream: Iterable[tuple[str, Tensor]]) -> NamedWeights:
         """Yield the stream itself, each tensor hashed in the type that the model keeps it in."""
@@ -35,7 +38,7 @@ class LoadedCheck:
 
     def verify(self, rank: int, version: int) -> None:
         """Raise `WeightSyncError` if the model holds something else."""
-        loaded = self._engine.loaded_weights()
+        loaded = self._loaded()
         if loaded is None:
             return
         expected, actual = self._expected.hexdigest(), weights_checksum(loaded)

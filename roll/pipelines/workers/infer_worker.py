@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+
+from torch import Tensor
 
 from roll.configs.catalog.strategy_table import is_lockstep
 from roll.configs.schema.rl_config import RLConfig
@@ -17,6 +19,7 @@ from roll.distributed.worker_errors import WorkerFailed
 from roll.pipelines.workers.engine_probe import EngineProbes, LoadedCheck
 from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.strategies import build_engine
+from roll.strategies.abilities import CountsUpdates, Sleeps, TakesAdapters
 from roll.strategies.base import (
     Completion,
     EngineCounters,
@@ -92,13 +95,19 @@ class InferWorker(Worker):
         """Load new weights; what arrived."""
         transfer = transport.transfer
         check = LoadedCheck(self.engine) if transfer.checksum else None
-        load = self.engine.update_adapters if transfer.part == "adapters" else self.engine.update_weights
+        load = self._update_adapters if transfer.part == "adapters" else self.engine.update_weights
         with receive(transport, handles, self.info.rank, delta=delta, copy=self._received) as incoming:
             load(transfer.version, check.watch(incoming) if check else incoming)
         summary = incoming.summary()
         if check is not None:
             check.verify(self.info.rank, transfer.version)
         return summary
+
+    @property
+    def _update_adapters(self) -> Callable[[int, Iterable[tuple[str, Tensor]]], None]:
+        if not isinstance(self.engine, TakesAdapters):
+            raise NotImplementedError(f"{type(self.engine).__name__} takes merged weights only")
+        return self.engine.update_adapters
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:
@@ -108,17 +117,18 @@ class InferWorker(Worker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def take_counters(self) -> EngineCounters:
         """Return what weight updates did to responses on their way, since the last call."""
-        return self.engine.take_counters()
+        return self.engine.take_counters() if isinstance(self.engine, CountsUpdates) else EngineCounters()
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def sleep(self, parts: Sequence[EnginePart]) -> int:
         """Give the memory of these parts back; bytes freed."""
-        return self.engine.sleep(parts)
+        return self.engine.sleep(parts) if isinstance(self.engine, Sleeps) else 0
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def wake(self, parts: Sequence[EnginePart]) -> None:
         """Bring these parts back."""
-        self.engine.wake(parts)
+        if isinstance(self.engine, Sleeps):
+            self.engine.wake(parts)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def probe(self, requests: Sequence[Request], patience: float | None = None) -> list[Completion]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,7 +23,16 @@ from roll.distributed.transports.shm_places import share
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.pipelines.workers.worker_losses import objective, with_mismatch_metrics
 from roll.strategies import build_train_strategy
-from roll.strategies.base import Output, StatePart, TrainSpec
+from roll.strategies.abilities import (
+    CastsWeights,
+    GathersOnHost,
+    ResidentWeights,
+    SavesContents,
+    SavesToFiles,
+    SendsFromEveryRank,
+    Sleeps,
+)
+from roll.strategies.base import ForwardStrategy, Output, StatePart, TrainSpec, TrainStrategy
 from roll.strategies.state_files import HeldFiles, WrittenFiles
 from roll.strategies.training.pretrained import DTYPES
 from roll.types.batch import TokenBatch, TokenOutputs
@@ -81,7 +89,7 @@ class ForwardWorker(Worker):
     def __init__(self, info: WorkerInfo, config: RunConfig, spec: TrainSpec) -> None:
         super().__init__(info)
         self.config = config
-        self.strategy = build_train_strategy(spec, info)
+        self.strategy: ForwardStrategy = build_train_strategy(spec, info)
 
     def close(self) -> None:
         self.strategy.close()
@@ -98,16 +106,19 @@ class ForwardWorker(Worker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def sleep(self, parts: Sequence[StatePart]) -> int:
         """Give the memory of these parts back; bytes freed."""
-        return self.strategy.sleep(parts)
+        return self.strategy.sleep(parts) if isinstance(self.strategy, Sleeps) else 0
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def wake(self, parts: Sequence[StatePart]) -> None:
         """Bring these parts back."""
-        self.strategy.wake(parts)
+        if isinstance(self.strategy, Sleeps):
+            self.strategy.wake(parts)
 
 
 class TrainWorker(ForwardWorker):
     """Trains on mini-batches and owns a part of every checkpoint."""
+
+    strategy: TrainStrategy
 
     def __init__(self, info: WorkerInfo, config: RunConfig, spec: TrainSpec) -> None:
         super().__init__(info, config, spec)
@@ -134,22 +145,22 @@ class TrainWorker(ForwardWorker):
         transfer = transport.transfer
         weights = partial(self.strategy.named_weights, transfer.part)
         dtype = DTYPES[transfer.dtype] if transfer.dtype else None
-        if dtype is not None and "dtype" in signature(self.strategy.named_weights).parameters:
-            weights = partial(weights, dtype=dtype)
+        if dtype is not None and isinstance(self.strategy, CastsWeights):
+            weights = partial(self.strategy.named_weights, transfer.part, dtype=dtype)
         if transport.reads_in_place and not self._shared:
             self._shared = True
-            share(self.strategy.resident_weights(dtype))
+            share(self.strategy.resident_weights(dtype) if isinstance(self.strategy, ResidentWeights) else ())
         return send(transport, weights, self.info.rank, delta=delta, copy=self._sent)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def sends_from_every_rank(self) -> bool:
         """Return whether each rank has all whole tensors when it goes through the weights."""
-        return self.strategy.sends_from_every_rank
+        return isinstance(self.strategy, SendsFromEveryRank)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def gathers_on_host(self) -> bool:
         """Return whether whole tensors are put together in memory of the host, whatever computes."""
-        return self.strategy.gathers_on_host
+        return isinstance(self.strategy, GathersOnHost)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:
@@ -163,15 +174,16 @@ class TrainWorker(ForwardWorker):
         Hashed here, where they were written and every rank has its own share, and not by the controller, for which all
         ranks would wait. A backend of the user's own that isn't told where to write returns none.
         """
-        if "files" in signature(self.strategy.save).parameters:
+        if isinstance(self.strategy, SavesToFiles):
             files = WrittenFiles()
-            self.strategy.save(Path(folder), contents, files)
+            self.strategy.save(Path(folder), contents=contents, files=files)
             return _records(Path(folder).parent, files)
         if tuple(contents) == STATE_CONTENTS:
             self.strategy.save(Path(folder))
+        elif isinstance(self.strategy, SavesContents):
+            self.strategy.save(Path(folder), contents=contents)
         else:
-            self._require("contents", "checkpoint_config.save_contents")
-            self.strategy.save(Path(folder), contents)
+            raise self._lacks("contents", "checkpoint_config.save_contents")
         return {}
 
     @dispatch(Dispatch.ONE_TO_ALL)
@@ -180,12 +192,13 @@ class TrainWorker(ForwardWorker):
 
         Returns the name of the part, by which `BackgroundSave` waits for it.
         """
-        self._require("files", "checkpoint_config.async_save")
+        if not isinstance(self.strategy, SavesToFiles):
+            raise self._lacks("files", "checkpoint_config.async_save")
         files, role = HeldFiles(), self.info.role
         if contents:
-            self.strategy.save(Path(folder, role), contents, files)
+            self.strategy.save(Path(folder, role), contents=contents, files=files)
         if exports:
-            self.strategy.export(Path(folder, "hf_model"), files)
+            self.strategy.export(Path(folder, "hf_model"), files=files)
         name = f"{role} rank {self.info.rank}"
         write_part(Path(folder), name, files.write)
         return name
@@ -195,9 +208,10 @@ class TrainWorker(ForwardWorker):
         """Read these of what `save` wrote."""
         if tuple(contents) == STATE_CONTENTS:
             self.strategy.load(Path(folder))
+        elif isinstance(self.strategy, SavesContents):
+            self.strategy.load(Path(folder), contents=contents)
         else:
-            self._require("contents", "checkpoint_config.load_contents")
-            self.strategy.load(Path(folder), contents)
+            raise self._lacks("contents", "checkpoint_config.load_contents")
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def export(self, folder: str) -> dict[str, int]:
@@ -205,25 +219,23 @@ class TrainWorker(ForwardWorker):
 
         A backend of the user's own that isn't told where to write returns none.
         """
-        if "files" not in signature(self.strategy.export).parameters:
-            self.strategy.export(Path(folder))
-            return {}
-        files = WrittenFiles()
-        self.strategy.export(Path(folder), files)
+        files = self._exported(folder)
         return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files.paths}
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def export_recorded(self, folder: str) -> Records:
         """Do `export`, as a part of a checkpoint; returns what `save` does."""
-        if "files" not in signature(self.strategy.export).parameters:
-            self.strategy.export(Path(folder))
-            return {}
-        files = WrittenFiles()
-        self.strategy.export(Path(folder), files)
-        return _records(Path(folder).parent, files)
+        return _records(Path(folder).parent, self._exported(folder))
 
-    def _require(self, argument: str, key: str) -> None:
-        """Raise `ValueError` for a backend of the user's own that can't do what a key asks for."""
-        if argument not in signature(self.strategy.save).parameters:
-            name = type(self.strategy).__name__
-            raise ValueError(f"{key}: save and load of {name} take no {argument!r}; add it, or remove the key")
+    def _exported(self, folder: str) -> WrittenFiles:
+        files = WrittenFiles()
+        if isinstance(self.strategy, SavesToFiles):
+            self.strategy.export(Path(folder), files=files)
+        else:
+            self.strategy.export(Path(folder))
+        return files
+
+    def _lacks(self, argument: str, key: str) -> ValueError:
+        """Return what says that a backend of the user's own can't do what a key asks for."""
+        name = type(self.strategy).__name__
+        return ValueError(f"{key}: save and load of {name} take no {argument!r}; add it, or remove the key")

@@ -95,7 +95,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         rounded = self._rounded(model, empty) if self._spec.trains and options.stage else {}
         optimizer = None
         if self._spec.trains:  # before the shapes are gone, which decide what decays
-            optimizer = adamw(model, self._trained.training_args, options, self._device)
+            optimizer = adamw(model, self._spec.training.training_args, options, self._device)
             self._decays = decaying(optimizer.param_groups)
         if options.stage == 3:
             shard_weights(opened, made, self._computed, self._device, empty)
@@ -144,7 +144,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def _apply(self, lr: float) -> tuple[float, bool]:
         if self._anchor is not None:
             self._anchor.pull()
-        set_rates(self._engine.optimizer.param_groups, self._decays, lr, self._weight_decay())
+        set_rates(self._engine.optimizer.param_groups, self._decays, lr, self._progress.weight_decay())
         if self._options.stage == 0:
             return self._apply_replicated()
         self._engine.step()
@@ -187,9 +187,9 @@ class DeepSpeedStrategy(HfTrainStrategy):
         """Save whole tensors in files that any stage and number of ranks can read; each rank writes a part of them."""
         self._settle()
         files, rank, ranks = files or StateFiles(), self._info.rank, self._info.world_size
-        moments = self._spec.trains and "optimizer" in contents and self._updates > 0
+        moments = self._spec.trains and "optimizer" in contents and self._progress.updates > 0
         write(path, self._checkpoint(moments=moments), files, rank=rank, ranks=ranks)
-        self._write_beside(path, contents, files, COUNTS)
+        self._folder.write_beside(path, COUNTS, self._progress.text(contents), files)
 
     def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
         """Read what `save` wrote; without an optimizer only the weights. Raises `ValueError` if it doesn't fit."""
@@ -200,11 +200,11 @@ class DeepSpeedStrategy(HfTrainStrategy):
         # ZeRO 3 remembers the shape of the whole tensor beside its part.
         written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in saved})
         if self._spec.trains:
-            self._take_counts(written.counts, contents)
-            make_moments(self._engine, self._updates)
+            self._progress.restore(written.counts, contents)
+            make_moments(self._engine, self._progress.updates)
         for name, tensor in saved:
             set_whole(self._engine, tensor, written.read(name))
-            if self._spec.trains and tensor.requires_grad and self._updates:
+            if self._spec.trains and tensor.requires_grad and self._progress.updates:
                 for moment in MOMENTS:
                     set_whole(self._engine, tensor, written.read(f"{moment}:{name}"), moment)
         if self._spec.trains:

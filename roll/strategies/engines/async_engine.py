@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Literal, TypeVar
@@ -34,7 +34,7 @@ from roll.strategies.base import (
     Request,
     RequestRefused,
 )
-from roll.strategies.engines.engine_backend import EngineBackend
+from roll.strategies.engines.engine_backend import EngineBackend, Loader, WeightStream
 from roll.strategies.engines.responses import InFlightResponse, ResponseRules, refused_completion
 from roll.strategies.engines.weight_feed import WeightFeed
 from roll.types.trajectory import FinishReason
@@ -150,17 +150,14 @@ class AsyncEngine(InferEngine):
 
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Read `weights` in the caller's thread. A `ValueError` leaves a dead engine: it would be half updated."""
-        self._load(version, weights, adapters=False)
+        self._load(version, weights, self._backend.load)
 
-    def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
-        if not self._backend.takes_adapters:
-            raise NotImplementedError(f"{self._name} was started for merged weights")
-        self._load(version, adapters, adapters=True)
-
-    def _load(self, version: int, weights: Iterable[tuple[str, Tensor]], *, adapters: bool) -> None:
+    def _load(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], load: Loader, *, lacks_adapters: bool = False
+    ) -> None:
         self._require_alive()
         feed = WeightFeed(weights, self._thread.loop)
-        future = self._thread.submit(self._update(version, feed, adapters=adapters))
+        future = self._thread.submit(self._update(version, feed, load, lacks_adapters=lacks_adapters))
         feed.serve(future)
         self._result(future, f"for {self._name} to load weights of version {version}")
 
@@ -373,9 +370,8 @@ class AsyncEngine(InferEngine):
                     stopped.append(response.completion("abort"))
         return stopped
 
-    async def _update(self, version: int, weights: AsyncIterator[tuple[str, Tensor]], *, adapters: bool) -> None:
+    async def _update(self, version: int, weights: WeightStream, load: Loader, *, lacks_adapters: bool) -> None:
         """Interrupt all responses, load, and let them go on with the new weights."""
-        load = self._backend.load_adapters if adapters else self._backend.load
         async with self._changing:
             self._require_alive()
             if "weights" in self._asleep:
@@ -386,9 +382,9 @@ class AsyncEngine(InferEngine):
                 await self._exclusive(self._interrupt(responses), "its requests to stop for new weights")
                 await self._exclusive(load(version, weights), f"weights of version {version}")
             self._version = version
-            self._stale = self._backend.takes_adapters and not adapters
-            if self._stale:
-                return  # requests wait for the adapters
+            self._stale = lacks_adapters
+            if lacks_adapters:
+                return  # requests wait for them
             for response in responses:
                 if response.tokens and self._responses.get(response.request.id) is response:
                     self._counters.count(response.restart() if self._partial_rollout == "restart" else None)
@@ -443,7 +439,9 @@ class AsyncEngine(InferEngine):
         await self._backend.shutdown()
 
 
-def started(backend: EngineBackend, rules: ResponseRules, settings: EngineSettings, name: str) -> AsyncEngine:
+def started(
+    kind: type[AsyncEngine], backend: EngineBackend, rules: ResponseRules, settings: EngineSettings, name: str
+) -> AsyncEngine:
     """Return an engine of the run, started; messages call it by `name` and its device slots."""
     where = f" on slot {', '.join(map(str, settings.slots))}" if settings.slots else ""
-    return AsyncEngine(backend, rules, partial_rollout=settings.partial_rollout, name=name + where)
+    return kind(backend, rules, partial_rollout=settings.partial_rollout, name=name + where)

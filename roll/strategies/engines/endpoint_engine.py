@@ -12,21 +12,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.engine_config import EndpointConfig
 from roll.configs.schema.model_shape import read_shape
 from roll.distributed.layout import RankLayout
-from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.base import LossFn, NamedWeights, Output, TopK, TrainSpec, TrainStrategy
-from roll.strategies.state_files import StateFiles
+from roll.strategies.base import ForwardStrategy, Output, TopK, TrainSpec
 from roll.types.batch import TokenBatch, TokenOutputs
-from roll.types.metrics import Metrics
 from roll.utils.json_service import Endpoint, EndpointFailed, endpoint_url, service_key
 from roll.utils.loop_thread import LoopThread
 
@@ -38,7 +33,7 @@ _ABOVE_ZERO = 1e-3
 _LOWEST = float(torch.finfo(torch.float32).min)
 
 
-class EndpointTeacher(TrainStrategy):
+class EndpointTeacher(ForwardStrategy):
     """Asks the service; raises `EndpointFailed` where it gives no log-probs of the tokens that it was sent."""
 
     def __init__(self, spec: TrainSpec, info: WorkerInfo, environ: Mapping[str, str] = os.environ) -> None:
@@ -133,38 +128,12 @@ class EndpointTeacher(TrainStrategy):
         if wrong:
             raise EndpointFailed(f"{self._who} tells log-probs of other tokens than it was sent: {wrong}")
 
-    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
-        del batch, loss_fn
-        _only_tells()
-
-    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
-        del part, dtype
-        _only_tells()
-
-    def save(
-        self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
-    ) -> None:
-        del path, contents, files
-        _only_tells()
-
-    def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
-        del path, contents
-        _only_tells()
-
-    def export(self, path: Path, files: StateFiles | None = None) -> None:
-        del path, files
-        _only_tells()
-
 
 def _tokens_of(spec: TrainSpec) -> int:
     """Return how many tokens the model has by its config.json; where that isn't known, how many a tensor can name."""
     args = spec.worker.model_args
     shape = read_shape(args.model_name_or_path, args.model_config_kwargs) if args.model_name_or_path else None
     return (shape.vocab if shape is not None else None) or 2**31
-
-
-def _only_tells() -> NoReturn:
-    raise AssertionError("the model behind a service is frozen, and its weights aren't here")
 
 
 class _WrongReply(ValueError):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from roll.strategies.base import EnginePart, Request, SamplingParams
 from roll.types.trajectory import FinishReason
+
+WeightStream: TypeAlias = AsyncIterator[tuple[str, Tensor]]
+Loader: TypeAlias = Callable[[int, WeightStream], Coroutine[Any, Any, None]]
 
 
 class Sampled(NamedTuple):
@@ -62,18 +65,11 @@ class EngineBackend(ABC):
         """
 
     @abstractmethod
-    async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
+    async def load(self, version: int, weights: WeightStream) -> None:
         """Load weights (Hugging Face names) and forget every key and value computed before. No stream is open.
 
         Raises `ValueError` for an unknown or missing name.
         """
-
-    takes_adapters: bool = False
-    """Whether the engine was started for LoRA adapters: after base weights (`load`) it samples only with those."""
-
-    async def load_adapters(self, version: int, adapters: AsyncIterator[tuple[str, Tensor]]) -> None:
-        """Go on with these adapters (peft's names, B scaled) and forget those before; otherwise as `load`."""
-        raise NotImplementedError
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
         """Free these parts of the device's memory; bytes freed. No stream is open."""
@@ -95,3 +91,11 @@ class EngineBackend(ABC):
     @abstractmethod
     def kill(self) -> None:
         """End what is left of the engine's processes at once. Called last, from any thread."""
+
+
+class AdapterBackend(EngineBackend):
+    """One that was made for LoRA adapters: after base weights (`load`) it samples only with those."""
+
+    @abstractmethod
+    async def load_adapters(self, version: int, adapters: WeightStream) -> None:
+        """Go on with these adapters (peft's names, B scaled) and forget those before; otherwise as `load`."""

@@ -76,6 +76,11 @@ class Fsdp2Strategy(HfTrainStrategy):
             shard_module(model, layers, self._options, self._computed, self._device.type, self._info.world_size)
         if weights is not None:
             weights.fill(hf_module(model))
+        waiting: dict[StatePart, bool] = {
+            "parameters": self._options.param_offload,
+            "optimizer": self._options.optimizer_offload,
+        }
+        self._shelves.on_host = frozenset(part for part, waits in waiting.items() if waits)
         self._anchor: dict[str, Tensor] = {}
         if self._spec.trains:
             self._build_optimizers(model, layers)
@@ -83,7 +88,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         return model
 
     def _build_optimizers(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
-        args = self._trained.training_args
+        args = self._spec.training.training_args
         groups = parameter_groups(model.parameters(), args.weight_decay)
         if args.optimizer == "muon":
             groups = self._build_muon(model, layers)
@@ -93,7 +98,7 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _build_muon(self, model: nn.Module, layers: Sequence[nn.Module]) -> list[dict[str, Any]]:
         """Give the matrices of the decoder layers to Muon; return the parameter groups of all else."""
-        args = self._trained.training_args
+        args = self._spec.training.training_args
         inside = dict.fromkeys(p for layer in layers for p in layer.parameters())
         matrices = [p for p in inside if p.requires_grad and p.dim() > 1]
         if not matrices:
@@ -112,7 +117,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         return parameter_groups((p for p in model.parameters() if p not in taken), args.weight_decay)
 
     def _build_adamw(self, groups: list[dict[str, Any]], device: torch.device) -> None:
-        args = self._trained.training_args
+        args = self._spec.training.training_args
         adamw = torch.optim.AdamW(
             groups,
             lr=args.learning_rate,
@@ -198,7 +203,7 @@ class Fsdp2Strategy(HfTrainStrategy):
             norm = norm.full_tensor()
         finite = bool(torch.isfinite(norm))
         if finite:
-            set_rates(self._groups(), self._decays, lr, self._weight_decay())
+            set_rates(self._groups(), self._decays, lr, self._progress.weight_decay())
             if self._device.type == "cpu":
                 return_freed_memory(if_scarce=True)  # that of activations, before the optimizer makes its moments
             for optimizer in self._optimizers:
@@ -217,27 +222,19 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     # --- states on the host ----------------------------------------------------------------------------------------
 
-    def _waits(self, part: StatePart) -> bool:
-        """Return whether these are on the host while nobody uses them."""
-        offloads = {"parameters": self._options.param_offload, "optimizer": self._options.optimizer_offload}
-        return offloads.get(part, False)
-
     def _to_host(self, part: StatePart) -> None:
-        if self._waits(part) and not self._shelves[part]:
+        if part in self._shelves.on_host and not self._shelves[part]:
             self._shelves[part].store(self._resident(part), self._device)
 
     @contextlib.contextmanager
     def _on_device(self, *parts: StatePart) -> Iterator[None]:
         """Inside, those of these parts that wait on the host are on the device."""
-        self.wake([part for part in parts if self._waits(part)])
+        self.wake([part for part in parts if part in self._shelves.on_host])
         try:
             yield
         finally:
             for part in parts:
                 self._to_host(part)
-
-    def _require_awake(self, *parts: StatePart) -> None:
-        super()._require_awake(*(part for part in parts if not self._waits(part)))
 
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
         with self._on_device("parameters"):
@@ -299,13 +296,13 @@ class Fsdp2Strategy(HfTrainStrategy):
         """Save weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
         import torch.distributed.checkpoint as dcp
 
-        self._require_awake("parameters", "optimizer")
+        self._shelves.require_awake("parameters", "optimizer")
         files, alone = files or StateFiles(), self._info.world_size == 1
         path.mkdir(parents=True, exist_ok=True)
         with self._on_device("parameters", "optimizer"), _checkpoint_errors(f"{path} couldn't be written"):
             state = self._state(optimizer="optimizer" in contents)
             dcp.save(state, storage_writer=files.torch_writer(path / "state"), no_dist=alone)
-        self._write_beside(path, contents, files, "schedule.json")
+        self._folder.write_beside(path, "schedule.json", self._progress.text(contents), files)
 
     def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
         """Read what `save` wrote; the world size may differ. Without an optimizer only the weights are read."""
@@ -316,7 +313,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
 
-        self._require_awake("parameters", "optimizer")
+        self._shelves.require_awake("parameters", "optimizer")
         if self._adapters is not None:
             self._adapters.check_identity(path)
         options = StateDictOptions(strict=self._adapters is None)
@@ -338,7 +335,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         else:
             set_model_state_dict(self._module, state["model"], options=options)
         if self._spec.trains:
-            self._take_counts((path / "schedule.json").read_text(), contents)
+            self._progress.restore((path / "schedule.json").read_text(), contents)
 
     def _check_names(self, path: Path, state: dict[str, Any]) -> None:
         """Raise `ValueError` unless the checkpoint has just these tensors: torch passes over those nobody asks for."""

@@ -82,8 +82,9 @@ def build_module(
     device: torch.device,
     sequence: SequenceGroup | None = None,
     weights: StreamedWeights | None = None,
-) -> RoleModule:
-    """Return the module of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
+) -> tuple[RoleModule, bool]:
+    """Return (the module of a role on `device`, its weights in `stored`, ready to be wrapped by a backend; whether it
+    computes tokens that rows have in common at their beginnings once, which a check has then found to be right).
 
     With `sequence`, whose ranks must all call this, its layouts are shards of packed lines. With `weights` it is their
     empty module, on the host: to be sharded and then filled.
@@ -119,13 +120,13 @@ def build_module(
     with torch.autocast(device.type, computed, enabled=computed != stored):
         if not padded:
             pack(_decoder(tried), flash=args.attn_implementation == "fa2", sequence=sequence, half=half)
-        module.shares_prefixes = use_prefix_sharing(_decoder(tried), spec, sequence, half=half)
+        shares_prefixes = use_prefix_sharing(_decoder(tried), spec, sequence, half=half)
     if weights is not None:
         _attend_alike(_decoder(module), _decoder(tried))
         weights.small = None
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
-    return module
+    return module, shares_prefixes
 
 
 def _change(model: Any, spec: TrainSpec) -> None:

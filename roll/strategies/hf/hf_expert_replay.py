@@ -1,4 +1,8 @@
-"""Router replay in Hugging Face models: a router's `topk` gives the engine's choice."""
+"""Router replay (arXiv:2510.11370): tokens go to the experts that the engine sent them to.
+
+A router's scores are the model's own, and have their gradients; only the choice is the engine's. In Hugging Face models
+a router's `topk` gives it.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from roll.strategies.training.expert_replay import replayed
-
 _ROUTER = "topkrouter"
 """End of the names of transformers' routers, in small letters."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+NO_ROUTERS = "router_replay: the model has no routers of transformers' kind; remove it, or train with Megatron"
+
+
+def replayed(scores: Tensor, own: Tensor, recorded: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (scores [N, K] of the experts that count, int64 [N, K] these) for scores [N, E].
+
+    `own` int64 [N, K] are the router's choice, `recorded` [N, K] the engine's, -1 where it isn't known.
+    """
+    chosen = torch.where(recorded >= 0, recorded, own)
+    return scores.gather(-1, chosen), chosen
 
 
 class HfExpertReplay:
     """What the routers of a model are told."""
 
-    def __init__(self, decoder: nn.Module) -> None:
+    @classmethod
+    def of(cls, decoder: nn.Module) -> HfExpertReplay | None:
+        """Return that of a model; None: it has no routers which could follow."""
         routers = {n: m for n, m in decoder.named_modules() if type(m).__name__.lower().endswith(_ROUTER)}
-        self._any = bool(routers)
+        return cls(routers) if routers else None
+
+    def __init__(self, routers: Mapping[str, nn.Module]) -> None:
         self._experts: Tensor | None = None  # [tokens, L, K]
         for name, router in routers.items():
             match = _LAYER.search(name)
@@ -30,14 +47,7 @@ class HfExpertReplay:
             router.forward = self._told(router.forward, int(match[1]))
 
     def tell(self, experts: Tensor | None) -> None:
-        """Set int16 [B, T, L, K] of the micro-batch that the model runs next, see `MicroLayout.experts`.
-
-        Raises `ValueError` for a model that has no routers which could follow.
-        """
-        if experts is not None and not self._any:
-            raise ValueError(
-                "router_replay: the model has no routers of transformers' kind; remove it, or train with Megatron"
-            )
+        """Set int16 [B, T, L, K] of the micro-batch that the model runs next, see `MicroLayout.experts`."""
         self._experts = None if experts is None else experts.flatten(0, 1)
 
     def _told(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:

@@ -48,9 +48,6 @@ class PolicyModel(nn.Module):
     never holds positions x vocabulary.
     """
 
-    shares_prefixes = False
-    """Whether a check at the start found that it computes a tree of rows as it computes each row alone."""
-
     def __init__(self, lm: PreTrainedModel, temperature: float, *, fused: bool = False) -> None:
         super().__init__()
         self.lm = lm
@@ -101,9 +98,6 @@ class PolicyModel(nn.Module):
 
 class ValueModel(nn.Module):
     """A backbone with a scalar head, zero at the start so that the first values are 0, not noise."""
-
-    shares_prefixes = False
-    """Whether a check at the start found that it computes a tree of rows as it computes each row alone."""
 
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()

@@ -74,9 +74,6 @@ class RewardModel(ValueModel):
 class ScoreModel(nn.Module):
     """A classifier with one output that learns: a score where its layout says, [S]."""
 
-    shares_prefixes = False
-    """Whether a check at the start found that it computes a tree of rows as it computes each row alone."""
-
     def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()
         self.classifier = classifier

@@ -9,27 +9,27 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from roll.configs.schema.checkpoint_config import CheckpointContent
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.hf.gather import Travelling, sent_types
 from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
-from roll.strategies.hf.hf_expert_replay import HfExpertReplay
+from roll.strategies.hf.hf_expert_replay import NO_ROUTERS, HfExpertReplay
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.state_files import StateFiles
 from roll.strategies.training.activation_offload import ActivationOffload
-from roll.strategies.training.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.training.logits import HeadOutputs
+from roll.strategies.training.common import CommonStrategy
+from roll.strategies.training.logits import HeadOutputs, blank_outputs, head_request, token_outputs
 from roll.strategies.training.micro import padding_row
+from roll.strategies.training.model_folder import ModelFolder
 from roll.strategies.training.pretrained import named_tensors
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -49,9 +49,10 @@ class HfTrainStrategy(CommonStrategy):
         args = spec.worker.model_args
         if args.sequence_ranks > 1:
             self._sequence = SequenceGroup.join(info, args.ulysses_size, args.ring_attention_size, self._device)
-            self.layout, self._group = self._sequence.layout, self._sequence.peers
+            self._share_rows(self._sequence.layout, self._sequence.peers)
         weights = StreamedWeights.open(spec, self._stored) if self._streams else None
-        self._model: RoleModule = build_module(
+        self._model: RoleModule
+        self._model, self._micros.shares_prefixes = build_module(
             spec, self._stored, self._computed, self._loaded_on, self._sequence, weights
         )
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
@@ -59,8 +60,9 @@ class HfTrainStrategy(CommonStrategy):
         """What is called: the model itself or the backend's wrapper of it."""
         offloads = args.activation_offload and spec.trains
         self._activations = ActivationOffload(self._device) if offloads else None
-        self._shares_prefixes = self._model.shares_prefixes
-        self._replay = HfExpertReplay(self._model)
+        self._replay = HfExpertReplay.of(self._model)
+        model = partial(hf_module, self._model)
+        self._folder = ModelFolder(spec, self._tokenizer, model, self._adapters, writes=info.rank == 0)
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 
@@ -145,12 +147,12 @@ class HfTrainStrategy(CommonStrategy):
 
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
-        self._require_awake("parameters")
+        self._shelves.require_awake("parameters")
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []
         off = contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off()
         with off, self._passes():
-            parts, shared = self._parts(batch, training=False)
+            parts, shared = self._micros.parts(batch, training=False)
             for rows in parts:
                 micro = batch.select(rows) if rows else padding_row(batch)
                 rounding = self._spec.worker.sequence_length_round_in_infer
@@ -160,22 +162,23 @@ class HfTrainStrategy(CommonStrategy):
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else blank_outputs(batch, outputs)
 
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
-        batch, totals = self._computed_rows(batch, loss_fn)
+        batch, totals = self._losses.begin(batch, loss_fn)
         metrics = Metrics()
-        self._shared_tokens = 0
-        rounding = self._trained.sequence_length_round_in_train
-        parts, shared = self._parts(batch, training=True)
+        self._micros.shared_tokens = 0
+        rounding = self._spec.training.sequence_length_round_in_train
+        parts, shared = self._micros.parts(batch, training=True)
         with self._passes():
             self._zero_grad()
             with self._dropout():
                 for i, rows in enumerate(parts):
                     micro = batch.select(rows) if rows else padding_row(batch)
                     outputs = self._score(micro, loss_fn.needs, rounding, shared=shared)
-                    loss, loss_metrics = self._loss_of(outputs, micro, loss_fn, totals, is_padding=not rows)
+                    loss, loss_metrics = self._losses.of(outputs, micro, loss_fn, totals, is_padding=not rows)
                     metrics.merge(loss_metrics)
                     self._accumulate(loss, last=i == len(parts) - 1)
             if shared:
-                metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
+                shared_tokens = float(self._micros.shared_tokens)
+                metrics.add_sum(f"{self._spec.metric_prefix}/shared_tokens", shared_tokens)
             return metrics, *self._apply(lr)
 
     def _dropout(self) -> contextlib.AbstractContextManager[None]:
@@ -183,7 +186,9 @@ class HfTrainStrategy(CommonStrategy):
         if self._adapters is None:
             return contextlib.nullcontext()
         spec = self._spec
-        return self._adapters.dropout(self._device, spec.seed, "dropout", spec.role, self._steps, self._info.rank)
+        return self._adapters.dropout(
+            self._device, spec.seed, "dropout", spec.role, self._progress.steps, self._info.rank
+        )
 
     def _score(
         self, micro: TokenBatch, outputs: Sequence[Output], multiple: int, *, shared: bool = False
@@ -191,22 +196,25 @@ class HfTrainStrategy(CommonStrategy):
         sequence = self._sequence
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.multiple)
-        layout = self._laid_out(micro, outputs, packed=packed, multiple=multiple, shared=shared)
+        layout = self._micros.laid_out(micro, outputs, packed=packed, multiple=multiple, shared=shared)
         mine, positions, group = layout, None, None
         if sequence is not None:
             group = sequence.group
             mine, positions = sequence.shard(layout)
-        self._replay.tell(mine.experts)
+        if self._replay is not None:
+            self._replay.tell(mine.experts)
+        elif mine.experts is not None:
+            raise ValueError(NO_ROUTERS)
         saving = contextlib.nullcontext() if self._activations is None else self._activations.saving()
         with self._autocast(), saving:
             scored: HeadOutputs = self._module(mine, head_request(outputs))
-        return self._spread(micro, layout, scored, outputs, positions, group)
+        return token_outputs(self._spec.kind, micro, layout, scored, outputs, positions, group)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Yield full tensors; every rank must walk it to the end: gathering a sharded tensor is a collective."""
-        self._require_awake("parameters")
+        self._shelves.require_awake("parameters")
         self._settle()
         model = hf_module(self._model)
         if self._adapters is not None:
@@ -223,19 +231,6 @@ class HfTrainStrategy(CommonStrategy):
         sent = sent_types(model, dtype)
         named = ((name, tensor) for name, tensor in named_tensors(model) if isinstance(tensor, nn.Parameter))
         return [tensor for name, tensor in named if sent(name, tensor) in (None, tensor.dtype)]
-
-    def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
-        super()._write_beside(path, contents, files, counts)
-        if self._adapters is not None and self._info.rank == 0:
-            self._adapters.write_identity(path, files)
-
-    def _describe(self, folder: Path) -> None:
-        super()._describe(folder)
-        if self._adapters is not None:
-            self._adapters.write_config(folder)
-
-    def _hf_model(self) -> Any:
-        return hf_module(self._model)
 
     def export(self, path: Path, files: StateFiles | None = None) -> None:
         super().export(path, files)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from roll.strategies.attention.prefix_tree import tree_of
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.hf_packing import SequenceGroup, hidden_apart, hidden_together, packed_attention, prove
-from roll.strategies.training.micro import lay_out, lay_out_tree
-from roll.strategies.training.sharing import shares_prefixes
+from roll.strategies.training.micro import lay_out, lay_out_tree, shares_prefixes
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_shared"  # name of our function among those of transformers

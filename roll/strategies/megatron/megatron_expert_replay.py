@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from roll.strategies.hf.hf_expert_replay import replayed
 from roll.strategies.megatron.megatron_attention import MegatronPackedRows
-from roll.strategies.training.expert_replay import replayed
 
 
 class MegatronExpertReplay:

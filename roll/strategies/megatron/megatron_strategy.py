@@ -32,11 +32,11 @@ from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import broadcast_from_last_stage, connect, send_from_last_stage, stages
 from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.state_files import StateFiles
-from roll.strategies.training.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.training.logits import HeadOutputs
-from roll.strategies.training.micro import MicroLayout, padding_row, take_shard, widen
+from roll.strategies.training.common import CommonStrategy
+from roll.strategies.training.logits import HeadOutputs, blank_outputs, head_request, token_outputs
+from roll.strategies.training.micro import MicroLayout, padding_row, shares_prefixes, take_shard, widen
+from roll.strategies.training.model_folder import ModelFolder
 from roll.strategies.training.pretrained import DTYPES, one_output, weights_folder
-from roll.strategies.training.sharing import shares_prefixes
 from roll.strategies.training.state_offload import storages
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -87,14 +87,14 @@ class MegatronStrategy(CommonStrategy):
     @_on_platform
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
         super().__init__(spec, info)
-        self.layout = connect(info, self._options, backend=self._backend, seed=spec.seed)
+        layout = connect(info, self._options, backend=self._backend, seed=spec.seed)
         from megatron.core import parallel_state
 
-        self._group = parallel_state.get_data_parallel_group()
+        self._share_rows(layout, parallel_state.get_data_parallel_group())
         self._context = parallel_state.get_context_parallel_group()
         self._build()
         accelerated, packed = self._device.type != "cpu", spec.worker.use_sequence_packing
-        self._shares_prefixes = shares_prefixes(spec, packed=packed, accelerated=accelerated)
+        self._micros.shares_prefixes = shares_prefixes(spec, packed=packed, accelerated=accelerated)
 
     @property
     def _options(self) -> MegatronConfig:
@@ -129,6 +129,9 @@ class MegatronStrategy(CommonStrategy):
         load_weights(self._modules, weights_folder(args))
         if args.uses_lora:
             self._adapters = MegatronAdapters(self._modules, self._form(dtype), spec, weights_folder(args))
+        model = functools.partial(_hf_model, self._config, spec.kind)
+        adapters = None if self._adapters is None else self._adapters.peft
+        self._folder = ModelFolder(spec, self._tokenizer, model, adapters, writes=self._info.rank == 0)
         self._chunks: list[Any] = [module.to(self._device) for module in self._modules]
         """What the schedule calls: the chunks, in gradient buffers where they train."""
         if not spec.trains:
@@ -140,7 +143,7 @@ class MegatronStrategy(CommonStrategy):
         self._check_trainable()
         self._chunks = wrap_chunks(self._modules, options)
         self._optimizer = Optimizer(
-            self._chunks, self._trained.training_args, options, dtype, max_norm=spec.max_grad_norm, l2=spec.l2
+            self._chunks, self._spec.training.training_args, options, dtype, max_norm=spec.max_grad_norm, l2=spec.l2
         )
         config.finalize_model_grads_func = _finalize
         if options.overlap_grad_reduce:
@@ -159,7 +162,7 @@ class MegatronStrategy(CommonStrategy):
     @_on_platform
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
-        self._require_awake("parameters")
+        self._shelves.require_awake("parameters")
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
 
         def keep(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, TokenOutputs | None]:
@@ -182,27 +185,27 @@ class MegatronStrategy(CommonStrategy):
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
         optimizer = self._optimizer
         assert optimizer is not None, "only a role that trains takes steps"
-        self.wake(self._asleep("gradients"))
-        batch, totals = self._computed_rows(batch, loss_fn)
-        self._shared_tokens = 0
+        self.wake(self._shelves.asleep("gradients"))
+        batch, totals = self._losses.begin(batch, loss_fn)
+        self._micros.shared_tokens = 0
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
 
         def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics]:
-            return self._loss_of(scored, micro.batch, loss_fn, totals, is_padding=micro.is_padding)
+            return self._losses.of(scored, micro.batch, loss_fn, totals, is_padding=micro.is_padding)
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
-        metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
-        if self._shared_tokens:
-            metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
-        return metrics, *optimizer.step(lr, self._weight_decay())
+        metrics, self._losses.nonfinite = send_from_last_stage((Metrics.merged(results), self._losses.nonfinite))
+        if self._micros.shared_tokens:
+            metrics.add_sum(f"{self._spec.metric_prefix}/shared_tokens", float(self._micros.shared_tokens))
+        return metrics, *optimizer.step(lr, self._progress.weight_decay())
 
     def _pass(self, batch: TokenBatch, needs: Sequence[Output], finish: Finish, *, training: bool) -> list[Any]:
         """Run all micro-batches through Megatron's schedule; return what `finish` kept, in order, on the last stage."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        parts, shared = self._parts(batch, training=training)
+        parts, shared = self._micros.parts(batch, training=training)
         if stages(self._options) is not None:
             # The interleaved schedule takes turns in groups of one micro-batch per stage.
             parts += [[] for _ in range(-len(parts) % self._options.pipeline_model_parallel_size)]
@@ -237,8 +240,9 @@ class MegatronStrategy(CommonStrategy):
         worker = self._spec.worker
         multiple = worker.sequence_length_round_in_infer
         if training:
-            multiple = self._trained.sequence_length_round_in_train
-        lay = functools.partial(self._laid_out, packed=worker.use_sequence_packing, multiple=multiple, shared=shared)
+            multiple = self._spec.training.sequence_length_round_in_train
+        packed = worker.use_sequence_packing
+        lay = functools.partial(self._micros.laid_out, packed=packed, multiple=multiple, shared=shared)
         layouts = [lay(micro, needs) for micro in batches]
         rank, ranks = dist.get_rank(self._context), dist.get_world_size(self._context)
         layouts = [
@@ -258,7 +262,7 @@ class MegatronStrategy(CommonStrategy):
         if options.moe_token_dispatcher_type != "allgather" or not across:
             return [(0, 0)] * len(layouts)
         shapes = torch.tensor([layout.ids.shape for layout in layouts], device=self._device)
-        dist.all_reduce(shapes, op=dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(shapes, op=dist.ReduceOp.MAX, group=self._peers.group)
         return [(rows, tokens) for rows, tokens in shapes.tolist()]
 
     @property
@@ -267,7 +271,8 @@ class MegatronStrategy(CommonStrategy):
         return self._options.tensor_model_parallel_size if self._options.sequence_parallel else 1
 
     def _outputs(self, micro: _Micro, scored: HeadOutputs, needs: Sequence[Output]) -> TokenOutputs:
-        return self._spread(micro.batch, micro.layout, scored, needs, micro.place, self._context)
+        kind = self._spec.kind
+        return token_outputs(kind, micro.batch, micro.layout, scored, needs, micro.place, self._context)
 
     def _auxiliary_factor(self, micros: Sequence[_Micro]) -> float | None:
         """Return tokens of the mini-batch that a router sees, over all data-parallel ranks; None without experts.
@@ -280,7 +285,7 @@ class MegatronStrategy(CommonStrategy):
             return None
         tokens = torch.tensor(float(sum(micro.shard.ids.numel() for micro in micros)) / self._splits)
         tokens = tokens.to(self._device)
-        dist.all_reduce(tokens, group=self._group)
+        dist.all_reduce(tokens, group=self._peers.group)
         factor = float(tokens)
         config.grad_scale_func = lambda loss: loss / factor
         return factor
@@ -289,7 +294,7 @@ class MegatronStrategy(CommonStrategy):
 
     @_on_platform
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        if not self._asleep("parameters"):
+        if not self._shelves.asleep("parameters"):
             self._settle()
         return super().sleep(parts)
 
@@ -315,7 +320,7 @@ class MegatronStrategy(CommonStrategy):
     def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Yield full tensors; every rank must walk it to the end: gathering a split tensor is a collective."""
         assert part == "merged" or self._adapters is not None, f"{self._spec.role} has no adapters"
-        self._require_awake("parameters")
+        self._shelves.require_awake("parameters")
         with cpu_platform():
             self._settle()
             stream = iter(self._stream(part, dtype))
@@ -343,37 +348,27 @@ class MegatronStrategy(CommonStrategy):
     def save(
         self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
     ) -> None:
-        self._require_awake("parameters", "optimizer")
+        self._shelves.require_awake("parameters", "optimizer")
         self._settle()
         optimizer = self._optimizer if "optimizer" in contents else None
         files = files or StateFiles()
         save_checkpoint(path, self._spec.role, self._modules, optimizer, files, self._adapters)
-        self._write_beside(path, contents, files, SCHEDULE)
+        self._folder.write_beside(path, SCHEDULE, self._progress.text(contents), files)
 
     @_on_platform
     def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
-        self._require_awake("parameters", "optimizer")
+        self._shelves.require_awake("parameters", "optimizer")
         self._settle()
         optimizer = self._optimizer if "optimizer" in contents else None
         if self._adapters is not None:
             self._adapters.peft.check_identity(path)
         counts = load_checkpoint(path, self._spec.role, self._modules, optimizer, self._adapters)
         if self._optimizer is not None:
-            self._take_counts(counts, contents)
+            self._progress.restore(counts, contents)
             if optimizer is None:
                 self._optimizer.take_weights()
             else:
-                optimizer.set_steps(self._updates)
-
-    def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
-        super()._write_beside(path, contents, files, counts)
-        if self._adapters is not None and self._info.rank == 0:
-            self._adapters.peft.write_identity(path, files)
-
-    def _describe(self, folder: Path) -> None:
-        super()._describe(folder)
-        if self._adapters is not None:
-            self._adapters.peft.write_config(folder)
+                optimizer.set_steps(self._progress.updates)
 
     def export(self, path: Path, files: StateFiles | None = None) -> None:
         super().export(path, files)
@@ -389,12 +384,13 @@ class MegatronStrategy(CommonStrategy):
         with torch.device("meta"):
             return kinds[self._spec.kind].from_config(self._config, dtype=dtype)
 
-    def _hf_model(self) -> Any:
-        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-        kind = AutoModelForSequenceClassification if self._spec.kind == "reward" else AutoModelForCausalLM
-        with torch.device("meta"):
-            return kind.from_config(self._config)
+def _hf_model(config: Any, kind: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    made = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
+    with torch.device("meta"):
+        return made.from_config(config)
 
 
 def _finalize(chunks: list[Any], num_tokens: Tensor | None = None, **options: Any) -> None:

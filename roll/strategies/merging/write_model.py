@@ -16,7 +16,7 @@ from torch import Tensor
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.lora import IDENTITY, check_same_base, layer_checksum, peft_name
 from roll.strategies.merging.read_states import module_weights
-from roll.strategies.training.common import ABOUT, DESCRIPTION
+from roll.strategies.training.model_folder import ABOUT, DESCRIPTION
 from roll.strategies.training.pretrained import (
     DTYPES,
     load_backbone,

@@ -14,7 +14,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
+
+from roll.strategies.attention.attention import join_shards
+from roll.strategies.base import Output, TopK
+from roll.strategies.training.micro import MicroLayout
+from roll.types.batch import TokenBatch, TokenOutputs
 
 SLICE_ELEMENTS = 1 << 24
 """float32 numbers per slice, 64 MiB."""
@@ -346,3 +352,53 @@ def require_tokens(top_k: int, vocabulary: int) -> None:
     """Raise `ValueError` if more tokens are wanted than there are."""
     if top_k > vocabulary:
         raise ValueError(f"TopK({top_k}) asks for more tokens than the vocabulary's {vocabulary}")
+
+
+TOP_K_COLUMNS = ("top_logprobs", "top_ids")
+
+
+def head_request(outputs: Sequence[Output]) -> HeadRequest:
+    """Return what the head must compute for these outputs."""
+    top_k = next((output.k for output in outputs if isinstance(output, TopK)), 0)
+    names = ("entropy", "correct", "logit_gradients")
+    return HeadRequest(**{name: name in outputs for name in names}, top_k=top_k)
+
+
+def blank_outputs(batch: TokenBatch, outputs: Sequence[Output]) -> TokenOutputs:
+    """Return zeros for each output, in its shape and type."""
+    columns = {}
+    for output in outputs:
+        if isinstance(output, TopK):
+            columns["top_logprobs"] = torch.zeros(batch.num_tokens, output.k)
+            columns["top_ids"] = torch.zeros(batch.num_tokens, output.k, dtype=torch.int64)
+        else:
+            like = batch.require("teacher_ids") if output == "student_logprobs" else batch.token_ids
+            columns[output] = torch.zeros(like.shape)
+    return TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, **columns)
+
+
+def token_outputs(
+    kind: str,
+    micro: TokenBatch,
+    layout: MicroLayout,
+    scored: HeadOutputs,
+    outputs: Sequence[Output],
+    positions: Tensor | None = None,
+    group: ProcessGroup | None = None,
+) -> TokenOutputs:
+    """Return `outputs` of a model of this kind as columns of a micro-batch, 0 where no token is scored.
+
+    Where the ranks of `group` share its rows, `positions` says which of the layout's scored tokens `scored` is about.
+    """
+    columns = {}
+    for output in outputs:
+        for name in TOP_K_COLUMNS if isinstance(output, TopK) else (output,):
+            value = getattr(scored, name)
+            assert value is not None, f"a {kind} model gives no {name}"
+            if positions is not None:
+                value = join_shards(value, positions, len(layout.targets), group)
+            if layout.copies is not None:
+                value = value[layout.copies]
+            blank = value.new_zeros(micro.num_tokens, *value.shape[1:])
+            columns[name] = blank.index_put((layout.flat,), value)
+    return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)

@@ -1,20 +1,108 @@
-"""Cutting a rank's rows into micro-batches, and laying one out for a model."""
+"""Cutting a rank's rows into micro-batches, as many on every rank, and laying one out for a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from roll.strategies.attention.prefix_tree import PrefixTree, tree_of
+from roll.configs.rules.layout_rules import sharing_obstacle
+from roll.strategies.attention.prefix_tree import PrefixTree, plan_shared_batches, tree_of
 from roll.strategies.attention.zigzag import zigzag_order
-from roll.strategies.base import LossFn
+from roll.strategies.base import LossFn, Output, TrainSpec
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.utils.partition import pack_first_fit_decreasing
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The data-parallel ranks, over which results of a rank's rows are summed."""
+
+    ranks: int
+    group: ProcessGroup | None
+    """None: all ranks."""
+    device: torch.device
+    """Of what they exchange."""
+
+    def most(self, mine: int) -> int:
+        """Return the largest of the ranks' numbers."""
+        if self.ranks == 1:
+            return mine
+        most = torch.tensor(mine, device=self.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
+        return int(most)
+
+    def sums(self, *mine: float) -> list[float]:
+        """Return numbers added up over the ranks."""
+        if self.ranks == 1:
+            return list(mine)
+        sums = torch.tensor(mine, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums, group=self.group)
+        return list(sums.tolist())
+
+
+class MicroBatches:
+    """How a role's rows are cut and laid out, as its section of the configuration says."""
+
+    def __init__(self, spec: TrainSpec, peers: Peers) -> None:
+        self._spec = spec
+        self._peers = peers
+        self.shares_prefixes = False
+        """Whether the model computes tokens that rows have in common at their beginnings once."""
+        self.shared_tokens = 0
+        """Tokens that this has saved since the last optimizer step began."""
+
+    def parts(self, batch: TokenBatch, *, training: bool) -> tuple[list[list[int]], bool]:
+        """Return (rows of each micro-batch, whether tokens that rows share are computed once).
+
+        There are as many on every rank: an empty one stands for a padding row. Training keeps the rows of a unit in one
+        micro-batch, where the loss sees them together. Sharing is decided for this rank's rows alone: it changes no
+        collective.
+        """
+        max_rows, max_tokens = self._limits(training=training)
+        units = (batch if training else batch.with_row_units()).units()
+        parts = None
+        # The engine may have sent the same token of two rows to different experts.
+        if self.shares_prefixes and batch.routed_experts is None:
+            parts = plan_shared_batches(batch, units, max_rows=max_rows, max_tokens=max_tokens)
+        shared = parts is not None
+        if parts is None:
+            packed = self._spec.worker.use_sequence_packing
+            lengths = batch.lengths.tolist()
+            parts = plan_micro_batches(lengths, units, max_rows=max_rows, max_tokens=max_tokens, packed=packed)
+        return parts + [[] for _ in range(self._peers.most(len(parts)) - len(parts))], shared
+
+    def laid_out(
+        self, micro: TokenBatch, outputs: Sequence[Output], *, packed: bool, multiple: int, shared: bool
+    ) -> MicroLayout:
+        """Return the layout of a micro-batch for these outputs, `shared` as a tree; see `lay_out`."""
+        beside, ahead, device = "student_logprobs" in outputs, self._spec.kind != "reward", self._peers.device
+        if not shared:
+            return lay_out(micro, device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        layout = lay_out_tree(micro, device, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        self.shared_tokens += micro.num_tokens - (layout.ids.shape[1] - layout.padding)
+        return layout
+
+    def _limits(self, *, training: bool) -> tuple[int | None, int | None]:
+        """Return the most rows, or the most tokens, of a micro-batch."""
+        worker = self._spec.worker
+        if training:
+            section = self._spec.training
+            dynamic = section.use_dynamic_batching_in_train
+            rows = section.training_args.per_device_train_batch_size
+            tokens = section.max_tokens_per_microbatch_in_train
+        else:
+            dynamic, rows = worker.use_dynamic_batching_in_infer, worker.infer_batch_size
+            tokens = worker.max_tokens_per_microbatch_in_infer
+        return (None, tokens) if dynamic else (rows, None)
 
 
 def plan_micro_batches(
@@ -296,3 +384,32 @@ def denominators(batch: TokenBatch) -> Denominators:
         per_row = torch.where(batch.loss_weight != 0, per_row, torch.zeros_like(per_row))
     units = {unit for unit, tokens in zip(batch.unit_ids, per_row.tolist(), strict=True) if tokens > 0}
     return Denominators(tokens=float(per_row.sum()), sequences=float((per_row > 0).sum()), units=float(len(units)))
+
+
+def shares_prefixes(
+    spec: TrainSpec, *, packed: bool, accelerated: bool, prepare: Callable[[], None] = lambda: None
+) -> bool:
+    """Return False if the role's `use_prefix_sharing` or something else rules it out, and log what.
+
+    `packed`: the role lays rows end to end anyhow. `accelerated`: it computes on an accelerator. `prepare` makes the
+    model ready, called unless the configuration rules it out; its `ValueError` says why the model can't. Raises
+    `ValueError` if the key asks for what can't be.
+    """
+    wanted = spec.worker.use_prefix_sharing
+    if wanted is False:
+        return False
+    why = sharing_obstacle(spec.worker)
+    if spec.kind == "reward" and not spec.trains:
+        why = "a reward model reads whole texts"
+    if why is None and wanted is None and accelerated and not packed:
+        why = "on an accelerator that is tried with use_sequence_packing: true only"
+    if why is None:
+        try:
+            prepare()
+        except ValueError as error:
+            why = str(error)
+    if why is not None and wanted:
+        raise ValueError(f"{spec.role}.use_prefix_sharing: {why}. Remove it")
+    if why is not None:
+        logger.info("%s: beginnings that rows share are computed for each of them: %s", spec.role, why)
+    return why is None

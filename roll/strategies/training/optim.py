@@ -1,7 +1,9 @@
-"""Parameter groups, and schedules of learning rate and weight decay, shared by the backends."""
+"""What a training backend counts and sets at an optimizer step: schedules, skipped steps, parameter groups."""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,10 +11,78 @@ from typing import Any
 import torch
 from torch import nn
 
+from roll.configs.schema.checkpoint_config import CheckpointContent
 from roll.configs.schema.training_args import TrainingArgs
+from roll.strategies.base import TrainSpec
+from roll.types.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+MAX_CONSECUTIVE_SKIPS = 5
+"""Non-finite gradients in a row: one is an accident of a batch, this many are a diverged model."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Of AdamW, as torch and DeepSpeed both name them."""
+
+
+class Progress:
+    """How far a role's training is: the optimizer steps that it has taken, which its schedules go by."""
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+        self.steps = 0
+        """Optimizer steps taken: the position in the learning-rate schedule."""
+        self.updates = 0
+        """Steps that the optimizer's moments have seen; fewer, if only `steps` came from a checkpoint."""
+        self._skipped = 0
+        if spec.trains:
+            args = spec.training.training_args
+            self._lr_factor = schedule_from(args, spec.total_optimizer_steps)
+            self._weight_decay_at = weight_decay_from(args, spec.total_optimizer_steps)
+
+    def learning_rate(self) -> float:
+        """Return that of the coming optimizer step."""
+        return self._spec.training.training_args.learning_rate * self._lr_factor(self.steps)
+
+    def weight_decay(self) -> float:
+        """Return that of the coming optimizer step."""
+        return self._weight_decay_at(self.steps)
+
+    def record(self, metrics: Metrics, norm: float, lr: float, *, finite: bool, reports: bool) -> None:
+        """Count a step that was taken (`finite`) or skipped; a rank that `reports` adds it to its metrics.
+
+        Raises `FloatingPointError` if too many steps in a row had to be skipped.
+        """
+        if finite:
+            self.steps += 1
+            self.updates += 1
+        else:
+            logger.warning("%s: gradient norm is %s; this optimizer step is skipped", self._spec.role, norm)
+        self._skipped = 0 if finite else self._skipped + 1
+        if self._skipped >= MAX_CONSECUTIVE_SKIPS:
+            raise FloatingPointError(
+                f"{self._spec.role}: the gradient was not finite in {self._skipped} optimizer steps in a row, after "
+                f"{self.steps} good ones. The weights or the loss have diverged: lower learning_rate, clip with "
+                "max_grad_norm, and go on from an earlier checkpoint"
+            )
+        if reports:
+            prefix = self._spec.metric_prefix
+            if finite:
+                metrics.add_mean(f"{prefix}/grad_norm", norm)
+            metrics.add_mean(f"{prefix}/lr", lr)
+            metrics.add_sum(f"{prefix}/optimizer_steps", float(finite))
+            metrics.add_sum(f"{prefix}/skipped_steps", float(not finite))
+
+    def text(self, contents: Sequence[CheckpointContent]) -> str:
+        """Return the text of the small file beside the tensors of a checkpoint."""
+        counts = {"optimizer_steps": self.steps if "extra" in contents else 0, "updates": self.updates}
+        return json.dumps(counts if "optimizer" in contents else {**counts, "updates": 0})
+
+    def restore(self, text: str, contents: Sequence[CheckpointContent]) -> None:
+        """Go on from such a text, as far as it is one of `contents`."""
+        counts = json.loads(text)
+        self.steps = counts["optimizer_steps"] if "extra" in contents else 0
+        self.updates = counts.get("updates", counts["optimizer_steps"]) if "optimizer" in contents else 0
 
 
 def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float]:

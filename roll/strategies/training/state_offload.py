@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from roll.strategies.base import STATE_PARTS, StatePart
+
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor; a plain tensor itself."""
@@ -111,6 +113,31 @@ class Shelf:
             else:
                 _copy(storage, host, back=True)
         self._kept.clear()
+
+
+class Shelves:
+    """The shelves of a role's parts.
+
+    `on_host`: those that wait on the host between their uses, so that whoever needs one brings it back.
+    """
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._shelves: dict[StatePart, Shelf] = {part: Shelf() for part in STATE_PARTS}
+        self.on_host: frozenset[StatePart] = frozenset()
+
+    def __getitem__(self, part: StatePart) -> Shelf:
+        return self._shelves[part]
+
+    def asleep(self, *parts: StatePart) -> list[StatePart]:
+        """Return those of `parts` that nobody may read now."""
+        return [part for part in parts if self._shelves[part]]
+
+    def require_awake(self, *parts: StatePart) -> None:
+        """Raise `RuntimeError` while one of these parts sleeps, unless it is `on_host`."""
+        asleep = [part for part in parts if self._shelves[part] and part not in self.on_host]
+        if asleep:
+            raise RuntimeError(f"{self._role} sleeps without its {' and '.join(asleep)}: call wake first")
 
 
 def _copy(storage: torch.UntypedStorage, parts: list[Tensor], *, back: bool) -> None:

@@ -112,7 +112,7 @@ def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> A
         update_buffer_bytes=settings.update_buffer_bytes,
     )
     rules = ResponseRules(description.eos_token_ids, length, description.decode, description.vocab_size)
-    return started(backend, rules, settings, "SGLang engine")
+    return started(AsyncEngine, backend, rules, settings, "SGLang engine")
 
 
 def _cpu_environment(num_ranks: int) -> dict[str, str]:

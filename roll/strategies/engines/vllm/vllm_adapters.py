@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
+from roll.strategies.engines.async_engine import AsyncEngine
+from roll.strategies.engines.engine_backend import AdapterBackend
+
 PREFIX = "base_model.model."
 """What peft puts before every name."""
 _ENDS = (".lora_A.weight", ".lora_B.weight")
+
+
+class AdapterEngine(AsyncEngine):
+    """Gets LoRA adapters apart from the base weights, and takes requests only once it has both."""
+
+    _backend: AdapterBackend
+
+    def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._load(version, weights, self._backend.load, lacks_adapters=True)
+
+    def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
+        self._load(version, adapters, self._backend.load_adapters)
 
 
 class AdapterFiles:

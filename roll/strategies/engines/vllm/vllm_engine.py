@@ -38,10 +38,10 @@ from roll.distributed.transports.bucket_layout import entry_bytes
 from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, RequestRefused, SamplingParams
 from roll.strategies.engines.async_engine import AsyncEngine, started
 from roll.strategies.engines.buckets import SharedBucket, on_device
-from roll.strategies.engines.engine_backend import EngineBackend, Sampled
+from roll.strategies.engines.engine_backend import AdapterBackend, EngineBackend, Sampled
 from roll.strategies.engines.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.engines.responses import ResponseRules
-from roll.strategies.engines.vllm.vllm_adapters import AdapterFiles
+from roll.strategies.engines.vllm.vllm_adapters import AdapterEngine, AdapterFiles
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.training.pretrained import load_config, weights_folder
 from roll.types.trajectory import FinishReason
@@ -79,7 +79,8 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
     if why := rotation_obstacle("vllm", tree, settings.max_sequence_length, options.max_model_len):
         raise ValueError(f"{cannot}: {why}. Remove max_model_len")
     length = min(options.max_model_len or settings.max_sequence_length, description.max_context)
-    level = options.level_of_sleep(adapters=args.lora_rank > 0)
+    adapters = args.lora_rank > 0
+    level = options.level_of_sleep(adapters=adapters)
     arguments = {
         "model": weights_folder(args),
         "dtype": _DTYPES[args.dtype],
@@ -104,21 +105,23 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
     seeds = torch.cuda.is_available() or _whole_prompts(arguments, length)
     if options.devices > 1:
         arguments["distributed_executor_backend"] = "mp"  # inside a Ray actor vLLM would start actors of its own
-    if args.lora_rank:
+    if adapters:
         room = next((size for size in VLLM_LORA_RANKS if size >= args.lora_rank), None)
         if room is None:
             raise ValueError(f"vLLM takes adapters up to rank {VLLM_LORA_RANKS[-1]}, these have {args.lora_rank}")
         arguments |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
-    backend = VllmBackend(
+    made: Callable[..., VllmBackend] = (
+        functools.partial(VllmAdapterBackend, args.lora_rank) if adapters else VllmBackend
+    )
+    backend = made(
         {key: value for key, value in arguments.items() if value is not None},
         description,
         sleep_level=level,
         update_buffer_bytes=settings.update_buffer_bytes,
-        lora_rank=args.lora_rank,
         seeds=seeds,
     )
     rules = ResponseRules(description.eos_token_ids, length, description.decode, description.vocab_size)
-    return started(backend, rules, settings, "vLLM engine")
+    return started(AdapterEngine if adapters else AsyncEngine, backend, rules, settings, "vLLM engine")
 
 
 def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
@@ -139,9 +142,7 @@ def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
 class VllmBackend(EngineBackend):
     """One `AsyncLLM`, made with `arguments` and what this class itself needs.
 
-    `sleep_level` is that of `VllmConfig`. `lora_rank`: the largest of adapters that come apart from the weights; 0:
-    none do.
-    `seeds`: each response draws from its own seed.
+    `sleep_level` is that of `VllmConfig`. `seeds`: each response draws from its own seed.
     """
 
     def __init__(
@@ -151,7 +152,6 @@ class VllmBackend(EngineBackend):
         *,
         sleep_level: int = 0,
         update_buffer_bytes: int = 256 << 20,
-        lora_rank: int = 0,
         seeds: bool = True,
     ) -> None:
         self._arguments = dict(arguments)
@@ -159,9 +159,6 @@ class VllmBackend(EngineBackend):
         self._description = description
         self._sleep_level = sleep_level
         self._update_buffer_bytes = update_buffer_bytes
-        self.takes_adapters = lora_rank > 0
-        self._adapter_files = AdapterFiles(lora_rank)
-        self._adapter_numbers = itertools.count(1)
         self._adapter: Any = None  # what a request names to be sampled with the adapters of the current version
         # Some of vLLM's loaders write to what they are given, on all ranks but the first.
         self._loads_in_place = not torch.cuda.is_available() and (arguments.get("tensor_parallel_size") or 1) == 1
@@ -291,26 +288,6 @@ class VllmBackend(EngineBackend):
         await engine.finish_weight_update(weight_version=str(version))
         await self._resume()
 
-    async def load_adapters(self, version: int, adapters: AsyncIterator[tuple[str, Tensor]]) -> None:
-        from vllm.lora.request import LoRARequest
-
-        engine = self._engine
-        # Copies: what the stream hands out may be overwritten once the next tensor is asked for.
-        tensors = {name: tensor.detach().to("cpu", copy=True) async for name, tensor in adapters}
-        number = next(self._adapter_numbers)
-        await engine.pause_generation(mode="abort")
-        with tempfile.TemporaryDirectory(prefix="adapters-") as folder:
-            self._adapter_files.write(Path(folder), tensors)
-            adapter = LoRARequest(f"version-{version}-{number}", number, folder)
-            await engine.add_lora(adapter)
-        for old in set(await engine.list_loras()) - {number}:
-            await engine.remove_lora(old)
-        held = set(await engine.list_loras())
-        if held != {number}:
-            raise RuntimeError(f"vLLM should hold adapter {number} alone after the update, it holds {sorted(held)}")
-        self._adapter = adapter
-        await self._resume()
-
     async def _resume(self) -> None:
         # Keys and values of the old weights: nothing may read them.
         if not await self._engine.reset_prefix_cache():
@@ -360,6 +337,35 @@ class VllmBackend(EngineBackend):
 
     def kill(self) -> None:
         kill_marked(self._mark)
+
+
+class VllmAdapterBackend(VllmBackend, AdapterBackend):
+    """One for LoRA adapters that come apart from the weights; `max_rank` is the largest rank they may have."""
+
+    def __init__(self, max_rank: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._adapter_files = AdapterFiles(max_rank)
+        self._adapter_numbers = itertools.count(1)
+
+    async def load_adapters(self, version: int, adapters: AsyncIterator[tuple[str, Tensor]]) -> None:
+        from vllm.lora.request import LoRARequest
+
+        engine = self._engine
+        # Copies: what the stream hands out may be overwritten once the next tensor is asked for.
+        tensors = {name: tensor.detach().to("cpu", copy=True) async for name, tensor in adapters}
+        number = next(self._adapter_numbers)
+        await engine.pause_generation(mode="abort")
+        with tempfile.TemporaryDirectory(prefix="adapters-") as folder:
+            self._adapter_files.write(Path(folder), tensors)
+            adapter = LoRARequest(f"version-{version}-{number}", number, folder)
+            await engine.add_lora(adapter)
+        for old in set(await engine.list_loras()) - {number}:
+            await engine.remove_lora(old)
+        held = set(await engine.list_loras())
+        if held != {number}:
+            raise RuntimeError(f"vLLM should hold adapter {number} alone after the update, it holds {sorted(held)}")
+        self._adapter = adapter
+        await self._resume()
 
 
 def drawn_logprobs(tokens: Sequence[int], entries: Any) -> list[float]:
