@@ -148,8 +148,7 @@ def test_a_file_name_stands_once_in_a_wing(wing: str):
 
 
 def test_a_public_class_name_stands_once():
-    # The architectures of planning and of Megatron become one with the table of model families.
-    assert structure.repeated_classes().keys() <= {"Architecture"}
+    assert structure.repeated_classes() == {}
 
 
 def test_the_allowed_arrows_have_no_cycle():

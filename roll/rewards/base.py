@@ -132,6 +132,21 @@ class RewardContractError(RewardOutputError):
     that its rows don't have. Another try, or a call for each response, would hide it."""
 
 
+def refused_options(name: str, function: RewardFn, kwargs: Mapping[str, Any]) -> str:
+    """Return why a bundled reward function scores no response at all with these `reward_kwargs`, or nothing.
+
+    Such functions look at their options first, and their messages about those begin with their name.
+    """
+    try:
+        function("", Task(id="trial", source="", payload={}, seed=0, tag="", domain=""), **kwargs)
+    except ValueError as error:
+        text = str(error)
+        return text if text.startswith(f"{name}: ") else ""  # others are about the row, and this has none
+    except TypeError as error:
+        return f"{name}: {error}"
+    return ""
+
+
 def ground_truth(task: Task) -> Any:
     """Return the expected answer of a task; raises `ValueError` when its row has none."""
     truth = task.payload.get("ground_truth")

@@ -101,7 +101,7 @@ class SendsFromEveryRank(Protocol, metaclass=_AbilityType):
     """A trainer whose `named_weights` yields the same whole tensors on every rank, so that each can send a part of
     them; of others rank 0 sends all. A class that has a `named_weights` of its own says so itself."""
 
-    sends_from_every_rank = True
+    sends_from_every_rank: bool = True
 
 
 @runtime_checkable

@@ -443,3 +443,11 @@ def test_a_data_file_that_the_run_itself_makes_need_not_be_there(job):
     with pytest.raises(ConfigError, match="no data file"):
         check_prerequisites(load_config(job, "job", [missing]))
     check_prerequisites(load_config(job, "job", [missing, "prepare='make.py:make'"]))
+
+
+def test_an_unusable_value_hides_no_message_about_another_key_that_does_nothing(job):
+    with pytest.raises(ConfigError) as caught:
+        load_config(job, "job", ["+profiler=3", "critic_warmup=1", "+actor_train.model_args.lora_alpha=8"])
+    assert [violation.path for violation in caught.value.violations] == [
+        "profiler", "critic_warmup", "actor_train.model_args.lora_alpha",
+    ]  # fmt: skip

@@ -122,3 +122,48 @@ def test_functions_of_packages_are_found_in_their_sources(tmp_path: Path, monkey
     (found,) = violations(tmp_path, "rewarding:graded", ROWS)
     assert "solution: no row has such a column" in found.expected
     assert violations(tmp_path, "rewarding:graded", [{"prompt": "x", "solution": "2"}]) == []
+
+
+# Each was trained until the first score failed; the functions' own messages say what they take.
+REFUSED_OPTIONS = [
+    ("length", {}, "target must be at least 1"),
+    ("length", {"mode": "overlong", "maximum": 5, "buffer": 9}, "0 <= buffer < maximum"),
+    ("length", {"mode": "short", "target": 3}, "mode is target, overlong or cosine"),
+    ("repetition", {"n": 0}, "n is at least 1"),
+    ("format", {"template": "thought"}, "template is one of"),
+    ("exact", {"extract": "first_word"}, "extract is one of"),
+    ("choice", {"letters": "ABBA"}, "each once"),
+    ("gsm8k", {"mode": "loose"}, "strict or flexible"),
+    ("math_rule", {"think": "maybe"}, "auto, required or ignore"),
+    ("ifeval", {"score": "most"}, "fraction or all"),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "fragment"), REFUSED_OPTIONS)
+def test_options_with_which_a_bundled_reward_scores_nothing_are_refused(tmp_path, name, kwargs, fragment) -> None:
+    (found,) = violations(tmp_path, name, ROWS, rewards={"all": {"name": name, "reward_kwargs": kwargs}})
+    assert found.path == "rewards.all.reward_kwargs"
+    assert fragment in str(found)
+    sections = {"all": {"name": "weighted", "parts": {"term": {"name": name, "reward_kwargs": kwargs}}}}
+    (found,) = violations(tmp_path, name, ROWS, rewards=sections)
+    assert found.path == "rewards.all.parts.term.reward_kwargs"
+
+
+ACCEPTED_OPTIONS = [
+    ("length", {"target": 5}),
+    ("length", {"mode": "cosine", "maximum": 9}),
+    ("repetition", {"n": 2}),
+    ("format", {"tags": ["think", "answer"]}),
+    ("regex", {"pattern": "a+"}),
+    ("exact", {"ignore_case": True}),
+    ("choice", {"letters": "ABC"}),
+    ("gsm8k", {"mode": "flexible"}),
+    ("math_rule", {"think": "ignore"}),
+    ("ifeval", {"mode": "loose"}),
+    ("code", {"timeout_s": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), ACCEPTED_OPTIONS)
+def test_options_of_bundled_rewards_are_no_problem_where_only_a_row_is_missing(tmp_path, name, kwargs) -> None:
+    assert violations(tmp_path, name, ROWS, rewards={"all": {"name": name, "reward_kwargs": kwargs}}) == []

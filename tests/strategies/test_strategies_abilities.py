@@ -172,5 +172,6 @@ def test_an_engine_without_abilities_counts_nothing_keeps_its_memory_and_refuses
     assert worker.sleep(("weights",)) == 0
     worker.wake(("weights",))
     LoadedCheck(engine).verify(0, 1)
+    transfer = SimpleNamespace(part="adapters", checksum=False)
     with pytest.raises(NotImplementedError, match="SimpleNamespace takes merged weights only"):
-        worker.update_weights(SimpleNamespace(part="adapters", checksum=False), [])
+        worker.update_weights(SimpleNamespace(transfer=transfer), [])

@@ -26,15 +26,19 @@ from roll.configs.catalog.stage_table import ESTIMATOR_NEEDS, declared_in_source
 from roll.configs.catalog.tracker_table import TRACKERS, TrackerEntry
 from roll.configs.checks.folder_checks import nearby, relative_to
 from roll.configs.checks.reward_columns import RewardColumns
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.preference_config import DPOConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
+from roll.utils.importing import load_object
 
 Arguments = tuple[str, Mapping[str, Any]]
 """The key of keyword arguments, and what it says."""
+
+_LOOKS_AT_OPTIONS = frozenset(REWARDS) - {"code", "http", "none", "weighted"}
+"""Bundled rewards that can be called without a sandbox or a server."""
 
 
 def function_checks(config: RunConfig) -> Iterator[Violation]:
@@ -135,7 +139,14 @@ def _named_reward(
 def _built_in(reward: str, args: Arguments) -> Iterator[Violation]:
     module, _, name = REWARDS[reward].path.rpartition(":")
     file = Path(__file__).parents[3] / (module.replace(".", "/") + ".py")
-    yield from _reward_arguments(file, name, reward, args)
+    wrong = list(_reward_arguments(file, name, reward, args))
+    yield from wrong
+    key, kwargs = args
+    # Importing it takes a tenth of a second: only where its options aren't all at their defaults, or are needed.
+    if not wrong and reward in _LOOKS_AT_OPTIONS and (kwargs or reward == "length"):
+        refused = load_object("roll.rewards.base:refused_options")
+        if message := refused(reward, load_object(REWARDS[reward].path), kwargs):
+            yield problem(key, message, f"see {name} in docs/rewards.md")
 
 
 def env_checks(config: AgenticConfig) -> Iterator[Violation]:
@@ -187,8 +198,8 @@ def named_checks(
 
 def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
     key, values = args
-    for arg, problem in signature_in_source(definition(file, name), skip=skip).problems(values):
-        yield Violation(f"{key}.{arg}", f"an argument of {value}: {problem}", f"see {file}", values.get(arg, NO_VALUE))
+    for arg, wrong in signature_in_source(definition(file, name), skip=skip).problems(values):
+        yield Violation(f"{key}.{arg}", f"an argument of {value}: {wrong}", f"see {file}", values.get(arg, NO_VALUE))
 
 
 def _reward_arguments(
@@ -211,12 +222,12 @@ def _reward_arguments(
     columns = None
     if style.columns and rows is not None:
         columns = rows[0].of(rows[1], signature.required - style.supplied - set(kwargs))
-    for arg, problem in reward_problems(signature, style, kwargs, columns):
+    for arg, wrong in reward_problems(signature, style, kwargs, columns):
         if arg in kwargs or not style.columns:
-            expected = f"an argument of {value}: {problem}"
+            expected = f"an argument of {value}: {wrong}"
             yield Violation(f"{key}.{arg}", expected, f"see {file}: {call}", kwargs.get(arg, NO_VALUE))
         else:
-            yield Violation(where, f"a function that can be called; {arg}: {problem}", f"see {file}: {call}", value)
+            yield Violation(where, f"a function that can be called; {arg}: {wrong}", f"see {file}: {call}", value)
     if style.columns and (names := unknown_state(target.node)):
         yield Violation(where, f"a function that can be called; {unknown_state_message(names)}", f"see {file}", value)
     if style.needs_truth and rows is not None and set(parameter_names(target.node)) & {"ground_truth", "ground_truths"}:

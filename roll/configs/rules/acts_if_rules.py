@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
@@ -10,21 +11,29 @@ from roll.configs.errors import Violation, problem
 from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINED, ActsIf
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import TrainConfig
+from roll.configs.stand_in import STAND_IN, StandInUsed
 
 
 def acts_if_rules(config: RunConfig) -> Iterator[Violation]:
     """Refuse every key that is set while one of its conditions doesn't hold, with the first of those."""
     for path, section in sections_below(config, ""):
         for spec in fields(section):
-            conditions, value = spec.metadata.get("acts_if", ()), getattr(section, spec.name)
-            if not conditions or value == _default(spec) or value in spec.metadata["idle"]:
-                continue
-            key = f"{path}.{spec.name}" if path else spec.name
-            for condition in conditions:
-                actual = _actual(config, path, section, condition)
-                if not condition.holds(actual):
-                    yield _violation(key, path, value, condition, actual)
-                    break
+            # A key that is unusable, or hangs on one that is, has its message; the next may still earn its own.
+            with contextlib.suppress(StandInUsed):
+                yield from _unmet(config, path, section, spec)
+
+
+def _unmet(config: RunConfig, path: str, section: Any, spec: Field[Any]) -> Iterator[Violation]:
+    """Yield the first condition of a key that is set and doesn't hold."""
+    conditions, value = spec.metadata.get("acts_if", ()), getattr(section, spec.name)
+    if not conditions or value == _default(spec) or value in spec.metadata["idle"]:
+        return
+    key = f"{path}.{spec.name}" if path else spec.name
+    for condition in conditions:
+        actual = _actual(config, path, section, condition)
+        if not condition.holds(actual):
+            yield _violation(key, path, value, condition, actual)
+            return
 
 
 def sections_below(section: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -33,12 +42,14 @@ def sections_below(section: Any, path: str) -> Iterator[tuple[str, Any]]:
     for spec in fields(section):
         value, below = getattr(section, spec.name), f"{path}.{spec.name}" if path else spec.name
         inside = {below: value}
+        if value is STAND_IN:
+            continue
         if isinstance(value, dict):
             inside = {f"{below}.{name}": entry for name, entry in value.items()}
         elif isinstance(value, tuple):
             inside = {f"{below}[{i}]": entry for i, entry in enumerate(value)}
         for key_path, entry in inside.items():
-            if is_dataclass(entry):
+            if entry is not STAND_IN and is_dataclass(entry):
                 yield from sections_below(entry, key_path)
 
 

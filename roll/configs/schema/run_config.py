@@ -23,8 +23,11 @@ VALIDATES = needs(
 )  # fmt: skip
 
 
-_PLAIN = re.compile(r"(int|float|str|bool|None|Literal\[[^\]]*\]|[| ])+")
-"""The type of a key that can't be a section."""
+_NO_ROLE = re.compile(
+    r"(int|float|str|bool|None|[| ]|Literal\[[^\]]*\]|"
+    r"(Checkpoint|Profiler|Tracing|Gateway|ToolUse|\w*Validation)Config)+"
+)
+"""The type of a key that can't be the section of a role."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +207,8 @@ class RunConfig:
     @property
     def sections(self) -> dict[str, WorkerConfig]:
         """Return the model roles that the configuration has a section for, by name."""
-        # A key that can't be a section isn't looked at: it may hold a STAND_IN, which would end the rules about roles.
-        specs = [spec for spec in fields(self) if not _PLAIN.fullmatch(str(spec.type))]
+        # A key that can't be a role isn't looked at: it may hold a STAND_IN, which would end the rules about roles.
+        specs = [spec for spec in fields(self) if not _NO_ROLE.fullmatch(str(spec.type))]
         values = {spec.name: getattr(self, spec.name) for spec in specs}
         return {name: value for name, value in values.items() if isinstance(value, WorkerConfig)}
 

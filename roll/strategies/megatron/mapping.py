@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roll.strategies.megatron.megatron_architecture import Architecture
+from roll.strategies.megatron.megatron_architecture import MegatronArchitecture
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class WeightTable:
     Names are those of the backbone, without the `model.` that a causal language model puts before them.
     """
 
-    def __init__(self, arch: Architecture, *, tensor: int = 1, expert_tensor: int = 1) -> None:
+    def __init__(self, arch: MegatronArchitecture, *, tensor: int = 1, expert_tensor: int = 1) -> None:
         self.arch = arch
         self._tensor, self._expert_tensor = tensor, expert_tensor
 

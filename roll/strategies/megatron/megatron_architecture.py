@@ -10,7 +10,7 @@ from roll.strategies.training.pretrained import head_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class MegatronArchitecture:
     """A decoder of pre-norm layers with rotary, grouped-query attention and gated SiLU MLPs, dense or of experts."""
 
     layers: int
@@ -42,7 +42,7 @@ class Architecture:
     """Width of a gated expert that every token passes; 0: none."""
 
 
-def architecture(config: Any) -> Architecture:
+def architecture(config: Any) -> MegatronArchitecture:
     """Return what a transformers configuration describes; `ValueError` for what Megatron can't build."""
     family = family_of(config.model_type)
     decoder, experts = family.decoder, family.experts
@@ -54,7 +54,7 @@ def architecture(config: Any) -> Architecture:
         )
     _check_supported(config, decoder, experts)
     layers: int = config.num_hidden_layers
-    return Architecture(
+    return MegatronArchitecture(
         layers=layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,

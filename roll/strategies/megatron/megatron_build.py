@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from roll.configs.rules.megatron_fields import ON_ACCELERATORS, refused_fields
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.megatron.megatron_architecture import Architecture
+from roll.strategies.megatron.megatron_architecture import MegatronArchitecture
 from roll.strategies.megatron.parallel import sizes
 
 
 def transformer_config(
-    arch: Architecture, options: MegatronConfig, *, dtype: torch.dtype, trains: bool, recompute: bool
+    arch: MegatronArchitecture, options: MegatronConfig, *, dtype: torch.dtype, trains: bool, recompute: bool
 ) -> Any:
     """Return the `TransformerConfig` of a role.
 
@@ -43,7 +43,7 @@ def transformer_config(
             raise ValueError(f"strategy_config.additional_configs: Megatron refuses {names} here: {error}") from error
 
 
-def _model_fields(arch: Architecture) -> dict[str, Any]:
+def _model_fields(arch: MegatronArchitecture) -> dict[str, Any]:
     return {
         "num_layers": arch.layers,
         "hidden_size": arch.hidden,
@@ -81,7 +81,7 @@ def _layout_fields(options: MegatronConfig, dtype: torch.dtype) -> dict[str, Any
     }
 
 
-def _expert_fields(arch: Architecture, options: MegatronConfig) -> dict[str, Any]:
+def _expert_fields(arch: MegatronArchitecture, options: MegatronConfig) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "moe_token_dispatcher_type": options.moe_token_dispatcher_type,
         "moe_grouped_gemm": options.moe_grouped_gemm,
@@ -123,7 +123,7 @@ def _recompute_fields(options: MegatronConfig, *, wanted: bool) -> dict[str, Any
     }
 
 
-def _check_layers(arch: Architecture, options: MegatronConfig) -> None:
+def _check_layers(arch: MegatronArchitecture, options: MegatronConfig) -> None:
     """Raise `ValueError` for what only shows in the layers themselves: their MLPs, and which of them have experts."""
     tensor = options.tensor_model_parallel_size
     for width, what in ((0 if all(arch.sparse) else arch.ffn, "an MLP"), (arch.shared_ffn, "the shared expert")):

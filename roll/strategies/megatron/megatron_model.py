@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.attention.attention import TreePlan
 from roll.strategies.attention.varlen_kernel import RowPlan
-from roll.strategies.megatron.megatron_architecture import Architecture, architecture
+from roll.strategies.megatron.megatron_architecture import MegatronArchitecture, architecture
 from roll.strategies.megatron.megatron_attention import (
     MegatronPackedRows,
     RMSNorm,
@@ -41,7 +41,7 @@ class TokenGPT(GPTModel):
     def __init__(
         self,
         config: Any,
-        arch: Architecture,
+        arch: MegatronArchitecture,
         rotary: Rotary,
         *,
         kind: Kind,
@@ -166,7 +166,9 @@ class ValueHead(nn.Module):
         return (hidden @ self.weight[0]).float()
 
 
-def layer_specs(config: Any, arch: Architecture, rotary: Rotary, *, transformer_engine: bool, stage: int | None) -> Any:
+def layer_specs(
+    config: Any, arch: MegatronArchitecture, rotary: Rotary, *, transformer_engine: bool, stage: int | None
+) -> Any:
     """Return Megatron's layers with the attention of this package, and without Transformer Engine with its norm."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*legacy GroupedMLP.*")

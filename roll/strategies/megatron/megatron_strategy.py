@@ -209,7 +209,7 @@ class MegatronStrategy(CommonStrategy):
         if stages(self._options) is not None:
             # The interleaved schedule takes turns in groups of one micro-batch per stage.
             parts += [[] for _ in range(-len(parts) % self._options.pipeline_model_parallel_size)]
-        micros = self._micros(batch, parts, needs, training=training, shared=shared)
+        micros = self._laid_out(batch, parts, needs, training=training, shared=shared)
         factor = self._auxiliary_factor(micros) if training else None
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
@@ -233,7 +233,7 @@ class MegatronStrategy(CommonStrategy):
         )
         return results
 
-    def _micros(
+    def _laid_out(
         self, batch: TokenBatch, parts: list[list[int]], needs: Sequence[Output], *, training: bool, shared: bool
     ) -> list[_Micro]:
         batches = [batch.select(rows) if rows else padding_row(batch) for rows in parts]

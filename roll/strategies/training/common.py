@@ -1,8 +1,8 @@
 """What the training backends share: the parts that they are made of, and the course of an optimizer step.
 
 The parts, by subject: `MicroBatches` (micro.py) cuts and lays out rows, `StepLosses` (here) makes a step's losses,
-`Progress` (optim.py) counts steps, `Shelves` (state_offload.py) hold what sleeps, `ModelFolder` (model_folder.py)
-exports.
+`TrainingProgress` (optim.py) counts steps, `Shelves` (state_offload.py) hold what sleeps, `ModelFolder`
+(model_folder.py) exports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from roll.strategies.base import STATE_PARTS, LossFn, StatePart, TrainSpec, Trai
 from roll.strategies.state_files import StateFiles
 from roll.strategies.training.micro import MicroBatches, Peers, denominators, nonfinite_rows, rows_to_compute
 from roll.strategies.training.model_folder import ModelFolder
-from roll.strategies.training.optim import Progress
+from roll.strategies.training.optim import TrainingProgress
 from roll.strategies.training.pretrained import load_config, load_tokenizer
 from roll.strategies.training.state_offload import Shelves
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
@@ -58,7 +58,7 @@ class CommonStrategy(TrainStrategy):
         wrong = next(shape_rules(spec.role, spec.worker, str(args.model_name_or_path), shape), None)
         if wrong is not None:
             raise ValueError(str(wrong))
-        self._progress = Progress(spec)
+        self._progress = TrainingProgress(spec)
 
     def _share_rows(self, layout: RankLayout, group: ProcessGroup | None = None) -> None:
         """Set which rows this rank gets, and the process group that its results are summed over; None: all ranks."""

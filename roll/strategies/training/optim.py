@@ -25,7 +25,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """Of AdamW, as torch and DeepSpeed both name them."""
 
 
-class Progress:
+class TrainingProgress:
     """How far a role's training is: the optimizer steps that it has taken, which its schedules go by."""
 
     def __init__(self, spec: TrainSpec) -> None:
