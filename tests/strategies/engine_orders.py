@@ -51,7 +51,7 @@ class Replay:
     def state(self):
         """All that later calls can depend on, but for the number of the version."""
         code, backend = self.engine, vars(self.backend)
-        ours = frozenset(code._asleep), code._stale, code._gate.is_set(), len(code._responses)
+        ours = frozenset(code._asleep), code._stale, code._streams.gate.is_set(), len(code._streams.responses)
         held = tuple(frozenset(v) if isinstance(v, set) else v for v in backend.values() if isinstance(v, (set, bool)))
         return ours, held, self.fake.state
 
@@ -106,14 +106,14 @@ class Replay:
     def settle(self):
         """Wait until the request that stays has reached the stand-in, or waits at the gate, and others have left it."""
         end = time.monotonic() + 5
-        while bool(self.fake.running) != (self.waiting and self.engine._gate.is_set()):
+        while bool(self.fake.running) != (self.waiting and self.engine._streams.gate.is_set()):
             assert time.monotonic() < end, "it never began" if self.waiting else "it never ended"
             time.sleep(0.0005)
 
     def check(self):
         self.settle()
         assert self.fake.illegal == [], self.fake.illegal
-        assert self.engine._cause is None, self.engine._cause
+        assert self.engine._loop.cause is None, self.engine._loop.cause
         assert self.fake.sleeping <= self.asleep, "it didn't wake"
         assert self.freed(self.fake.sleeping, self.asleep), "memory that was to be freed isn't"
 

@@ -12,7 +12,7 @@ import torch
 
 from roll.pipelines.workers.engine_probe import EngineProbes
 from roll.strategies.base import EngineDied, Request, RequestRefused, SamplingParams
-from roll.strategies.engines import async_engine
+from roll.strategies.engines import response_streams
 from roll.strategies.engines.async_engine import AsyncEngine
 from roll.strategies.engines.engine_backend import EngineBackend, Sampled
 from roll.strategies.engines.responses import ResponseRules
@@ -129,7 +129,7 @@ def until(true, seconds=5.0):
 
 def let_all_get_tokens(engine):
     """Wait until every response has got tokens since now."""
-    before = {response: len(response.tokens) for response in engine._responses.values()}
+    before = {response: len(response.tokens) for response in engine._streams.responses.values()}
     until(lambda: all(len(response.tokens) > count for response, count in before.items()))
 
 
@@ -149,7 +149,7 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
     backend.deaf = 1  # an abort that is lost is repeated; no stream may be left when weights change
     engine = make(backend)
     engine.submit([request(f"r{i}", max_new_tokens=120) for i in range(4)])
-    until(lambda: all(response.task for response in engine._responses.values()))
+    until(lambda: all(response.task for response in engine._streams.responses.values()))
     for version in (3, 5):
         let_all_get_tokens(engine)
         engine.update_weights(version, iter([("w", torch.tensor(float(version)))]))
@@ -167,7 +167,7 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
 def test_restart_throws_away_what_was_sampled_under_old_weights(make):
     engine = make(partial_rollout="restart")
     engine.submit([request("r", max_new_tokens=60)])
-    until(lambda: all(response.task for response in engine._responses.values()))
+    until(lambda: all(response.task for response in engine._streams.responses.values()))
     let_all_get_tokens(engine)
     engine.update_weights(1, [("w", torch.tensor(1.0))])
     (completion,) = collect(engine, 1).values()
@@ -253,7 +253,7 @@ def test_poll_returns_as_soon_as_something_finished_and_at_the_latest_after_its_
 
 
 def test_responses_that_only_a_batch_waits_for_come_together_and_all_others_at_once(make, monkeypatch):
-    monkeypatch.setattr(async_engine, "_BATCH_WAIT_S", 60.0)
+    monkeypatch.setattr(response_streams, "_BATCH_WAIT_S", 60.0)
     engine = make(Counting(pace=0.01))
     engine.submit(
         [replace(request(name, max_new_tokens=n), patient=True) for name, n in {"a": 2, "b": 9, "c": 40}.items()]
@@ -261,7 +261,7 @@ def test_responses_that_only_a_batch_waits_for_come_together_and_all_others_at_o
     assert [completion.id for completion in engine.poll(90.0)] == ["a", "b", "c"], "no more can come"
     engine.submit([replace(request("d", max_new_tokens=900), patient=True), request("waited for", max_new_tokens=1)])
     assert [completion.id for completion in engine.poll(90.0)] == ["waited for"]
-    monkeypatch.setattr(async_engine, "_BATCH", 3)
+    monkeypatch.setattr(response_streams, "_BATCH", 3)
     engine.submit([replace(request(str(n), max_new_tokens=1), patient=True) for n in range(3)])
     assert sorted(completion.id for completion in engine.poll(90.0)) == ["0", "1", "2"]
     assert [completion.id for completion in engine.abort(["d"])] == ["d"], "the longest was on its way all the time"
@@ -321,9 +321,9 @@ def test_when_the_engine_dies_poll_hands_out_what_finished_and_then_says_why(mak
     backend = Counting()
     engine = make(backend)
     engine.submit([request("short"), request("long", max_new_tokens=900)])
-    until(lambda: engine._finished)
+    until(lambda: engine._streams.finished)
     backend.broken = OSError("process 12 was killed")
-    until(lambda: engine._cause is not None)
+    until(lambda: engine._loop.cause is not None)
     assert [c.id for c in engine.poll(0.0)] == ["short"]
     with pytest.raises(EngineDied, match="process 12 was killed"):
         engine.poll(5.0)
@@ -403,7 +403,7 @@ def test_close_ends_everything_and_a_second_call_does_nothing(make):
     assert backend.calls == ["start", "shutdown"] and backend.killed
     with pytest.raises(EngineDied, match="closed"):
         engine.submit([request("s")])
-    assert engine._thread.loop.is_closed()
+    assert engine._loop.thread.loop.is_closed()
 
 
 class Choosy(Counting):

@@ -68,7 +68,7 @@ async def _wakes_nothing(self, parts):
 def _opens_with_lost_weights(self):
     self._stale = False
     if not self._asleep:
-        self._gate.set()
+        self._streams.gate.set()
 
 
 @pytest.mark.parametrize(

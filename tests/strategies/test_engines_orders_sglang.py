@@ -94,7 +94,7 @@ async def _asks_one(self, timeout):
 def _opens_with_lost_weights(self):
     self._stale = False
     if not self._asleep:
-        self._gate.set()
+        self._streams.gate.set()
 
 
 def _tags(tags):

@@ -148,7 +148,7 @@ def test_a_repetition_penalty_is_refused_because_sglang_leaves_out_the_prompt(un
 
 def test_what_sglang_refuses_is_reported_in_its_words(under_test):
     # Past the checks of `AsyncEngine`: SGLang itself must say no, and be heard.
-    backend, loop = under_test.engine._backend, under_test.engine._thread.loop
+    backend, loop = under_test.engine._backend, under_test.engine._loop.thread.loop
 
     async def draw():
         params = SamplingParams(max_new_tokens=4, top_p=3.0, ignore_eos=True)

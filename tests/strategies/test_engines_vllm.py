@@ -71,7 +71,7 @@ def test_vllm_refuses_a_temperature_that_it_would_change(tested):
 @needs_vllm
 def test_what_vllm_itself_refuses_is_no_death(tested):
     # Past the checks of `AsyncEngine`: vLLM says no when it reads the parameters, or when it sees the request.
-    backend, loop = tested.engine._backend, tested.engine._thread.loop
+    backend, loop = tested.engine._backend, tested.engine._loop.thread.loop
 
     async def draw(**params):
         params = SamplingParams(**{"max_new_tokens": 4, "ignore_eos": True, **params})

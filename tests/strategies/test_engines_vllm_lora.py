@@ -103,7 +103,7 @@ def test_an_engine_with_adapters_from_its_base_weights_to_a_wrong_update(tested,
     running = tested.request("on its way", prompt, max_new_tokens=150, stop_strings=("never said",))
     engine.submit([running])
     end = time.monotonic() + 60
-    while len(engine._responses[running.id].tokens) < 5:
+    while len(engine._streams.responses[running.id].tokens) < 5:
         assert time.monotonic() < end
         time.sleep(0.005)
     tested.update(3)
@@ -113,7 +113,7 @@ def test_an_engine_with_adapters_from_its_base_weights_to_a_wrong_update(tested,
     tested.check(running, completion)
 
     assert os.listdir(tmp_path) == []
-    held = engine._call(engine._backend._engine.list_loras(), "to list adapters")
+    held = engine._loop.call(engine._backend._engine.list_loras(), "to list adapters")
     assert len(set(held)) == 1
 
     half = dict(list(tested.adapters())[:-2])
