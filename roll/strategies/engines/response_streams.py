@@ -140,8 +140,8 @@ class ResponseStreams:
             return "abort" if response.aborted else None
         if ended == "length":
             return "length"
-        name, tokens = self._loop.name, len(response.tokens)
-        raise RuntimeError(f"{name} ended request {request.id!r} after {tokens} tokens ({ended})")
+        name, count = self._loop.name, len(response.tokens)
+        raise RuntimeError(f"{name} ended request {request.id!r} after {count} tokens ({ended})")
 
     def _finish(self, response: InFlightResponse, completion: Completion) -> None:
         aborted = completion.finish_reason == "abort" and not completion.refused
