@@ -279,6 +279,64 @@ def test_a_result_that_is_none_ends_the_step_with_the_stages_name(examples, name
         credited(make_rollouts(*FOUR), stages=(f"own.py:{name}",))
 
 
+ESTIMATORS_THAT_RETURN = """
+def per_response(inputs):
+    return inputs.rewards, inputs.rewards
+
+def nan(inputs):
+    tokens = inputs.token_rewards / inputs.rewards[:, None]
+    return tokens, tokens
+
+def infinite_returns(inputs):
+    return inputs.token_rewards, inputs.token_rewards + float("inf")
+
+def only_advantages(inputs):
+    return inputs.token_rewards
+
+def nothing(inputs):
+    pass
+
+def a_mask(inputs):
+    return inputs.action_mask, inputs.token_rewards
+
+def everywhere(inputs):
+    tokens = inputs.rewards[:, None].expand(inputs.action_mask.shape)
+    return tokens, tokens
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "per_response",
+            r"returned advantages as torch.float32 \[4\], expected a tensor, float \[4, 5\]; roll.*to_tokens\(values",
+        ),
+        # Rewards 1, 0, 0, 3: 0 / 0 in the second and the third.
+        ("nan", r"returned advantages with numbers that are not finite, in trajectories \[1, 2\]"),
+        ("infinite_returns", r"returned returns with numbers that are not finite, in trajectories \[0, 1, 2, 3\]"),
+        ("only_advantages", r"returned Tensor, expected two tensors: \(advantages, returns\)"),
+        ("nothing", r"returned NoneType, expected two tensors: \(advantages, returns\)"),
+        ("a_mask", r"returned advantages as torch.bool \[4, 5\], expected a tensor, float \[4, 5\]"),
+    ],
+)
+def test_an_estimator_that_returns_something_else_ends_the_step_with_its_name(examples, name, message):
+    stage_file(ESTIMATORS_THAT_RETURN)
+    rollouts = make_rollouts([R(1.0, 3), R(0.0)], [R(0.0), R(3.0)])  # rows of 2 + 3 tokens
+    with pytest.raises(ValueError, match=f"adv_estimator: own.py:{name} {message}"):
+        credited(rollouts, adv_estimator=f"own.py:{name}")
+
+
+def test_an_estimator_has_no_effect_outside_the_action_tokens(examples):
+    stage_file(ESTIMATORS_THAT_RETURN)
+    found, metrics = credited(make_rollouts([R(1.0, 3), R(0.0)]), adv_estimator="own.py:everywhere")
+    inside = found.batch.action_mask
+    # Three tokens of the response with reward 1, one of the other: the mean is 3/4.
+    assert found.batch.advantages[inside].tolist() == [1, 1, 1, 0]
+    assert not found.batch.advantages[~inside].any()
+    assert metrics["advantage/mean"] == 0.75
+
+
 def test_a_declaration_that_cant_be_met_is_refused_where_it_stands():
     with pytest.raises(ValueError, match="there is no 'entropy'; did you mean 'entropies'"):
         roll.stage(needs=("entropy",), gives=("token_mask",))
@@ -331,6 +389,16 @@ def critical(inputs):
 @roll.needs("value")
 def misspelt(inputs):
     return inputs.values, inputs.values
+
+@roll.needs("ref_logprobs")
+def of_reference(inputs):
+    return inputs.token_rewards, inputs.token_rewards
+
+def of_three(rewards, mask, index):
+    return rewards, rewards
+
+def of_none():
+    pass
 """
 
 
@@ -356,6 +424,12 @@ def misspelt(inputs):
         ("stage_args={mask: {share: 2}}", "because stages doesn't name it"),
         ("adv_estimator=own.py:critical", "a critic, because adv_estimator is own.py:critical"),
         ("adv_estimator=own.py:misspelt", "did you mean 'values'"),
+        ("adv_estimator=own.py:of_reference", "1 problem"),
+        ("adv_estimator=own.py:of_reference", "a stage can need it: @roll.stage(needs=('advantages', 'ref_logprobs')"),
+        ("adv_estimator=own.py:of_three", "of_three(rewards, mask, index) is called with one argument by position"),
+        ("adv_estimator=own.py:of_none", "a function that takes one argument by position"),
+        ("adv_estimator=own.py", "write own.py:name"),
+        ("adv_estimator=own.critical", "write own:critical"),
     ],
 )
 def test_what_cant_run_is_refused_before_the_start(tmp_path, tiny_model, monkeypatch, capsys, override, expected):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.configs.catalog.entries import OWN_PATH, Entry, Option
-from roll.configs.catalog.stage_table import declared_in_source
+from roll.configs.catalog.stage_table import ESTIMATOR_NEEDS, declared_in_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,5 +89,5 @@ def estimator_of(name: str) -> Estimator:
     if name in ESTIMATORS:
         return ESTIMATORS[name]
     declared = declared_in_source(name) if OWN_PATH.match(name) else None
-    more = () if declared is None else declared.needs
+    more = () if declared is None else tuple(need for need in declared.needs if need in ESTIMATOR_NEEDS)
     return Estimator(path=name, needs=("token_rewards", *more), discounts_over=("token", "turn"))

@@ -40,8 +40,8 @@ PHASES: tuple[dict[str, str], ...] = (
         "trajectory_weights": "[R], factors of trajectories in the loss; one of weight 0 leaves the denominators",
     },
 )
-"""From scores to what the loss reads: R trajectories, T action tokens of the longest. Stages of one's own run at the
-end of the phase in which what they give is made."""
+"""From scores to what the loss reads: R trajectories, T tokens, of which `action_mask` marks what the policy chose.
+Stages of one's own run at the end of the phase in which what they give is made."""
 CREDIT = {name: text for phase in PHASES for name, text in phase.items()}
 
 _GIVEN = {name: text for phase in PHASES[1:] for name, text in phase.items()}

@@ -22,7 +22,7 @@ from roll.configs.catalog.signatures import (
     unknown_state,
     unknown_state_message,
 )
-from roll.configs.catalog.stage_table import ESTIMATOR_NEEDS, declared_in_source
+from roll.configs.catalog.stage_table import ESTIMATOR_NEEDS, MODEL_OUTPUTS, declared_in_source
 from roll.configs.catalog.tracker_table import TRACKERS, TrackerEntry
 from roll.configs.checks.folder_checks import nearby, relative_to
 from roll.configs.checks.reward_columns import RewardColumns
@@ -75,7 +75,10 @@ def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
         for name in declared.needs:
             if name not in ESTIMATOR_NEEDS:
                 expected = f"an estimator that needs some of {', '.join(ESTIMATOR_NEEDS)}; it needs {name!r}"
-                yield Violation("adv_estimator", expected, did_you_mean(name, ESTIMATOR_NEEDS), config.adv_estimator)
+                fix = did_you_mean(name, ESTIMATOR_NEEDS)
+                if name in MODEL_OUTPUTS:
+                    fix = f"a stage can need it: @roll.stage(needs=('advantages', {name!r}), gives=('advantages',))"
+                yield Violation("adv_estimator", expected, fix, config.adv_estimator)
     for path in filter(OWN_PATH.match, config.stages):
         yield from _stage_checks(path, config.stage_args.get(path, {}))
 
@@ -193,13 +196,19 @@ def named_checks(
     missing = list(_in_file(key, Path(where), name, kind))
     yield from missing
     if args is not None and not missing:
-        yield from _arguments(Path(where).expanduser(), name, value, args, skip)
+        yield from _arguments(key, Path(where).expanduser(), name, value, args, skip)
 
 
-def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
-    key, values = args
-    for arg, wrong in signature_in_source(definition(file, name), skip=skip).problems(values):
-        yield Violation(f"{key}.{arg}", f"an argument of {value}: {wrong}", f"see {file}", values.get(arg, NO_VALUE))
+def _arguments(key: str, file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
+    (options, values), found = args, definition(file, name)
+    signature, fix = signature_in_source(found, skip=skip), f"see {file}"
+    if skip and isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        many = "one argument" if skip == 1 else f"{skip} arguments"
+        fix += f": {name}{signature.text} is called with {many} by position, and options by name"
+        if signature.too_few:
+            yield Violation(key, f"a function that takes {many} by position", fix, value)
+    for arg, wrong in signature.problems(values):
+        yield Violation(f"{options}.{arg}", f"an argument of {value}: {wrong}", fix, values.get(arg, NO_VALUE))
 
 
 def _reward_arguments(

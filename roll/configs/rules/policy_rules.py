@@ -22,7 +22,9 @@ def named_rules(value: str, path: str, known: tuple[str, ...]) -> Iterator[Viola
     """Check that a name is in the table, or a path of the user's own."""
     if value not in known and not OWN_PATH.match(value):
         expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
-        yield Violation(path, expected, nearest(value, known), value)
+        where, _, name = value.rpartition(".")
+        path_of_own = f"write {value}:name" if name == "py" else f"write {where}:{name}" if where and name else ""
+        yield Violation(path, expected, nearest(value, known) or path_of_own, value)
 
 
 def duplicate_options(config: Any, path: str, entry: Entry, default_of: Callable[[str], Any]) -> Iterator[Violation]:

@@ -40,7 +40,7 @@ from roll.configs.catalog.entries import chosen
 from roll.configs.catalog.estimator_table import ESTIMATORS
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
-from roll.pipelines.credit.stages import Stage, Stages, StepData, own_stages
+from roll.pipelines.credit.stages import Stage, Stages, StepData, checked_estimator, own_stages
 from roll.pipelines.credit.turn_credit import comparison_groups, require_states, state_metrics, turn_inputs
 from roll.pipelines.rollouts.assemble import Rollouts
 from roll.pipelines.rollouts.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
@@ -253,6 +253,8 @@ class Advantages(_ConfiguredStage):
         super().__init__(config)
         self.needs = ("rewards", "token_rewards", *config.estimator.needs)
         self._estimator = chosen(ESTIMATORS, config.adv_estimator, config.adv_estimator_args, key="adv_estimator")
+        if config.adv_estimator not in ESTIMATORS:
+            self._estimator = checked_estimator(config.adv_estimator, self._estimator)
 
     def __call__(self, data: StepData) -> None:
         config, batch, greedy = self.config, data.batch, data.rollouts.greedy_scores

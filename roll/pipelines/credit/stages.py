@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll.algorithms.advantages import AdvantageFn, AdvantageInputs
 from roll.algorithms.branches import Branches
 from roll.algorithms.gigpo import StepInputs
 from roll.configs.catalog.stage_table import CREDIT, MODEL_OUTPUTS, PHASES, phase_of, stage_problems
@@ -27,8 +28,8 @@ from roll.utils.importing import load_object
 class StepData:
     """What stages read and write: `data["rewards"]` is [R] or [R, T], see `roll/configs/catalog/stage_table.py`.
 
-    R trajectories, T action tokens of the longest, B rows that are trained on, N tokens of all rows. In RLVR a row is a
-    trajectory; an episode of several turns may be more than one row, and is credited as one.
+    R trajectories, T tokens (see `TrajectoryView`), B rows that are trained on, N tokens of all rows. In RLVR a row is
+    a trajectory; an episode of several turns may be more than one row, and is credited as one.
     """
 
     def __init__(self, rollouts: Rollouts, step: int) -> None:
@@ -153,20 +154,10 @@ class OwnStage(Stage):
 
     def _checked(self, name: str, value: Any, data: StepData) -> Tensor:
         """Return one quantity in the type and shape that it has; numbers have to be finite."""
-        axes, is_mask = CREDIT[name], name.endswith("_mask")
-        shape = tuple(data.action_mask.shape) if "[R, T]" in axes else (len(data.rollouts.trajectories),)
-        if not isinstance(value, Tensor) or tuple(value.shape) != shape or (value.dtype == torch.bool) is not is_mask:
-            what = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            wanted = f"{'bool' if is_mask else 'float'} {list(shape)}"
-            raise ValueError(f"stages: {self.path} returned {name} as {what}, expected a tensor, {wanted}")
-        if is_mask:
-            return value
-        inside = value[data.action_mask] if value.ndim == 2 else value
-        if not bool(torch.isfinite(inside).all()):
-            raise ValueError(f"stages: {self.path} returned {name} with numbers that are not finite")
-        if name == "trajectory_weights" and bool((value < 0).any()):
+        checked = _as_declared(f"stages: {self.path}", name, value, data.action_mask)
+        if name == "trajectory_weights" and bool((checked < 0).any()):
             raise ValueError(f"stages: {self.path} returned weights below 0, which would unlearn; see advantages")
-        return torch.where(data.action_mask, value, 0).float() if value.ndim == 2 else value.float()
+        return checked if checked.dtype == torch.bool else checked.float()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._target.state_dict() if hasattr(self._target, "state_dict") else {}
@@ -175,6 +166,41 @@ class OwnStage(Stage):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.path in state:
             self._target.load_state_dict(state[self.path])
+
+
+def checked_estimator(path: str, estimator: AdvantageFn) -> AdvantageFn:
+    """Return an estimator of the user's own whose results are checked as those of a stage are."""
+
+    def compute(inputs: AdvantageInputs, **options: Any) -> tuple[Tensor, Tensor]:
+        returned = estimator(inputs, **options)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+            raise ValueError(f"adv_estimator: {path} returned {what}, expected two tensors: (advantages, returns)")
+        owner, mask = f"adv_estimator: {path}", inputs.action_mask
+        advantages, returns = returned
+        return _as_declared(owner, "advantages", advantages, mask), _as_declared(owner, "returns", returns, mask)
+
+    return compute
+
+
+def _as_declared(owner: str, name: str, value: Any, action_mask: Tensor) -> Tensor:
+    """Return a quantity of `CREDIT` that code of the user's own has returned, 0 outside the mask; refuse another type
+    or shape, and numbers that aren't finite."""
+    is_mask, rows = name.endswith("_mask"), len(action_mask)
+    shape = tuple(action_mask.shape) if "[R, T]" in CREDIT[name] else (rows,)
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape or (value.dtype == torch.bool) is not is_mask:
+        what = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        wanted = f"{'bool' if is_mask else 'float'} {list(shape)}"
+        per_row = isinstance(value, Tensor) and value.shape == (rows,) and len(shape) == 2 and not is_mask
+        hint = "; roll.algorithms.advantages.to_tokens(values, action_mask) spreads [R] over tokens" if per_row else ""
+        raise ValueError(f"{owner} returned {name} as {what}, expected a tensor, {wanted}{hint}")
+    if is_mask:
+        return value
+    counted = torch.where(action_mask, value, 0) if value.ndim == 2 else value
+    infinite = ~torch.isfinite(counted)
+    if broken := (infinite.any(1) if value.ndim == 2 else infinite).nonzero().flatten().tolist():
+        raise ValueError(f"{owner} returned {name} with numbers that are not finite, in trajectories {broken[:8]}")
+    return counted
 
 
 class Stages:
