@@ -263,6 +263,19 @@ def test_arguments_that_it_has_pass_and_sources_of_another_shape_are_left_to_the
     check_prerequisites(load_config(job, "job", vllm(anything=1)), Machine())
 
 
+def test_declared_options_that_are_set_go_to_the_engine_under_its_names():
+    # A null leaves the engine its own choice; sleep_level is read by the run and engine_args come one by one.
+    plain = {"load_format": "auto", "gpu_memory_utilization": 0.8, "enable_prefix_caching": True}
+    assert VllmConfig().declared_arguments == {"tensor_parallel_size": 1, **plain}
+    changed = VllmConfig(tensor_parallel_size=2, sleep_level=1, block_size=16, engine_args={"seed": 3})
+    assert changed.declared_arguments == {"tensor_parallel_size": 2, "block_size": 16, **plain}
+    assert SglangConfig().declared_arguments == {"tp_size": 1, "load_format": "auto"}
+    changed = SglangConfig(tensor_parallel_size=2, mem_fraction_static=0.5, attention_backend="fa3")
+    assert changed.declared_arguments == {
+        "tp_size": 2, "load_format": "auto", "mem_fraction_static": 0.5, "attention_backend": "fa3"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_the_tables_of_refused_words_agree_with_the_installed_engine(name):
     folder = engine_arguments.package_folder(name)
@@ -274,9 +287,7 @@ def test_the_tables_of_refused_words_agree_with_the_installed_engine(name):
     reserved = declared.reserved
     assert reserved.keys() <= known
     assert not declared.gone.keys() & known
-    aliases = {"sglang": {"tensor_parallel_size": "tp_size"}}.get(name, {})
-    own = {aliases.get(spec.name, spec.name) for spec in fields(declared)} - {"engine_args", "sleep_level"}
-    assert own <= known
+    assert {declared.argument_names.get(spec.name, spec.name) for spec in fields(declared)} - {None} <= known
     assert declared.pipeline_key in known
 
 

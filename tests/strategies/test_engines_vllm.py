@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
@@ -114,6 +114,22 @@ def test_a_pass_of_vllm_on_an_h100_reads_as_many_prompt_tokens_as_with_its_own_l
     assert budget(UsageContext.ENGINE_CONTEXT) == 2_048  # that of an engine which isn't told
 
 
+def test_every_declared_option_of_vllm_reaches_it(monkeypatch, model_of):
+    made = []
+    monkeypatch.setattr(engine_module, "started", lambda _, backend, *rest: made.append(backend))
+    options = VllmConfig(
+        tensor_parallel_size=2, load_format="dummy", gpu_memory_utilization=0.5, block_size=32, max_model_len=128,
+        max_num_seqs=8, max_num_batched_tokens=512, enable_prefix_caching=False, enforce_eager=False,
+        quantization="int8", engine_args={"scheduling_policy": "priority"},
+    )  # fmt: skip
+    build(ModelArgs(model_name_or_path=str(model_of("qwen3", hidden=128))), options, RUN)
+    reached = made[0]._arguments
+    declared = {"quantization": "int8_per_channel_weight_only", "scheduling_policy": "priority"}
+    expected = {**options.declared_arguments, **declared}
+    assert {name: reached[name] for name in expected} == expected
+    assert {spec.name for spec in fields(options)} - {"engine_args", "sleep_level"} <= expected.keys()
+
+
 @needs_vllm
 def test_vllm_itself_reads_the_options_of_fp8_rollouts_as_they_are_meant(monkeypatch, model_of):
     """By `fp8` vLLM 0.32 means files that hold fp8 already, and a trainer sends others."""
@@ -121,7 +137,7 @@ def test_vllm_itself_reads_the_options_of_fp8_rollouts_as_they_are_meant(monkeyp
     from vllm.model_executor.layers.quantization import get_quantization_config
 
     made = []
-    monkeypatch.setattr(engine_module, "started", lambda backend, *_: made.append(backend))
+    monkeypatch.setattr(engine_module, "started", lambda _, backend, *rest: made.append(backend))
     options = VllmConfig(quantization="fp8", engine_args={"kv_cache_dtype": "fp8"})
     build(ModelArgs(model_name_or_path=str(model_of("qwen3", hidden=128)), dtype="bf16"), options, RUN)
     arguments = AsyncEngineArgs(**made[0]._arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from roll.configs.schema.fields import number
@@ -116,6 +116,9 @@ class EngineConfig(StrategyConfig):
     """Arguments that the run sets itself, and what to write instead, or why there is nothing to write."""
     gone: ClassVar[Mapping[str, str]]
     """Words that the engine doesn't have (any more), and what to say about each."""
+    argument_names: ClassVar[Mapping[str, str | None]] = {"engine_args": None}
+    """Declared options that the engine has under another name, or with None not as an argument of its own."""
+
     tensor_parallel_size: int = number(1, ge=1)
     """Devices that share every matrix of one engine; divides the attention heads. `num_gpus_per_worker` is this number
     times the engine's pipeline stages."""
@@ -129,6 +132,13 @@ class EngineConfig(StrategyConfig):
     def knows(self, key: str) -> bool:
         """Return whether there is something to say about an entry of `engine_args` itself."""
         return key in self.reserved or key in self.gone
+
+    @property
+    def declared_arguments(self) -> dict[str, Any]:
+        """Return the declared options that aren't null, under the engine's names."""
+        names = {spec.name: self.argument_names.get(spec.name, spec.name) for spec in fields(self)}
+        values = {name: getattr(self, option) for option, name in names.items() if name is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def devices(self) -> int:
@@ -145,6 +155,7 @@ class VllmConfig(EngineConfig):
     pipeline_key: ClassVar[str] = "pipeline_parallel_size"
     reserved = _by_name(_RESERVED, 0)
     gone = _by_name(_GONE, 0)
+    argument_names = {**EngineConfig.argument_names, "sleep_level": None}
 
     gpu_memory_utilization: float = number(0.8, gt=0, le=1)
     """Share of a device's memory that the engine takes for weights and KV cache. Roles on the same device must fit into
@@ -187,6 +198,7 @@ class SglangConfig(EngineConfig):
     pipeline_key: ClassVar[str] = "pp_size"
     reserved = _by_name(_RESERVED, 1)
     gone = _by_name(_GONE, 1)
+    argument_names = {**EngineConfig.argument_names, "tensor_parallel_size": "tp_size"}
 
     mem_fraction_static: float | None = number(None, gt=0, lt=1)
     """Share of a device's memory for weights and KV cache. null: the engine's choice."""

@@ -87,9 +87,6 @@ def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> A
         "random_seed": settings.seed % (1 << 31),
         "context_length": length + _MARGIN,
         "max_running_requests": settings.max_running_requests,
-        "tp_size": options.tensor_parallel_size,
-        "mem_fraction_static": options.mem_fraction_static,
-        "load_format": options.load_format,
         "enable_memory_saver": not on_cpu,
         "skip_tokenizer_init": True,
         "incremental_streaming_output": True,
@@ -100,7 +97,7 @@ def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> A
         **(
             {**_CPU_ARGUMENTS, "max_total_tokens": settings.max_running_requests * (length + _MARGIN)} if on_cpu else {}
         ),
-        **({"attention_backend": options.attention_backend} if options.attention_backend else {}),
+        **options.declared_arguments,
         **options.engine_args,
     }
     arguments["custom_weight_loader"] = [*(arguments.get("custom_weight_loader") or ()), LOADER]

@@ -82,6 +82,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
     adapters = args.lora_rank > 0
     level = options.level_of_sleep(adapters=adapters)
     arguments = {
+        **options.declared_arguments,
         "model": weights_folder(args),
         "dtype": _DTYPES[args.dtype],
         "trust_remote_code": args.trust_remote_code,
@@ -89,13 +90,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
         "seed": settings.seed % (1 << 31),
         "max_model_len": length,
         "max_num_seqs": options.max_num_seqs or settings.max_running_requests,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "gpu_memory_utilization": options.gpu_memory_utilization,
-        "block_size": options.block_size,
-        "enable_prefix_caching": options.enable_prefix_caching,
         "enforce_eager": not torch.cuda.is_available() if options.enforce_eager is None else options.enforce_eager,
-        "load_format": options.load_format,
         "quantization": _ONLINE.get(options.quantization or "", options.quantization),
         "enable_sleep_mode": level > 0 and torch.cuda.is_available(),
         **options.engine_args,
@@ -130,7 +125,7 @@ def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
     When vLLM 0.32 cuts the prompt of a response with a seed, it rewinds the generator, which one on a CPU can't do: the
     engine dies. So responses only get their seeds when no prompt is cut.
     """
-    budget = arguments["max_num_batched_tokens"]
+    budget = arguments.get("max_num_batched_tokens")
     if arguments.get("enable_chunked_prefill") is None and (budget is None or budget >= length):
         arguments["enable_chunked_prefill"] = False
     if arguments.get("enable_chunked_prefill") is False:
