@@ -133,7 +133,9 @@ def install(guesses: Callable[[], bool]) -> None:
 def discovered_tests(space: dict[str, Any]) -> list[tuple[str, Callable[[], None]]]:
     """Return the tests of a file that has been executed, by name."""
     tests: list[tuple[str, Callable[[], None]]] = []
-    fixtures = {name: value for name, value in space.items() if getattr(value, "is_fixture", None) is True}
+    # Functions of the file alone: what it imports from the program would be asked for the attribute, in a round more.
+    functions = {name: value for name, value in space.items() if isinstance(value, types.FunctionType)}
+    fixtures = {name: function for name, function in functions.items() if getattr(function, "is_fixture", False)}
     for name, value in space.items():
         if isinstance(value, types.FunctionType) and name.startswith("test"):
             tests += _variants(name, value, fixtures, lambda: None)

@@ -309,6 +309,21 @@ def test_the_program_has_the_classes_of_a_text_of_tests_and_not_its_solution(san
     assert code("def f(n): return Box(n * n).x", row, sandbox=sandbox).value == 1.0
 
 
+@pytest.mark.parametrize("form", ["asserts", "human eval", "pytest"])
+def test_calls_that_depend_on_no_answer_take_one_round(
+    form: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Program] = []
+    run = sandbox.run
+    monkeypatch.setattr(sandbox, "run", lambda program, limits: [runs.append(program), run(program, limits)][1])
+    truth, columns, program = FORMS[form]
+    code_run._first_round.cache_clear()
+    for expected in (3, 2):  # the tests by themselves, which the second response shares; the program; its tests
+        runs.clear()
+        assert code(program, task(truth, **columns), sandbox=sandbox).value == 1.0
+        assert len(runs) == expected
+
+
 class Flooding(Sandbox):
     """Its program writes a million empty lines to the checker's descriptor."""
 
