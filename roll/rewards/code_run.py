@@ -22,7 +22,6 @@ from roll.rewards.code_checker import MAX_OPERATIONS
 from roll.rewards.code_tests import BrokenTask, CallTests, SourceTests, StdioTests, Tests
 from roll.rewards.code_values import decode, encode
 
-MAX_ROUNDS = 16
 _CHECKER_S = 10.0
 _OUTPUT_BYTES = 4_000_000
 _CALLS_OUTPUT_BYTES = 262_144
@@ -256,7 +255,7 @@ def _run_source(program: str, tests: SourceTests, sandbox: Sandbox, settings: Ru
     results, clock = TestResults(len(states)), _Clock(settings)
     open_states = states
     answers = _Answers(results, max(_OUTPUT_BYTES, 4 * len(tests.setup)))  # results may be as long as what is expected
-    for _ in range(MAX_ROUNDS):
+    while open_states:
         answers.collect(program, tests.before, open_states, sandbox, clock)
         asked = [state for state in open_states if state.answers]
         reported = _check(tests, [[s.number, s.requests, s.answers] for s in asked], sandbox)
@@ -266,7 +265,10 @@ def _run_source(program: str, tests: SourceTests, sandbox: Sandbox, settings: Ru
             break
         open_states = [state for state in states if state.state == "open"]
         failed = any(state.state == "failed" for state in states)
-        if not open_states or clock.over() or (settings.stop_at_failure and failed):
+        if settings.stop_at_failure and failed:
+            break
+        if open_states and clock.over():
+            results.timed_out = True  # right so far: there was no time for all of its rounds
             break
     results.passed = sum(state.state == "passed" for state in states)
     return results

@@ -324,6 +324,14 @@ def test_calls_that_depend_on_no_answer_take_one_round(
         assert len(runs) == expected
 
 
+def test_a_call_may_depend_on_twenty_answers_before_it(sandbox: Sandbox) -> None:
+    # x -> 2x + 1 mod 7 from 1: 3, 0, 1, 3, 0, 1, ..., so x is 0 after 20 calls. What is made of an unknown answer can't
+    # be asked for, so each round gives one more.
+    row = task(["x = 1\nfor _ in range(20):\n    x = f(x + 0)\nassert x == 0"])
+    assert code("def f(x): return (2 * x + 1) % 7", row, sandbox=sandbox, total_s=200.0).value == 1.0
+    assert code("def f(x): return (2 * x + 2) % 7", row, sandbox=sandbox, total_s=200.0).value == 0.0
+
+
 class Flooding(Sandbox):
     """Its program writes a million empty lines to the checker's descriptor."""
 
