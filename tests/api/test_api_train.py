@@ -126,6 +126,18 @@ def test_a_function_that_cannot_be_called_is_refused_with_all_else_and_without_a
         roll.check({})
 
 
+def test_the_column_of_prompts_is_guessed_only_where_the_settings_name_none(here, tiny_model, checks_start_no_process):
+    def long(response, task):
+        return float(len(response))
+
+    rows = [{"prompt": "left out", "text": f"{i}+1="} for i in range(8)]
+    settings = {**SETTINGS, "pretrain": tiny_model}
+    assert roll.check(settings, reward=long, data=rows).actor_train.data_args.prompt == "prompt"
+    named = {**SETTINGS["actor_train"], "data_args": {"prompt": "text"}}
+    config = roll.check({**settings, "actor_train": named}, reward=long, data=rows)
+    assert config.actor_train.data_args.prompt == "text"
+
+
 def test_a_function_that_needs_columns_which_the_given_rows_lack_is_refused(here, tiny_model, checks_start_no_process):
     def graded(completions, rubric, **kwargs):
         return [1.0 for _ in completions]

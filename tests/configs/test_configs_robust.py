@@ -136,6 +136,17 @@ def test_a_hub_that_does_not_answer_is_asked_once(job, monkeypatch):
     assert asked[0][1] <= 2
 
 
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_a_hub_that_must_not_be_asked_is_not_asked(job, monkeypatch, variable):
+    monkeypatch.setattr(model_file_checks, "urlopen", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", variable == "HF_HUB_OFFLINE")
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", str(int(variable == "TRANSFORMERS_OFFLINE")))
+    model_file_checks.hub_problem.cache_clear()
+    with pytest.raises(ConfigError, match="'some/model' isn't in the hub's cache, and HF_HUB_OFFLINE forbids"):
+        load_checked(job / "job.yaml", ["pretrain=some/model"], machine=Machine())
+    model_file_checks.hub_problem.cache_clear()
+
+
 def test_lengths_that_are_proposed_fit_and_are_no_longer_than_those_given(job, monkeypatch):
     monkeypatch.setattr(prerequisites, "hub_problem", lambda _: "")
     (job / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 40}))

@@ -379,7 +379,9 @@ RESPONSES_TOOL = {"type": "function", "name": "weather", "description": "of a ci
 def test_responses_answers_with_items_and_goes_on_from_one_of_them(client, session):
     first = client.responses.create(model="policy", input="hello", instructions="be brief", metadata={"a": "b"})
     assert (first.output_text, first.status, first.metadata) == ("0: hello", "completed", {"a": "b"})
-    assert (first.usage.input_tokens, first.usage.output_tokens) == (13, 3)
+    assert (first.usage.input_tokens, first.usage.output_tokens, first.usage.total_tokens) == (13, 3, 16)
+    details = first.usage.input_tokens_details, first.usage.output_tokens_details
+    assert (details[0].cached_tokens, details[1].reasoning_tokens) == (0, 0), "nobody bills for what was sampled here"
     second = client.responses.create(model="policy", input="and?", previous_response_id=first.id)
     assert second.previous_response_id == first.id
     assert session.calls[-1].messages == (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 
 import pytest
 
 from roll.rewards.math_rule import math_rule
-from roll.rewards.maths.comparison import same
+from roll.rewards.maths.comparison import read, same
 from roll.types.trajectory import Task
 
 
@@ -207,3 +208,19 @@ def test_require_boxed_ignores_plain_answers() -> None:
 )
 def test_a_tiny_number_is_not_nothing(answer: str, gold: str, right: bool) -> None:
     assert same(answer, gold).equal is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        # Three equal digits repeat, or a block that stands there twice; fewer say nothing about the rest.
+        (r"0.333\ldots", Fraction(1, 3)),
+        (r"0.1666\ldots", Fraction(1, 6)),
+        (r"0.1212\ldots", Fraction(4, 33)),
+        (r"0.33\ldots", None),
+        (r"0.142142\ldots", None),
+    ],
+)
+def test_dots_repeat_what_has_shown_that_it_repeats(answer: str, value: Fraction | None) -> None:
+    node = read(answer).node
+    assert (node.value[0] if node is not None and node.value else node) == value

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from rollout_files import read_rollouts
 
+from roll.tracking.recorded_responses import RecordedRollouts
 from roll.tracking.rollouts import (
     METADATA_KEY,
     SCHEMA_VERSION,
@@ -73,6 +74,10 @@ def test_a_file_says_its_version_and_why_columns_are_empty(tmp_path: Path):
     path = write_rollouts(tmp_path, 0, [ROW], notes={"values": "no critic"})
     about = json.loads(pq.read_schema(path).metadata[METADATA_KEY])
     assert about == {"version": SCHEMA_VERSION, "notes": {"values": "no critic"}}
+    recorded = RecordedRollouts(tmp_path)
+    assert (recorded.version(0), recorded.notes(0)) == (SCHEMA_VERSION, {"values": "no critic"})
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)  # files of version 1 say nothing
+    assert (recorded.version(0), recorded.notes(0)) == (1, {})
 
 
 def test_token_texts_stand_beside_the_ids(tmp_path: Path):
