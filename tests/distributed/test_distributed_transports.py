@@ -108,7 +108,7 @@ class Run:
 def test_every_engine_gets_every_bit_in_order(
     make: Callable[..., Transport], transport: str, bucket_bytes: int
 ) -> None:
-    run = Run(make(transport, receivers=2, bucket_bytes=bucket_bytes))
+    run = Run(make(transport, receivers=2, bucket_bytes=bucket_bytes), consume=[copied, copied])
     assert not run.errors
     expected = list(weights())
     for rank in (0, 1):
