@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sqlite3
 import struct
+import time
 
 import pytest
 
@@ -38,6 +39,8 @@ def log_records(content):
             at += 32768 - at % 32768
             continue
         length, kind = struct.unpack_from("<xxxxHB", content, at)
+        if at + 7 + length > len(content):
+            return  # it is being written
         whole += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last piece
@@ -45,16 +48,26 @@ def log_records(content):
             whole = b""
 
 
+def wandb_records(folder, seconds=60.0):
+    """Return the records of a finished run. On a busy machine `finish` returns while wandb's own process still writes:
+    the last record is the exit code."""
+    from wandb.proto import wandb_internal_pb2
+
+    (run,) = folder.glob("wandb/offline-run-*/*.wandb")
+    end = time.monotonic() + seconds
+    while True:
+        records = [wandb_internal_pb2.Record.FromString(data) for data in log_records(run.read_bytes())]
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < end, [record.WhichOneof("record_type") for record in records]
+        time.sleep(0.1)
+
+
 def test_wandb_writes_a_run_that_can_be_synchronised_later(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 3)
     write("wandb", tmp_path, project="proj", tags=["a", "b"], mode="offline")
-    (run,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    from wandb.proto import wandb_internal_pb2
-
     rows, started = [], None
-    for data in log_records(run.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in wandb_records(tmp_path):
         if record.HasField("history"):
             rows.append({item.key or "/".join(item.nested_key): item.value_json for item in record.history.item})
         if record.HasField("run"):
