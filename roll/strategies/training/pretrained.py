@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
 from roll.utils.importing import load_module
-from roll.utils.models import default_deepspeed_to_cpu
+from roll.utils.models import leave_deepspeed_out
 from roll.utils.response_ends import response_ends
 from roll.utils.staging import staged
 
@@ -43,7 +43,7 @@ def quiet_transformers() -> Iterator[None]:
     """Silence progress bars: a worker's log isn't a terminal."""
     from transformers.utils import logging
 
-    default_deepspeed_to_cpu()
+    leave_deepspeed_out()
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
