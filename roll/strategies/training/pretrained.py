@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
-from roll.utils.importing import load_module
+from roll.utils.importing import load_module, long_imports
 from roll.utils.models import leave_deepspeed_out
 from roll.utils.response_ends import response_ends
 from roll.utils.staging import staged
@@ -65,12 +65,12 @@ def load_tokenizer(args: ModelArgs) -> Any:
     # AutoTokenizer also imports all that models need.
     if "gguf_file" not in source and _names_generic_tokenizer(source["pretrained_model_name_or_path"]):
         del source["trust_remote_code"]
-        from transformers import PreTrainedTokenizerFast
-
+        with long_imports():
+            from transformers import PreTrainedTokenizerFast
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**source)
     else:
-        from transformers import AutoTokenizer
-
+        with long_imports():
+            from transformers import AutoTokenizer
         tokenizer = AutoTokenizer.from_pretrained(**source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
