@@ -14,8 +14,8 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.envs.tools.toolbox import open_toolbox
+from roll.pipelines import log_plan
 from roll.pipelines.credit.model_outputs import require_same_tokens
-from roll.pipelines.offline.sft import run_sft
 from roll.pipelines.rl.agentic import EnvWorkload
 from roll.pipelines.rl.engine_pipeline import EnginePipeline
 from roll.pipelines.rl.replay_pipeline import ReplayPipeline, shown_steps
@@ -66,7 +66,7 @@ def run_rlvr(config: RLVRConfig) -> None:
         uses_endpoint = config.judge is not None and config.judge.endpoint is not None and config.domains_of("judge")
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
-        _log_plan(config, total_steps)
+        _log_steps(config, total_steps)
         with contextlib.ExitStack() as stack:
             if uses_endpoint:
                 rewards.models["judge"] = stack.enter_context(_judge(config, None))
@@ -90,12 +90,10 @@ def _judge(config: RLVRConfig, cluster: Cluster | None) -> JudgeClient:
     return JudgeClient(config.judge, backend, config.rewards)
 
 
-def _log_plan(config: RLConfig, total_steps: int) -> None:
-    if config.only_validates:
-        logger.info("validation only: nothing is trained")
-    else:
-        logger.info("%d steps of %s", total_steps, config.batch.explain())
-    logger.info("%s", config.placement.explain())
+def _log_steps(config: RLConfig, total_steps: int) -> None:
+    """Say how many steps there are where that wasn't known before."""
+    if not config.only_validates and config.known_steps != total_steps:
+        logger.info("%d steps", total_steps)
 
 
 def run_agentic(config: AgenticConfig) -> None:
@@ -111,7 +109,6 @@ def run_agentic(config: AgenticConfig) -> None:
             with contextlib.closing(EnvWorkload(config, tokenizer, toolbox)) as workload:
                 workload.wait_ready()
                 total_steps = 0 if config.val_only else config.max_steps or 0
-                _log_plan(config, total_steps)
                 with start_clusters(config, total_steps=total_steps) as clusters:
                     pipeline = EnginePipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
                     with contextlib.closing(pipeline):
@@ -127,7 +124,7 @@ def run_replay(config: RLConfig) -> None:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
         logger.info("replaying %s of %s", shown_steps(recording.steps), recording.run)
-        _log_plan(config, recording.schedule)
+        _log_steps(config, recording.schedule)
         with start_clusters(config, total_steps=recording.schedule) as clusters:
             ReplayPipeline(config, clusters, tokenizer, recording).run()
 
@@ -137,5 +134,8 @@ def warm_start(config: AgenticConfig) -> None:
     first = pending_warm_start(config)
     if first is None:
         return
+    from roll.pipelines.offline.sft import run_sft
+
     logger.info("warm start with %s", config.warm_start)
+    log_plan(first)
     run_sft(first)
