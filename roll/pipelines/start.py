@@ -16,9 +16,7 @@ from roll.distributed.cluster import Cluster
 from roll.envs.tools.toolbox import open_toolbox
 from roll.pipelines import log_plan
 from roll.pipelines.credit.model_outputs import require_same_tokens
-from roll.pipelines.rl.agentic import EnvWorkload
 from roll.pipelines.rl.engine_pipeline import EnginePipeline
-from roll.pipelines.rl.replay_pipeline import ReplayPipeline, shown_steps
 from roll.pipelines.rl.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.rollouts.reward_router import RewardRouter
 from roll.pipelines.run.clusters import start_clusters
@@ -32,6 +30,7 @@ from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.strategies.training.pretrained import load_tokenizer
 from roll.tracking.replay_check import recording_of
 from roll.utils.readers import DataError
+from roll.utils.signals import ending_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +100,8 @@ def run_agentic(config: AgenticConfig) -> None:
     if config.replays:
         run_replay(config)
         return
+    with ending_at_once():
+        from roll.pipelines.rl.agentic import EnvWorkload
     with own_folders(config):
         warm_start(config)
         with open_toolbox(config) as toolbox:
@@ -117,6 +118,8 @@ def run_agentic(config: AgenticConfig) -> None:
 
 def run_replay(config: RLConfig) -> None:
     """Train on what another run has recorded: without engines, data, rewards and environments."""
+    with ending_at_once():
+        from roll.pipelines.rl.replay_pipeline import ReplayPipeline, shown_steps
     recording = recording_of(config)
     with own_folders(config):
         if isinstance(config, AgenticConfig):
