@@ -40,4 +40,8 @@ if __name__ == "__main__":
     from roll.utils.signals import install
 
     install()  # before anything that takes time to import
+
+    from roll.utils.importing import keep_imports
+
+    keep_imports()
     sys.exit(main(sys.argv[1:]))

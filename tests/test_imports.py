@@ -265,3 +265,15 @@ def test_light_packages_load_nothing_heavy(statement: str):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [], f"{statement} loads {done.stdout}"
+
+
+def test_a_run_of_prompts_imports_torch_alone_and_nothing_of_other_runs():
+    rooms = ("rl.agentic", "rl.replay_pipeline", "offline")
+    others = ("roll.gateway", *(f"roll.pipelines.{room}" for room in rooms))
+    heavy = (*(name for name in HEAVY if name != "torch"), "torch._dynamo", "sympy", "pandas", "pyarrow", "tensorboard")
+    code = f"import roll.pipelines.start\nimport sys\nprint(*sorted({{*{others}, *{heavy}}} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -51,7 +51,7 @@ STANDARD_WORDS = {
     "stretch": "context of a trajectory, shard, or pipeline stage",
     "stretches": "contexts of a trajectory, shards, or pipeline stages",
     "Tally": "TransferStats",
-    "tell_deepspeed": "default_deepspeed_to_cpu",
+    "tell_deepspeed": "leave_deepspeed_out",
     "Waiter": "PendingCall",
     "with_fillers": "padding rows",
 }

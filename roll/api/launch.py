@@ -45,7 +45,8 @@ def load(file: Path, overrides: Sequence[str], *, last: Sequence[Check] = ()) ->
 
 def run_logged(config: RunConfig) -> RunResult:
     """Run the pipeline with a log; a failure's traceback is written to `<logging_dir>/error.txt`, and raised."""
-    from roll.pipelines import load_pipeline, run_pipeline
+    from roll.pipelines import load_pipeline, log_plan, run_pipeline
+    from roll.utils.importing import long_imports
     from roll.utils.locking import FolderInUse, run_lock
     from roll.utils.logging import setup_logging
     from roll.utils.memory import reuse_freed_memory
@@ -58,7 +59,8 @@ def run_logged(config: RunConfig) -> RunResult:
         pass
     setup_logging(file=config.logging_path / "controller.log")
     try:
-        with ending_at_once():
+        log_plan(config)
+        with ending_at_once(), long_imports():
             load_pipeline(config)
         return run_pipeline(config)
     except FolderInUse:

@@ -20,6 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from roll.cli.exits import DEBUG_VARIABLE, guarded
     from roll.cli.parsers import roll_parser
+    from roll.utils.importing import keep_imports, long_imports
+
+    if arguments is None:
+        keep_imports()
 
     parser = roll_parser()
     options, rest = parser.parse_known_args(arguments)
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         module, name = options.run.split(":")
-        with ending_at_once():
+        with ending_at_once(), long_imports():
             function = getattr(import_module(module), name)
         status: int = function(options)
         return status

@@ -17,6 +17,7 @@ from roll.api.launch import ERROR_FILE, load, run_logged
 from roll.cli.exits import DEBUG_VARIABLE, Exit, guarded, interrupted, report, was_interrupted
 from roll.cli.parsers import start_pipeline_parser
 from roll.configs.parsing.find import find_by_name, find_config
+from roll.utils.importing import long_imports
 from roll.utils.signals import ending_at_once
 from roll.utils.terminal import say
 
@@ -37,7 +38,7 @@ def start_pipeline(arguments: Sequence[str], examples: Path) -> int:
         file = _named_file(options.config_path, options.config_name, examples)
         if options.check or options.print_config:
             return show(file, options.overrides, every_key=options.print_config)
-        with ending_at_once():
+        with ending_at_once(), long_imports():
             config = load(file, options.overrides)
         return run(config)
 
@@ -55,7 +56,7 @@ def _named_file(folder: str | None, name: str, examples: Path) -> Path:
 
 def train(options: argparse.Namespace) -> int:
     """Run the pipeline of a file."""
-    with ending_at_once():  # nothing is there yet that would have to be closed
+    with ending_at_once(), long_imports():  # nothing is there yet that would have to be closed
         config = load(find_config(options.file), options.overrides)
     return run(config)
 

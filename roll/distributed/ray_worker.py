@@ -18,7 +18,7 @@ from typing import Any
 
 from roll.distributed.worker import machine_id
 from roll.distributed.worker_errors import Failure
-from roll.utils.importing import OwnFiles
+from roll.utils.importing import OwnFiles, keep_imports, long_imports
 from roll.utils.logging import setup_logging
 
 STACKS_SIGNAL = signal.SIGUSR2
@@ -44,6 +44,7 @@ class WorkerShell:
         """Write to `log_file`, and work in `folder`, from which the configuration's relative paths are seen, if this
         machine has it."""
         self._worker: Any = None
+        keep_imports()
         if folder and os.path.isdir(folder):
             os.chdir(folder)
         _redirect(log_file)
@@ -73,7 +74,8 @@ class WorkerShell:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         sys.meta_path.append(OwnFiles(own_files))
         try:
-            worker_cls, info, init_args = pickle.loads(packed)
+            with long_imports():
+                worker_cls, info, init_args = pickle.loads(packed)
             self._worker = worker_cls(info, *init_args)
             if "torch.distributed" in sys.modules:
                 from roll.distributed.process_group import limit_collectives

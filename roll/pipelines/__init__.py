@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig
     from roll.pipelines.run.run_result import RunResult
+
+logger = logging.getLogger(__name__)
+
+
+def log_plan(config: RunConfig) -> None:
+    """Log what a run is going to do, as far as its configuration tells: before anything heavy is imported."""
+    if config.only_validates:
+        logger.info("validation only: nothing is trained")
+    else:
+        steps = f"{config.known_steps} steps of " if config.known_steps else ""
+        logger.info("%s%s", steps, config.batch.explain())
+    logger.info("%s", config.placement.explain())
 
 
 def load_pipeline(config: RunConfig) -> Any:

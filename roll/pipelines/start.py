@@ -14,11 +14,9 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.envs.tools.toolbox import open_toolbox
+from roll.pipelines import log_plan
 from roll.pipelines.credit.model_outputs import require_same_tokens
-from roll.pipelines.offline.sft import run_sft
-from roll.pipelines.rl.agentic import EnvWorkload
 from roll.pipelines.rl.engine_pipeline import EnginePipeline
-from roll.pipelines.rl.replay_pipeline import ReplayPipeline, shown_steps
 from roll.pipelines.rl.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.rollouts.reward_router import RewardRouter
 from roll.pipelines.run.clusters import start_clusters
@@ -32,6 +30,7 @@ from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.strategies.training.pretrained import load_tokenizer
 from roll.tracking.replay_check import recording_of
 from roll.utils.readers import DataError
+from roll.utils.signals import ending_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ def run_rlvr(config: RLVRConfig) -> None:
         uses_endpoint = config.judge is not None and config.judge.endpoint is not None and config.domains_of("judge")
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
-        _log_plan(config, total_steps)
+        _log_steps(config, total_steps)
         with contextlib.ExitStack() as stack:
             if uses_endpoint:
                 rewards.models["judge"] = stack.enter_context(_judge(config, None))
@@ -90,12 +89,10 @@ def _judge(config: RLVRConfig, cluster: Cluster | None) -> JudgeClient:
     return JudgeClient(config.judge, backend, config.rewards)
 
 
-def _log_plan(config: RLConfig, total_steps: int) -> None:
-    if config.only_validates:
-        logger.info("validation only: nothing is trained")
-    else:
-        logger.info("%d steps of %s", total_steps, config.batch.explain())
-    logger.info("%s", config.placement.explain())
+def _log_steps(config: RLConfig, total_steps: int) -> None:
+    """Say how many steps there are where that wasn't known before."""
+    if not config.only_validates and config.known_steps != total_steps:
+        logger.info("%d steps", total_steps)
 
 
 def run_agentic(config: AgenticConfig) -> None:
@@ -103,6 +100,8 @@ def run_agentic(config: AgenticConfig) -> None:
     if config.replays:
         run_replay(config)
         return
+    with ending_at_once():
+        from roll.pipelines.rl.agentic import EnvWorkload
     with own_folders(config):
         warm_start(config)
         with open_toolbox(config) as toolbox:
@@ -111,7 +110,6 @@ def run_agentic(config: AgenticConfig) -> None:
             with contextlib.closing(EnvWorkload(config, tokenizer, toolbox)) as workload:
                 workload.wait_ready()
                 total_steps = 0 if config.val_only else config.max_steps or 0
-                _log_plan(config, total_steps)
                 with start_clusters(config, total_steps=total_steps) as clusters:
                     pipeline = EnginePipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
                     with contextlib.closing(pipeline):
@@ -120,6 +118,8 @@ def run_agentic(config: AgenticConfig) -> None:
 
 def run_replay(config: RLConfig) -> None:
     """Train on what another run has recorded: without engines, data, rewards and environments."""
+    with ending_at_once():
+        from roll.pipelines.rl.replay_pipeline import ReplayPipeline, shown_steps
     recording = recording_of(config)
     with own_folders(config):
         if isinstance(config, AgenticConfig):
@@ -127,7 +127,7 @@ def run_replay(config: RLConfig) -> None:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
         logger.info("replaying %s of %s", shown_steps(recording.steps), recording.run)
-        _log_plan(config, recording.schedule)
+        _log_steps(config, recording.schedule)
         with start_clusters(config, total_steps=recording.schedule) as clusters:
             ReplayPipeline(config, clusters, tokenizer, recording).run()
 
@@ -137,5 +137,8 @@ def warm_start(config: AgenticConfig) -> None:
     first = pending_warm_start(config)
     if first is None:
         return
+    from roll.pipelines.offline.sft import run_sft
+
     logger.info("warm start with %s", config.warm_start)
+    log_plan(first)
     run_sft(first)

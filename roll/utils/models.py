@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import uuid
 from importlib import metadata
 from pathlib import Path
@@ -103,7 +104,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.load_state_dict(source.state_dict())
     model.tie_weights()
     model.generation_config = source.generation_config
-    default_deepspeed_to_cpu()
+    leave_deepspeed_out()
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     apply_umask(folder)
@@ -139,12 +140,19 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def default_deepspeed_to_cpu() -> None:
-    """Call before transformers saves a model: that imports DeepSpeed, where it is installed.
-
-    Left to itself, DeepSpeed looks for an accelerator and warns on stdout when there is none.
+def leave_deepspeed_out() -> None:
+    """Call before transformers saves a model: accelerate imports DeepSpeed then, where it is installed, to see whether
+    the model is inside one of its engines. That takes seconds, and no model is unless somebody has imported it.
     """
-    import torch
+    try:
+        from accelerate.utils import other  # transformers imports it with its models
+    except ImportError:
+        return
+    installed = vars(other).get("is_deepspeed_available")
+    if installed is None or installed.__module__ == __name__:
+        return
 
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    def is_deepspeed_available() -> bool:
+        return sys.modules.get("deepspeed") is not None and bool(installed())
+
+    other.is_deepspeed_available = is_deepspeed_available

@@ -93,6 +93,31 @@ def test_check_imports_neither_torch_nor_an_engine(toy):
     assert "not looked at" not in done.stderr  # the process that looks has answered
 
 
+LATER = ("torch", "ray", "transformers", "datasets", "rich", "sympy", "pandas", "pyarrow", "tensorboard")
+AT_FIRST = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in {later}:
+            os.write(2, f"imports {{name}}".encode())
+            os._exit(7)
+
+sys.meta_path.insert(0, Finder())
+from roll.cli.__main__ import main
+main(["train", "toy"])
+"""
+
+
+def test_a_run_says_what_it_does_before_it_imports_what_is_heavy(toy):
+    code = AT_FIRST.format(later=LATER)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    said, _, imported = done.stderr.rpartition("imports ")
+    assert (done.returncode, imported in LATER) == (7, True), done.stderr
+    assert f"1 steps of {PLAN}" in said
+    assert "share slots: " in said
+
+
 def test_check_prints_every_key(toy, capsys):
     assert main(["check", "toy", "--print_config", "seed=7"]) == 0
     assert "\nseed: 7\n" in capsys.readouterr().out

@@ -19,7 +19,7 @@ OF_THE_WAY = ("sync/copied_gigabytes", "sync/gathered_gigabytes", "sync/delta_sh
 """Metrics of how weights travel, which differs from executor to executor."""
 IMPORTED = (
     *("toy_process", "toy", "roll.pipelines.start", "roll.pipelines.workers.train_worker", "roll.strategies.hf.fsdp2"),
-    *("roll.strategies.engines.hf.hf_infer", "transformers.models.llama.modeling_llama"),
+    *("roll.strategies.engines.hf.hf_infer", "transformers.models.llama.modeling_llama", "roll.pipelines.rl.agentic"),
 )
 """What a run in a process of its own imports; it starts no thread."""
 

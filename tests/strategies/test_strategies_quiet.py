@@ -16,6 +16,7 @@ from train_contract import LOSS, build, make_batch, make_spec
 spec = make_spec({model!r}, strategy={strategy!r})
 """
 EXPORT = "build(spec).export(Path({folder!r}))\n"
+LOADED = "print([name for name in ('deepspeed', 'mlflow', 'pandas', 'datasets') if name in sys.modules])\n"
 STEP = "setup_logging()\nbuild(spec).train_step(make_batch(), LOSS)\n"
 ASKED = "import logging\nlogging.getLogger('megatron').setLevel('INFO')\n"
 
@@ -33,8 +34,8 @@ def printed(script, model, strategy, folder="", first=""):
     return done.stdout, done.stderr
 
 
-def test_an_export_prints_nothing_whatever_packages_transformers_finds(tiny_model, tmp_path):
-    assert printed(EXPORT, tiny_model, "fsdp2_train", tmp_path / "out") == ("", "")
+def test_an_export_prints_nothing_and_imports_no_package_that_transformers_finds(tiny_model, tmp_path):
+    assert printed(EXPORT + LOADED, tiny_model, "fsdp2_train", tmp_path / "out") == ("[]\n", "")
 
 
 def test_an_export_and_a_step_of_megatron_print_nothing(tiny_model, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tiny_models import CHATML, char_tokenizer
@@ -60,6 +62,18 @@ def test_a_generic_tokenizer_gives_the_same_tokens_whatever_the_model_type(tmp_p
     assert (after.pad_token_id, after.eos_token_id) == (before.pad_token_id, before.eos_token_id)
     messages = [{"role": "user", "content": "Up"}]
     assert after.apply_chat_template(messages, tokenize=False) == before.apply_chat_template(messages, tokenize=False)
+
+
+def test_a_generic_tokenizer_of_a_folder_is_loaded_without_what_models_need(tmp_path):
+    args = saved(word_tokenizer(), tmp_path, "qwen2")
+    code = (
+        "import sys\nfrom roll.configs.schema.worker_config import ModelArgs\n"
+        "from roll.strategies.training.pretrained import load_tokenizer\n"
+        f"load_tokenizer(ModelArgs(model_name_or_path={args.model_name_or_path!r}))\n"
+        "print([name for name in ('transformers.modeling_utils', 'torch._dynamo') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])

@@ -204,6 +204,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
         return self.val_only
 
     @property
+    def known_steps(self) -> int | None:
+        return None if self.replays else super().known_steps
+
+    @property
     def extra_output_dirs(self) -> dict[str, str | None]:
         return {**super().extra_output_dirs, "rollout_dump_dir": self.rollout_dump_dir}
 

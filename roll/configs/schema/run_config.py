@@ -254,6 +254,11 @@ class RunConfig:
         return None
 
     @property
+    def known_steps(self) -> int | None:
+        """Return the steps of the run; None where only rows or a recording tell."""
+        return None if self.num_train_epochs else self.max_steps
+
+    @property
     def extra_output_dirs(self) -> dict[str, str | None]:
         """Folders besides output, logs and checkpoints that the run writes to, by key."""
         dirs: dict[str, str | None] = {"export_dir": str(self.export_path)} if self.exports else {}

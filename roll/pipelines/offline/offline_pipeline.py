@@ -162,8 +162,7 @@ def run_offline(config: C, read: Callable[[C, Any], OfflineData[Any]], pipeline:
         require_same_tokens(config, tokenizer)
         data = read(config, tokenizer)
         total_steps = planned_steps(config, data.training.rows)
-        logger.info("%d rows, %d steps of %s", len(data.training.rows), total_steps, config.batch.explain())
-        logger.info("%s", config.placement.explain())
+        logger.info("%d rows, %d steps", len(data.training.rows), total_steps)
         with start_clusters(config, total_steps=total_steps) as clusters:
             running = pipeline(config, clusters, tokenizer, data=data, total_steps=total_steps)
             with contextlib.closing(running):

@@ -8,13 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.agents_config import AgentEnv
-from roll.gateway.agents.agent_endpoint import RunEndpoint
-from roll.gateway.agents.agent_episodes import EndpointRollout, MakeSession
-from roll.gateway.agents.sessions import session_maker
 from roll.rewards.base import RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.rollout.agent import Agent
@@ -23,6 +20,10 @@ from roll.rollout.episode_slots import EpisodeSlots
 from roll.types.metrics import Metrics
 from roll.utils.readers import read_rows
 from roll.utils.rows import DataError, Source
+
+if TYPE_CHECKING:  # what makes them is imported where there are agents
+    from roll.gateway.agents.agent_endpoint import RunEndpoint
+    from roll.gateway.agents.agent_episodes import EndpointRollout, MakeSession
 
 
 def read_tasks(tag: str, env: AgentEnv) -> tuple[Mapping[str, Any], ...]:
@@ -82,10 +83,14 @@ class RunAgents:
     def rollouts(self, driver: EngineDriver, agents: Mapping[str, Agent]) -> dict[str, EndpointRollout]:
         """Return what plays the episodes of the tags that programs play, of those that there is an agent for."""
         if self._endpoint is None and self.envs:
+            from roll.gateway.agents.agent_endpoint import RunEndpoint
+
             self._endpoint = RunEndpoint(self._config.gateway, self.envs, self._config.output_path, driver)
         return {tag: self._rollout(tag, driver, agent) for tag, agent in agents.items() if tag in self.envs}
 
     def _rollout(self, tag: str, driver: EngineDriver, agent: Agent) -> EndpointRollout:
+        from roll.gateway.agents.agent_episodes import EndpointRollout
+
         env = self.envs[tag]
         assert self._endpoint is not None
         if tag not in self._slots:  # training and validation share them
@@ -107,6 +112,8 @@ class RunAgents:
         )
 
     def _sessions(self, tag: str, agent: Agent) -> MakeSession:
+        from roll.gateway.agents.sessions import session_maker
+
         tags = self._config.custom_envs[tag].thinking_tags
         assert self._endpoint is not None
         models = self._endpoint.models[tag]

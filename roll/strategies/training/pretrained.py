@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
-from roll.utils.importing import load_module
-from roll.utils.models import default_deepspeed_to_cpu
+from roll.utils.importing import load_module, long_imports
+from roll.utils.models import leave_deepspeed_out
 from roll.utils.response_ends import response_ends
 from roll.utils.staging import staged
 
@@ -43,7 +44,7 @@ def quiet_transformers() -> Iterator[None]:
     """Silence progress bars: a worker's log isn't a terminal."""
     from transformers.utils import logging
 
-    default_deepspeed_to_cpu()
+    leave_deepspeed_out()
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -58,15 +59,18 @@ def load_tokenizer(args: ModelArgs) -> Any:
 
     Raises `ValueError` if it is one of its own (`tokenizer_name_or_path`) and has tokens that the model hasn't.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     source = source_of(args, args.tokenizer_name_or_path)
     # For some model types AutoTokenizer takes their usual class, even where the folder names the generic one; that
     # class puts its own rules for splitting text in place of those in tokenizer.json, and the tokens are others.
+    # AutoTokenizer also imports all that models need.
     if "gguf_file" not in source and _names_generic_tokenizer(source["pretrained_model_name_or_path"]):
         del source["trust_remote_code"]
+        with long_imports():
+            from transformers import PreTrainedTokenizerFast
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**source)
     else:
+        with long_imports():
+            from transformers import AutoTokenizer
         tokenizer = AutoTokenizer.from_pretrained(**source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -91,11 +95,15 @@ _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 def _names_generic_tokenizer(name: str) -> bool:
     """Return whether a folder, or a hub repository, says that its tokenizer.json is the whole tokenizer."""
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+    if Path(name).is_dir():
+        if not Path(name, "tokenizer.json").is_file():
+            return False
+        file = Path(name, "tokenizer_config.json")
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    else:
+        from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    if Path(name).is_dir() and not Path(name, "tokenizer.json").is_file():
-        return False
-    config = get_tokenizer_config(name)
+        config = get_tokenizer_config(name)
     return "auto_map" not in config and config.get("tokenizer_class") in _GENERIC_TOKENIZERS
 
 
