@@ -50,7 +50,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen. Raises `MissingPackage`, and `OSError` when the port is taken."""
-        if not gc.get_freeze_count():  # what is loaded stays: a collection that looks at it stops every client
+        if gc.get_threshold()[0] < _GC_THRESHOLD:  # what is loaded stays: a collection of it stops every client
             gc.collect()
             gc.freeze()
             gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])

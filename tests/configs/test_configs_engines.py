@@ -270,6 +270,7 @@ def test_declared_options_that_are_set_go_to_the_engine_under_its_names():
     changed = VllmConfig(tensor_parallel_size=2, sleep_level=1, block_size=16, engine_args={"seed": 3})
     assert changed.declared_arguments == {"tensor_parallel_size": 2, "block_size": 16, **plain}
     assert SglangConfig().declared_arguments == {"tp_size": 1, "load_format": "auto"}
+    assert SglangConfig(attention_backend="").declared_arguments == SglangConfig().declared_arguments
     changed = SglangConfig(tensor_parallel_size=2, mem_fraction_static=0.5, attention_backend="fa3")
     assert changed.declared_arguments == {
         "tp_size": 2, "load_format": "auto", "mem_fraction_static": 0.5, "attention_backend": "fa3"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import socket
 import time
@@ -12,6 +14,7 @@ from test_gateway_hostile import ASK, Raw
 
 from roll.gateway.bodies import GatewayLimits
 from roll.gateway.connections import HEAD_BYTES
+from roll.gateway.server import Gateway
 
 LINE = b"x-more: " + b"y" * 1000 + b"\r\n"
 
@@ -170,3 +173,19 @@ def test_a_client_that_does_not_read_keeps_its_connection_for_a_while_only(monke
             while not session.calls or state.connections:
                 assert time.monotonic() < until, "the connection is kept"
                 time.sleep(0.05)
+
+
+def test_collections_become_rare_although_the_command_has_frozen_what_it_imported():
+    async def start_and_stop():
+        gateway = Gateway()
+        await gateway.start()
+        await gateway.stop()
+
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    gc.freeze()
+    try:
+        asyncio.run(start_and_stop())
+        assert gc.get_threshold()[0] == 20_000
+    finally:
+        gc.set_threshold(*before)

@@ -135,10 +135,10 @@ class EngineConfig(StrategyConfig):
 
     @property
     def declared_arguments(self) -> dict[str, Any]:
-        """Return the declared options that aren't null, under the engine's names."""
+        """Return the declared options that aren't null or an empty text, under the engine's names."""
         names = {spec.name: self.argument_names.get(spec.name, spec.name) for spec in fields(self)}
         values = {name: getattr(self, option) for option, name in names.items() if name is not None}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value not in (None, "")}
 
     @property
     def devices(self) -> int:
