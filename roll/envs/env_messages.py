@@ -26,7 +26,7 @@ def pack_observation(observation: Observation) -> PackedObservation:
     """As plain values. The wrappers have checked its types."""
     messages = [(str(message.role), str(message.content)) for message in observation.messages]
     state, role = str(observation.state), str(observation.role)
-    _check_texts([state, role, *(text for message in messages for text in message)])
+    _check_texts([state, role, *[text for message in messages for text in message]])
     return tuple(messages), state, role
 
 
@@ -35,13 +35,11 @@ def _check_texts(texts: Sequence[str]) -> None:
     size = sum(map(len, texts))
     if size > MAX_CHARS:
         raise ValueError(f"the observation has {size:,} characters, expected at most {MAX_CHARS:,}")
-    for text in texts:
-        try:
+    try:
+        for text in texts:
             text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the observation isn't valid Unicode: {error}; decode bytes with errors='replace'"
-            ) from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the observation isn't valid Unicode: {error}; decode bytes with errors='replace'") from None
 
 
 def unpack_observation(packed: Packed) -> Observation:
@@ -75,25 +73,29 @@ def unpack_step(packed: Packed) -> StepResult:
 def is_packed(value: object, *, step: bool) -> bool:
     """Return whether this is a packed observation, or a packed step: what runs in a process can write to its pipe
     too."""
-    match value:
-        case (tuple(messages), str(), str()) if not step:
-            texts = [
-                text for message in messages if isinstance(message, tuple) and len(message) == 2 for text in message
-            ]
-            return len(texts) == 2 * len(messages) > 0 and all(isinstance(text, str) for text in texts)
-        case (
-            float(),
-            bool(terminated),
-            bool(truncated),
-            observation,
-            dict(parts),
-            dict(metrics),
-            dict(role_rewards),
-        ) if step:
-            shows = observation is None if terminated or truncated else is_packed(observation, step=False)
-            numbers = [*parts.items(), *metrics.items(), *role_rewards.items()]
-            return shows and all(isinstance(name, str) and isinstance(n, float) for name, n in numbers)
-    return False
+    if not step:
+        return type(value) is tuple and len(value) == 3 and _are_messages(value[0]) and _are_texts(value[1:])
+    if type(value) is not tuple or len(value) != 7:
+        return False
+    reward, terminated, truncated, observation, *numbers = value
+    if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
+        return False
+    shows = observation is None if terminated or truncated else is_packed(observation, step=False)
+    return shows and not [named for named in numbers if type(named) is not dict or not _are_numbers(named)]
+
+
+def _are_messages(value: object) -> bool:
+    if type(value) is not tuple or not value:
+        return False
+    return not [pair for pair in value if type(pair) is not tuple or len(pair) != 2 or not _are_texts(pair)]
+
+
+def _are_texts(pair: tuple[Any, ...]) -> bool:
+    return type(pair[0]) is str and type(pair[1]) is str
+
+
+def _are_numbers(named: dict[Any, Any]) -> bool:
+    return not [name for name, number in named.items() if type(name) is not str or type(number) is not float]
 
 
 def is_over(packed: Packed) -> bool:

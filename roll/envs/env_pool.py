@@ -34,12 +34,11 @@ _REBUILDS = 3  # Times that an episode is rebuilt after ends that were no episod
 _MAX_NAMES_SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PendingCall:
-    """Whoever waits for a call, in an event loop of their own."""
+    """Whoever waits for a call, in the event loop of the future."""
 
     future: asyncio.Future[Packed]
-    loop: asyncio.AbstractEventLoop
     response: str | None  # None: it waits for the reset
 
 
@@ -136,13 +135,12 @@ class EnvPool(ProcessPool[PooledEpisode]):
         if tag not in self._specs:
             raise ValueError(f"no environment with tag {tag!r} (episode {episode!r}); known: {sorted(self._specs)}")
         packed = pickle.dumps(dict(options))
-        loop = asyncio.get_running_loop()
-        pending = PendingCall(loop.create_future(), loop, None)
+        pending = PendingCall(asyncio.get_running_loop().create_future(), None)
         opened = PooledEpisode(episode, self._specs[tag], seed, packed, pending=pending)
         if self._episodes.setdefault(episode, opened) is not opened:
             raise ValueError(f"episode {episode!r} is open; close it before it starts over")
         try:
-            self.post(lambda: self._open(opened))
+            self.post(lambda: self._open(opened), with_tick=True)
         except RuntimeError:
             del self._episodes[episode]
             raise
@@ -153,9 +151,8 @@ class EnvPool(ProcessPool[PooledEpisode]):
         opened = self._episodes.get(episode)
         if opened is None:
             raise ValueError(f"episode {episode!r} isn't open: step comes after reset and before close")
-        loop = asyncio.get_running_loop()
-        pending = PendingCall(loop.create_future(), loop, response)
-        self.post(lambda: self._step(opened, pending))
+        pending = PendingCall(asyncio.get_running_loop().create_future(), response)
+        self.post(lambda: self._step(opened, pending), with_tick=True)
         return unpack_step(await pending.future)
 
     async def close(self, episode: str) -> None:
@@ -163,7 +160,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
         to it, which isn't waited for. Harmless when it isn't open."""
         opened = self._episodes.pop(episode, None)
         if opened is not None and not self.ended_because:
-            self.post(lambda: self._drop(opened))
+            self.post(lambda: self._drop(opened), with_tick=True)
 
     # --- in the pool's thread ----------------------------------------------------------
 
@@ -211,14 +208,15 @@ class EnvPool(ProcessPool[PooledEpisode]):
 
     def answered(self, process: EnvProcess, call: Call, answer: tuple[Any, ...]) -> None:
         kind, episode = call.arguments[0], process.assigned.get(call.key)
+        if kind != "close" and answer[0] == "ok" and len(answer) == 2:  # as almost always; `match` takes longer
+            if not is_packed(answer[1], step=kind == "step" or bool(call.arguments[-1])):
+                process.refuse(f"it gave no result of {call.doing}", call)
+            elif episode is not None:  # else it was closed meanwhile
+                self._accept(episode, answer[1])
+            return
         match answer:
             case ("closed", float(resident_mb), str(error)) if kind == "close":
                 self._closed(process, resident_mb, error)
-            case ("ok", tuple(result)) if kind != "close" and is_packed(
-                result, step=kind == "step" or bool(call.arguments[-1])
-            ):
-                if episode is not None:  # else it was closed meanwhile
-                    self._accept(episode, result)
             case ("error", str(error)) if kind != "close":
                 if episode is not None:
                     if episode.replaying:
@@ -291,8 +289,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
 
     def _ask(self, episode: PooledEpisode, kind: Literal["open", "step"], *arguments: Any) -> None:
         assert episode.process is not None, episode
-        arguments = (kind, episode.instance, *arguments)
-        call = Call(episode.instance, arguments, episode.doing, f"during {episode.doing}")
+        call = Call(episode.instance, (kind, episode.instance, *arguments), episode.doing)
         call.parts = len(episode.responses) + 2  # a replay has a clock for each of its steps
         episode.process.send(call)
 
@@ -333,8 +330,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
         """Free its place."""
         process, episode.process, episode.pending = episode.process, None, None
         if process is not None:
-            doing = f"close of {episode}"
-            process.send(Call(episode.instance, ("close", episode.instance), doing, f"during {doing}"))
+            process.send(Call(episode.instance, ("close", episode.instance), f"close of {episode}"))
             del process.assigned[episode.instance]
         if self._queue:
             self._loop.call_soon(self.assign_queued)
@@ -344,7 +340,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
     def _tell(self, pending: PendingCall, outcome: Packed | Exception) -> None:
         if not self._outcomes:
             self._loop.call_soon(self._deliver)
-        self._outcomes.setdefault(pending.loop, []).append((pending.future, outcome))
+        self._outcomes.setdefault(pending.future.get_loop(), []).append((pending.future, outcome))
 
     def _deliver(self) -> None:
         """Wake every event loop once, for all that has come."""

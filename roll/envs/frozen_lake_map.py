@@ -48,20 +48,17 @@ class Lake:
 
     def move(self, cell: int, direction: int) -> int:
         """Return the cell that one gets to by going this way; at the edge one stays."""
-        row, column = cell // self.width + OFFSETS[direction][0], cell % self.width + OFFSETS[direction][1]
-        inside = 0 <= row < len(self.rows) and 0 <= column < self.width
-        return row * self.width + column if inside else cell
+        return _moves(len(self.rows), self.width)[cell][direction]
 
     def outcomes(self, cell: int, action: int) -> tuple[tuple[float, int], ...]:
         """Return (probability, cell) of everything that an action may lead to; goal and holes aren't left."""
         if self.sign(cell) in "GH":
             return ((1.0, cell),)
+        reached = _moves(len(self.rows), self.width)[cell]
         if self.success_rate == 1.0:
-            return ((1.0, self.move(cell, action)),)
+            return ((1.0, reached[action]),)
         aside = (1.0 - self.success_rate) / 2
-        return tuple(
-            (self.success_rate if turn == 0 else aside, self.move(cell, (action + turn) % 4)) for turn in (-1, 0, 1)
-        )
+        return ((aside, reached[action - 1]), (self.success_rate, reached[action]), (aside, reached[(action + 1) % 4]))
 
     def after(self, cell: int, action: int, draw: float) -> int:
         """Return the one outcome that a number in [0, 1) stands for."""
@@ -70,6 +67,21 @@ class Lake:
                 return reached
             draw -= probability
         return reached  # the probabilities add up to a bit less than 1
+
+
+@lru_cache(maxsize=64)
+def _moves(height: int, width: int) -> tuple[tuple[int, ...], ...]:
+    """Return where each direction leads from each cell."""
+    return tuple(
+        tuple(
+            (row + down) * width + column + right
+            if 0 <= row + down < height and 0 <= column + right < width
+            else row * width + column
+            for down, right in OFFSETS
+        )
+        for row in range(height)
+        for column in range(width)
+    )
 
 
 def parse_rows(rows: Sequence[str]) -> tuple[str, ...]:
@@ -108,16 +120,14 @@ def _with_ends(signs: Sequence[str], size: int) -> tuple[str, ...]:
 
 
 def _has_way(rows: tuple[str, ...]) -> bool:
-    lake = Lake(rows)
-    reached = {lake.start}
-    border = [lake.start]
+    signs, moves = "".join(rows), _moves(len(rows), len(rows[0]))
+    border = [signs.index("S")]
+    reached = set(border)
     while border:
-        cell = border.pop()
-        for direction in range(4):
-            after = lake.move(cell, direction)
-            if lake.sign(after) == "G":
+        for after in moves[border.pop()]:
+            if signs[after] == "G":
                 return True
-            if after not in reached and lake.sign(after) != "H":
+            if after not in reached and signs[after] != "H":
                 reached.add(after)
                 border.append(after)
     return False

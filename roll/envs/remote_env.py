@@ -117,8 +117,7 @@ class _Host(ProcessPool[_HostCall]):
 
     def _begin(self, process: WorkerProcess[_HostCall], item: _HostCall) -> None:
         process.assigned[item.key] = item
-        doing = str(item.arguments[0])
-        process.send(Call(item.key, item.arguments, doing, f"during {doing}"))
+        process.send(Call(item.key, item.arguments, str(item.arguments[0])))
 
     def answered(self, process: WorkerProcess[_HostCall], call: Call, answer: tuple[Any, ...]) -> None:
         process.assigned.pop(call.key).answer.set_result(answer)

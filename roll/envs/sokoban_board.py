@@ -43,16 +43,14 @@ class Board:
 
     def text(self) -> str:
         """Rows, one below the other."""
-        cells = [WALL] * (self.height * self.stride - 1)
-        for i in range(len(cells)):
+        cells = list("\n".join([WALL * self.width] * self.height))
+        for i in members(self.floor):
             on_target = self.targets >> i & 1
-            if i % self.stride == self.width:
-                cells[i] = "\n"
-            elif i == self.player:
+            if i == self.player:
                 cells[i] = PLAYER_ON_TARGET if on_target else PLAYER
             elif self.boxes >> i & 1:
                 cells[i] = BOX_ON_TARGET if on_target else BOX
-            elif self.floor >> i & 1:
+            else:
                 cells[i] = TARGET if on_target else FLOOR
         return "".join(cells)
 

@@ -8,9 +8,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
@@ -76,16 +77,22 @@ def parse_actions(response: str, spec: CustomEnv) -> list[str]:
 def _last_match(pattern: str, text: str) -> re.Match[str] | None:
     """Return the last match. Of a pattern with a plain beginning the one that begins last, within another one perhaps:
     a response may speak of `<answer>` before it gives one."""
-    compiled = re.compile(pattern, re.DOTALL)
-    beginning = _PLAIN.match(pattern)
-    if beginning is None or "|" in pattern:
+    compiled, beginning = _compiled(pattern)
+    if not beginning:
         return max(compiled.finditer(text), key=re.Match.start, default=None)
     end = len(text)
-    while (start := text.rfind(beginning.group(), 0, end)) >= 0:
+    while (start := text.rfind(beginning, 0, end)) >= 0:
         if match := compiled.match(text, start):
             return match
-        end = start + len(beginning.group()) - 1
+        end = start + len(beginning) - 1
     return None
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: str) -> tuple[re.Pattern[str], str]:
+    """Return a pattern, and its plain beginning; empty: it has none."""
+    beginning = None if "|" in pattern else _PLAIN.match(pattern)
+    return re.compile(pattern, re.DOTALL), beginning.group() if beginning else ""
 
 
 class ResponseEnv(Env):
@@ -126,14 +133,14 @@ class ResponseEnv(Env):
         named, role = parse_actions(action, self._spec), self._last.role
         if not named and self._env.reads_responses and (visible := visible_text(action, self._spec).strip()):
             named = [visible]
-        done: list[StepResult] = []
+        done: list[_Checked] = []
         problems: list[str] = (
             [] if named else [f"No action was found in your response{_example(self._spec.action_pattern)}."]
         )
         surplus = max(0, len(named) - self._spec.max_actions_per_step)
         for tried, text in enumerate(named[: self._spec.max_actions_per_step], start=1):
             try:
-                done.append(checked_result(self._env, self._env.step(self._known(text))))
+                done.append(_checked(self._env, self._env.step(self._known(text))))
             except InvalidAction as error:
                 problems.append(str(error))
                 continue
@@ -169,7 +176,7 @@ class ResponseEnv(Env):
         return name
 
     def _together(
-        self, done: Sequence[StepResult], named: Sequence[str], problems: Sequence[str], role: str, surplus: int
+        self, done: Sequence[_Checked], named: Sequence[str], problems: Sequence[str], role: str, surplus: int
     ) -> StepResult:
         """Return one result for all actions of a response, which is the role's."""
         spec = self._spec
@@ -179,17 +186,18 @@ class ResponseEnv(Env):
             for name, value in result.reward_parts.items():
                 own[f"env/{name}"] = own.get(f"env/{name}", 0.0) + value
         parts = {
-            "env": math.fsum(result.reward for result in done),
+            "env": math.fsum([result.reward for result in done]),
             "format_penalty": 0.0 if named else spec.format_penalty,
             "invalid_action_penalty": invalid * spec.invalid_action_penalty,
         }
-        counts = {
-            "actions": len(done),
-            "format_errors": int(not named),
-            "invalid_actions": invalid,
-            "surplus_actions": surplus,
+        metrics = _summed(done)
+        metrics |= {
+            "actions": float(len(done)),
+            "format_errors": float(not named),
+            "invalid_actions": float(invalid),
+            "surplus_actions": float(surplus),
         }
-        role_rewards = _added(result.role_rewards for result in done)
+        role_rewards = _added([result.role_rewards for result in done])
         if self.roles:
             penalty = parts["format_penalty"] + parts["invalid_action_penalty"]
             role_rewards[role] = role_rewards.get(role, 0.0) + penalty
@@ -203,8 +211,8 @@ class ResponseEnv(Env):
             terminated=over and done[-1].terminated,
             truncated=over and done[-1].truncated,
             observation=None if self._last is None else _with_note(self._last, problems, again=not done),
-            reward_parts={**own, **parts},
-            metrics={**_summed(done), **{name: float(count) for name, count in counts.items()}},
+            reward_parts=own | parts,
+            metrics=metrics,
             role_rewards=role_rewards,
         )
 
@@ -218,7 +226,7 @@ def _added(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return sums
 
 
-def _summed(results: Sequence[StepResult]) -> dict[str, float]:
+def _summed(results: Sequence[_Checked]) -> dict[str, float]:
     """Return their metrics, summed; `success` as the last of them says."""
     sums: dict[str, float] = {}
     for result in results:
@@ -277,10 +285,10 @@ def checked_observation(env: Env, method: str, observation: object) -> Observati
     if not isinstance(observation, Observation):
         raise _wrong(env, method, _shape(observation), "an Observation, e.g. Observation.of(text)")
     messages = observation.messages
-    if not isinstance(messages, tuple) or not messages or not all(isinstance(m, Message) for m in messages):
+    if not isinstance(messages, tuple) or not messages or [m for m in messages if not isinstance(m, Message)]:
         raise _wrong(env, method, f"an Observation with messages {_shape(messages)}", "a tuple of at least one Message")
-    texts = [observation.state, *(message.content for message in messages)]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [observation.state, *[message.content for message in messages]]
+    if [text for text in texts if not isinstance(text, str)]:
         raise _wrong(env, method, f"an Observation with texts {_shape(texts)}", "strings as contents and state")
     if observation.role not in (env.roles or ("",)):
         expected = f"one of its roles, {', '.join(env.roles)}" if env.roles else "none: the class names no roles"
@@ -288,35 +296,49 @@ def checked_observation(env: Env, method: str, observation: object) -> Observati
     return observation
 
 
+class _Checked(NamedTuple):
+    """A step's result in plain floats and bools."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    observation: Observation | None
+    reward_parts: dict[str, float]
+    metrics: dict[str, float]
+    role_rewards: dict[str, float]
+
+
 def checked_result(env: Env, result: object) -> StepResult:
     """Return `result` with plain floats and bools, if it is a `StepResult` of finite numbers; else `TypeError`."""
+    return StepResult(**_checked(env, result)._asdict())
+
+
+def _checked(env: Env, result: object) -> _Checked:
     if not isinstance(result, StepResult):
         raise _wrong(env, "step", _shape(result), "a StepResult(reward=..., terminated=..., observation=...)")
-    flags: dict[str, bool] = {}
-    for name in ("terminated", "truncated"):
-        flag = getattr(result, name)
+    for name, flag in (("terminated", result.terminated), ("truncated", result.truncated)):
         if not isinstance(flag, bool) and not _is_numpy_bool(flag):
             raise _wrong(env, "step", f"a StepResult with {name} = {_shape(flag)}", "True or False")
-        flags[name] = bool(flag)
-    over = any(flags.values())
+    terminated, truncated = bool(result.terminated), bool(result.truncated)
+    over = terminated or truncated
     if not over:
         checked_observation(env, "step", result.observation)
-    return StepResult(
-        reward=_finite(env, "reward", result.reward),
-        terminated=flags["terminated"],
-        truncated=flags["truncated"],
-        observation=None if over else result.observation,
-        reward_parts=_numbers(env, "reward_parts", result.reward_parts),
-        metrics=_numbers(env, "metrics", result.metrics),
-        role_rewards=_of_roles(env, _numbers(env, "role_rewards", result.role_rewards)),
+    return _Checked(
+        _finite(env, "reward", result.reward),
+        terminated,
+        truncated,
+        None if over else result.observation,
+        _numbers(env, "reward_parts", result.reward_parts),
+        _numbers(env, "metrics", result.metrics),
+        _of_roles(env, _numbers(env, "role_rewards", result.role_rewards)),
     )
 
 
 def _of_roles(env: Env, rewards: dict[str, float]) -> dict[str, float]:
-    unknown = next((role for role in rewards if role not in env.roles), None)
-    if unknown is not None:
+    unknown = [role for role in rewards if role not in env.roles]
+    if unknown:
         known = f"its roles, {', '.join(env.roles)}" if env.roles else "none: the class names no roles"
-        raise _wrong(env, "step", f"a StepResult with role_rewards of {_shape(unknown)}", known)
+        raise _wrong(env, "step", f"a StepResult with role_rewards of {_shape(unknown[0])}", known)
     return rewards
 
 
@@ -326,12 +348,18 @@ def _is_numpy_bool(flag: object) -> bool:
 
 
 def _finite(env: Env, what: str, value: object) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
+    # What is a float is one without asking the abstract class, which takes ten times as long.
+    if (type(value) is not float and not isinstance(value, Real)) or not math.isfinite(value):
         raise _wrong(env, "step", f"a StepResult with {what} = {_shape(value)}", "a finite float")
     return float(value)
 
 
 def _numbers(env: Env, what: str, values: object) -> dict[str, float]:
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+    if type(values) is dict and not values:
+        return {}
+    if not isinstance(values, Mapping) or [name for name in values if not isinstance(name, str)]:
         raise _wrong(env, "step", f"a StepResult with {what} = {_shape(values)}", "a dict of floats by name")
-    return {name: _finite(env, f"{what}[{name!r}]", value) for name, value in values.items()}
+    return {
+        name: value if type(value) is float and math.isfinite(value) else _finite(env, f"{what}[{name!r}]", value)
+        for name, value in values.items()
+    }

@@ -1,10 +1,11 @@
 """Scoring responses in killable processes, so that a hanging or crashing reward function costs a status, not the run.
 
-A process scores one response at a time with a plain function, several side by side with an async one, and several in
-one call with one that takes lists. No answer within the time limit: the process is killed with all it started, and
-the result is `timeout`; an async call is cancelled, and its process goes on. Death or an exception: tried again
-`retries` times, then `error`. Who was only in the same process is scored again, and it isn't counted. Results come in
-the order of the requests, whoever finished first.
+A process scores one response after the other with a plain function, several side by side with an async one, and
+several in one call with one that takes lists. While calls of a plain function are short, a process is sent many at
+once; those that it hasn't begun after 10 ms go to whichever process is free. No answer within the time limit: the
+process is killed with all it started, and the result is `timeout`; an async call is cancelled, and its process goes on.
+Death or an exception: tried again `retries` times, then `error`. Who was only in the same process is scored again, and
+it isn't counted. Results come in the order of the requests, whoever finished first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardReque
 
 logger = logging.getLogger(__name__)
 
+_MAX_TOGETHER = 64
+"""Responses in one message to a process that scores them one after the other."""
+_QUICK_S = 0.01
+"""Answers that come sooner than this let a process be given more at once."""
+
 
 @dataclass(slots=True, eq=False)
 class _Job:
@@ -38,7 +44,7 @@ class _Job:
     future: Future[RewardResult]
     attempts: int = 0
     started_at: float = 0.0
-    alone: bool = False  # It gets a process to itself: one of several was the end of theirs
+    alone: bool = False  # It gets a process to itself: its last one ended, or didn't come to it
 
 
 class RewardPool(ProcessPool[_Job]):
@@ -75,12 +81,12 @@ class RewardPool(ProcessPool[_Job]):
         self._built_in = {domain for domain, spec in specs.items() if all(name in REWARDS for name in spec.functions)}
         self._numbers = itertools.count(1)
         self._retries, self._recycle_after = retries, recycle_after
+        self._together = 1
         super().__init__(
             self._specs,
             num_processes=num_processes,
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
-            max_assigned=1,
             memory_mb=memory_limit_mb,
             environment=passed_environment(os.environ, {name for spec in specs.values() for name in spec.environment}),
         )
@@ -90,14 +96,17 @@ class RewardPool(ProcessPool[_Job]):
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[RewardRequest]) -> list[Future[RewardResult]]:
-        """Queue several at once, so that a function that takes lists is given them in lists."""
+        """Queue several at once, so that they travel together and a function that takes lists is given them in lists.
+
+        So do those that are queued in one tick of an event loop, one by one.
+        """
         jobs = [self._job(request) for request in requests]
 
         def enqueue() -> None:
             self._queue.extend(jobs)
             self.assign_queued()
 
-        self.post(enqueue)
+        self.post(enqueue, with_tick=True)
         return [job.future for job in jobs]
 
     def _job(self, request: RewardRequest) -> _Job:
@@ -121,27 +130,38 @@ class RewardPool(ProcessPool[_Job]):
         return RewardLoadError(f"responses can't be scored: {refused.strip()}")
 
     def _begin(self, process: WorkerProcess[_Job], item: _Job) -> None:
-        if not item.started_at:
-            if not item.future.set_running_or_notify_cancel():
-                return
+        if not item.future.running() and not item.future.set_running_or_notify_cancel():
+            return
+        if not item.attempts:
             item.started_at = time.monotonic()
         item.attempts += 1
         process.assigned[item.number] = item
         process.send(Call(item.number, (item.message,), "scoring", "while scoring"))
 
     def _has_room(self, process: WorkerProcess[_Job], item: _Job) -> bool:
-        if any(job.alone for job in process.assigned.values()):
-            return False
-        return not process.assigned if item.alone else super()._has_room(process, item)
+        if item.alone or any(job.alone for job in process.assigned.values()):
+            return not process.assigned
+        if process.slots:
+            return len(process.assigned) < process.slots
+        until_recycled = self._recycle_after - process.answers if self._recycle_after else _MAX_TOGETHER
+        return len(process.assigned) < max(1, min(self._together, until_recycled))
 
     def answered(self, process: WorkerProcess[_Job], call: Call, answer: tuple[Any, ...]) -> None:
         job = process.assigned.pop(call.key)
+        is_quick = answer[0] != "later" and time.monotonic() - call.sent_at < _QUICK_S
+        self._together = min(self._together + 1, _MAX_TOGETHER) if is_quick else max(1, self._together // 2)
+        if answer == ("later",) and not job.alone:
+            process.answers -= 1
+            self._put_back(job, alone=True)
+            self.assign_queued()
+            return
         if answer[0] == "timeout":
             self._finish(job, "timeout", error=f"scoring took over {self.timeout_s:g} s")
             self.assign_queued()
             return
-        if answer[0] in ("unscored", "final") and len(answer) == 2 and isinstance(answer[1], str):
-            self._finish(job, "unscored" if answer[0] == "unscored" else "error", error=answer[1])
+        text = answer[1] if len(answer) == 2 and isinstance(answer[1], str) else ""
+        if answer[0] in ("unscored", "final") and text:
+            self._finish(job, "unscored" if answer[0] == "unscored" else "error", error=text)
             self._go_on(process)
             return
         try:
@@ -150,7 +170,7 @@ class RewardPool(ProcessPool[_Job]):
             self._retry(job, f"its process gave no reward: {error}")
         else:
             if reward is None:
-                self._retry(job, answer[1] if isinstance(answer[1], str) else "its process gave no reward")
+                self._retry(job, text or "its process gave no reward")
             else:
                 self._finish(job, "ok", reward)
         self._go_on(process)
@@ -163,18 +183,15 @@ class RewardPool(ProcessPool[_Job]):
     def _lost(self, items: Sequence[_Job], ended: WorkerExit, successor: WorkerProcess[_Job] | None) -> None:
         if ended.load_error:  # for all that wait, too: another process would do no better
             items, self._queue = [*items, *self._queue], type(self._queue)()
-        blamed = {call.key for call in ended.blamed}
+        blamed = {call.key for call in ended.blamed} or {job.number for job in items}
         for job in items:
             if ended.load_error:
                 self._fail(job, self._load_error(ended.reason))
             elif not ended.was_ready and successor is not None:  # not the response's fault
-                job.attempts -= 1
-                self._queue.appendleft(job)
-            elif len(blamed) > 1 or (blamed and job.number not in blamed):
-                job.alone = job.number in blamed
-                job.attempts -= 1
-                self._queue.appendleft(job)
-            elif ended.status == "timeout" and blamed:
+                self._put_back(job, alone=job.alone)
+            elif len(blamed) > 1 or job.number not in blamed:
+                self._put_back(job, alone=job.number in blamed)
+            elif ended.status == "timeout" and ended.blamed:
                 self._finish(job, "timeout", error=ended.reason)
             else:
                 self._retry(job, ended.reason)
@@ -183,8 +200,14 @@ class RewardPool(ProcessPool[_Job]):
         self._fail(item, RuntimeError(reason))
 
     def _fail(self, job: _Job, error: Exception) -> None:
-        if job.started_at or job.future.set_running_or_notify_cancel():
+        if job.future.running() or job.future.set_running_or_notify_cancel():
             job.future.set_exception(error)
+
+    def _put_back(self, job: _Job, *, alone: bool) -> None:
+        """Queue a job again as if it had never left."""
+        job.alone = alone
+        job.attempts -= 1
+        self._queue.appendleft(job)
 
     def _retry(self, job: _Job, error: str) -> None:
         if job.attempts <= self._retries:

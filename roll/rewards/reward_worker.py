@@ -44,13 +44,13 @@ class RewardHandler:
     def __init__(self, specs: Mapping[str, RewardSpec]) -> None:
         self._functions = {domain: load_reward(spec) for domain, spec in specs.items()}
         functions = self._functions.values()
-        self.mode = ""
-        self.slots = 1
+        self.mode = "share"
+        self.slots = 0
         if len(self._functions) == 1 and any(function.takes_lists for function in functions):
             self.mode = "batch"
         elif all(function.is_async for function in functions):
             self.mode = "async"
-        if self.mode:
+        if self.mode != "share":
             self.slots = min(spec.concurrency for spec in specs.values())
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> Answer:  # noqa: ARG002

@@ -19,10 +19,13 @@ T = TypeVar("T")
 
 def stable_hash(*key: KeyPart, bits: int = 64) -> int:
     """Return a `bits`-bit integer that depends on `key` alone; `1` and `"1"` are different parts."""
-    hasher = StableHasher(bits)
-    for part in key:
-        hasher.add(part)
-    return hasher.value
+    key_bytes = b"".join([_encoded(part) for part in key])
+    return int.from_bytes(hashlib.blake2b(key_bytes, digest_size=bits // 8).digest(), "little")
+
+
+def _encoded(part: KeyPart) -> bytes:
+    encoded = f"{type(part).__name__}:{part}".encode()
+    return len(encoded).to_bytes(4, "little") + encoded
 
 
 class StableHasher:
@@ -33,8 +36,7 @@ class StableHasher:
 
     def add(self, part: KeyPart) -> None:
         """Take in the next part."""
-        encoded = f"{type(part).__name__}:{part}".encode()
-        self._digest.update(len(encoded).to_bytes(4, "little") + encoded)
+        self._digest.update(_encoded(part))
 
     @property
     def value(self) -> int:

@@ -56,6 +56,11 @@ def test_environments_in_loops_in_the_pool_and_in_gymnasium(bench):
     assert "| 0 of 4 |" in held
 
 
+def test_rewards_in_a_loop_and_in_the_pool(bench):
+    printed = bench("reward_throughput", "--rounds", 1, "--groups", 1, "--processes", 1)
+    assert rows(printed) == ["way", "loop", "pool, 1 process"]
+
+
 def test_programs_in_sandboxes(bench):
     printed = bench("sandbox", "--programs", 2, "--rounds", 1, "--only", "unconfined")
     assert rows(printed) == ["way", "cold interpreter", "unconfined"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from roll.envs.env_pool import EnvPool
 from roll.envs.wrappers import EnvSpec
+from roll.isolation.processes.frames import packets
 from roll.types.trajectory import EpisodeError
 
 FAULTY = f"{Path(__file__).with_name('envs_faulty.py')}:Counter"
@@ -136,6 +138,33 @@ def test_a_fault_costs_its_episode_alone(
     assert (counters["restarts"], counters["timeouts"]) == (int(process_ended), int(status == "timeout"))
     if response:  # before, the others' resets may have been unanswered
         assert (counters["replayed"] > 0) == process_ended
+
+
+def test_a_crash_costs_its_episode_alone_among_many_that_were_asked_in_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def counted(message: Any, secret: bytes) -> Iterator[bytes]:
+        sizes.append(len(message))
+        return packets(message, secret)
+
+    async def play(pool: EnvPool) -> list[Any]:
+        await asyncio.gather(*(pool.reset(f"e{i}", "count", i, {}) for i in range(64)))
+        await asyncio.gather(*(pool.step(f"e{i}", "add 1") for i in range(64)))
+        monkeypatch.setattr("roll.isolation.processes.worker_process.packets", counted)
+        steps = (pool.step(f"e{i}", "os_exit 3" if i == 30 else "add 2") for i in range(64))
+        return await asyncio.gather(*steps, return_exceptions=True)
+
+    with pool_of(tmp_path, timeout_s=30.0) as pool:
+        results = asyncio.run(asyncio.wait_for(play(pool), 60.0))
+        assert (pool.counters["restarts"], pool.counters["replayed"], pool.counters["steps"]) == (1, 63, 127)
+    failure = results.pop(30)
+    assert isinstance(failure, EpisodeError), failure
+    assert "exit code 3 during step 2" in str(failure)
+    # 30 were answered or about to be, 33 weren't begun: all are whole.
+    assert [step.reward for step in results] == [i + 3.0 for i in range(64) if i != 30]
+    assert max(sizes[:2]) >= 32  # two messages if the pool looked after its processes in between
 
 
 def test_several_culprits_in_several_processes_cost_one_episode_each(tmp_path: Path) -> None:

@@ -29,13 +29,18 @@ from roll.isolation.processes.limits import limit_memory
 
 _GATHER_MS = 2
 """What comes within so many milliseconds of each other is served together, in mode `batch`."""
-_FLUSH_NS = 2_000_000
+_FLUSH_NS = 1_000_000
+"""How long answers may wait for those that go with them: the parent has something to do while the rest is done."""
+_SHARE_NS = 10_000_000
+"""What wasn't begun by then may be another process's, in mode `share`."""
 _SEAL_FUTURE_WRITE = 0x10
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Handler(Protocol):
     """What the process is for. It may have `mode` (`batch` or `async`) and `slots`, the requests that it takes at once;
-    then it has `answer_all` or `answer_async` as well."""
+    then it has `answer_all` or `answer_async` as well. One with `mode` `share` answers those that it has no time for
+    with `later`: any process may take them."""
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> tuple[Any, ...]:
         """Return the answer to one request: a kind and what it is about, made of plain values (`frames.py`).
@@ -115,28 +120,34 @@ class _Server:
         self._alarm_s = alarm_s
         self._armed_at = 0
         self._number = 0
+        self._returns_rest = getattr(handler, "mode", "") == "share"
         self._answers: list[tuple[Any, ...]] = []
         self._flushed_at = time.monotonic_ns()
 
-    def serve(self, batch: list[tuple[Any, ...]]) -> None:
-        for self._number, *request in batch:
+    def serve(self, batch: list[tuple[int, tuple[Any, ...]]]) -> None:
+        began_at = self._flushed_at = time.monotonic_ns()
+        for position, (self._number, request) in enumerate(batch, start=1):
             self._restart_clock()
             forks = self._channel.raw_forks
-            answer = self._handler.answer(tuple(request), self._restart_clock)
+            answer = self._handler.answer(request, self._restart_clock)
             self._channel.end_if_forked()
             if self._channel.raw_forks != forks and hasattr(self._handler, "forked"):
-                answer = self._handler.forked(tuple(request), answer)
+                answer = self._handler.forked(request, answer)
             self._answers.append((self._number, *answer))
             self._progress[0] = 0
-            if time.monotonic_ns() - self._flushed_at > _FLUSH_NS:
+            now = time.monotonic_ns()
+            if self._returns_rest and now - began_at > _SHARE_NS:
+                self._answers += [(number, "later") for number, _ in batch[position:]]
+                return
+            if now - self._flushed_at > _FLUSH_NS:
                 self._send()
 
-    def serve_together(self, batch: list[tuple[Any, ...]]) -> None:
+    def serve_together(self, batch: list[tuple[int, tuple[Any, ...]]]) -> None:
         self._number = batch[0][0]
         self._restart_clock()
-        answers = self._handler.answer_all([tuple(request) for _, *request in batch], self._restart_clock)
+        answers = self._handler.answer_all([request for _, request in batch], self._restart_clock)
         self._channel.end_if_forked()
-        self._answers += [(number, *answer) for (number, *_), answer in zip(batch, answers, strict=True)]
+        self._answers += [(number, *answer) for (number, _), answer in zip(batch, answers, strict=True)]
         self._progress[0] = 0
 
     def flush(self) -> None:
@@ -165,5 +176,8 @@ class _Server:
 
 def resident_mb() -> float:
     """Return the memory of this process."""
-    with open("/proc/self/statm", encoding="ascii") as file:  # psutil isn't everywhere that environments run
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    file = os.open("/proc/self/statm", os.O_RDONLY)  # psutil isn't everywhere that environments run
+    try:
+        return int(os.read(file, 200).split()[1]) * _PAGE_BYTES / 2**20
+    finally:
+        os.close(file)

@@ -1,10 +1,10 @@
 """Several processes that are kept running, and what is to be done in them.
 
 Dataflow: any thread `post`s a request to the one thread of the pool, which has an event loop with the pipes of all
-processes. There a subclass `enqueue`s an item of work; `place` gives it to the least loaded process as soon as one has
-room, and calls `_begin`; answers come back through `answered`. When a process ends, or is killed because a call took
-too long, a successor is started and `_lost` decides about the items that it had. A call's time limit counts from when
-the process begins with it.
+processes; what is asked in one tick of a caller's event loop is posted together. There a subclass `enqueue`s an item of
+work; `assign_queued` gives it to the least loaded process as soon as one has room, and calls `_begin`; answers come
+back through `answered`. When a process ends, or is killed because a call took too long, a successor is started and
+`_lost` decides about the items that it had. A call's time limit counts from when the process begins with it.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class ProcessPool(ABC, Generic[T]):
         self._requests: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._woken = False
+        self._gathering: set[asyncio.AbstractEventLoop] = set()  # Callers' loops that wake it at their next tick
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._broken)
         self._thread = threading.Thread(target=self._run, name=f"{self.name} pool", daemon=True)
@@ -97,15 +98,34 @@ class ProcessPool(ABC, Generic[T]):
             except FutureTimeout:
                 raise TimeoutError(f"the {self.name} processes weren't ready after {patience_s:g} s") from None
 
-    def post(self, request: Callable[[], None]) -> None:
-        """Have something done in the pool's thread; wakes it once for all that is posted meanwhile."""
+    def post(self, request: Callable[[], None], *, with_tick: bool = False) -> None:
+        """Have something done in the pool's thread; wakes it once for all that is posted meanwhile.
+
+        Args:
+            with_tick: if the caller runs in an event loop, wake the pool at the end of its tick, so that all that is
+                asked in it travels together. For callers that don't block their loop.
+        """
+        loop = _running_loop() if with_tick else None
         with self._lock:
             if self.ended_because:
                 raise RuntimeError(self.ended_because)
             self._requests.append(request)
-            if not self._woken:
-                self._woken = True
-                self._loop.call_soon_threadsafe(self._serve)
+            if loop is None:
+                self._wake()
+            elif loop not in self._gathering:
+                self._gathering.add(loop)
+                loop.call_soon(self._end_tick, loop)
+
+    def _end_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._gathering.discard(loop)
+            if not self.ended_because:  # else it has been told what was asked
+                self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._serve)
 
     def shutdown(self) -> None:
         """Kill the processes and fail what is under way. Harmless when repeated."""
@@ -258,6 +278,7 @@ class ProcessPool(ABC, Generic[T]):
 
     def _watch(self) -> None:
         self._loop.call_later(self._period_s, self._watch)
+        self._serve()  # what a loop asked for that was stopped in its tick
         for process in list(self._alive):
             process.check()
         self._watch_queue()
@@ -291,3 +312,10 @@ class ProcessPool(ABC, Generic[T]):
         error = context.get("exception")
         logger.error("the %s pool failed: %s", self.name, context["message"], exc_info=error)
         self._end(f"the {self.name} pool failed: {type(error).__name__}: {error}")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -81,8 +81,8 @@ async def _serve(channel: Channel, handler: AsyncHandler, progress: memoryview, 
 
     def take() -> None:
         for batch in channel.take():
-            for number, *request in batch:
-                task = loop.create_task(one(number, tuple(request)))
+            for number, request in batch:
+                task = loop.create_task(one(number, request))
                 running.add(task)
                 task.add_done_callback(answered)
 

@@ -12,9 +12,10 @@ import os
 import pickle
 import secrets
 import socket
+import struct
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -35,7 +36,7 @@ class Call:
     key: int  # Whose it is: a key of `WorkerProcess.assigned`
     arguments: tuple[Any, ...]
     doing: str  # What it is, for error messages: `step 2`
-    when: str  # The same as a clause: `during step 2`
+    when: str | None = None  # The same as a clause; None: `during step 2`
     parts: int = 1  # How often it may restart its clock, which bounds the whole
     sent_at: float = 0.0
     began_at: float = 0.0  # When it was first seen running
@@ -51,6 +52,12 @@ class WorkerExit:
     was_ready: bool
     load_error: bool  # It reported that it can't load what it needs: starting another is no use
     blamed: tuple[Call, ...] = ()  # The calls that it may be the doing of
+
+
+def _unforeseen_numbers() -> Iterator[int]:
+    """Yield random numbers from 1 on. They are drawn many at once: each draw asks the system."""
+    while True:
+        yield from [(number >> 2) + 1 for (number,) in struct.iter_unpack("Q", os.urandom(2048))]
 
 
 class Pool(Protocol, Generic[T]):
@@ -95,7 +102,8 @@ class WorkerProcess(Generic[T]):
         self.mode = ""
         """`batch`, `async`, or one after the other."""
         self._calls: dict[int, Call] = {}
-        self._outbox: list[tuple[Any, ...]] = []
+        self._numbers = _unforeseen_numbers()
+        self._outbox: list[tuple[int, tuple[Any, ...]]] = []
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._unsent = deque(packets(pool.setup, self._secret))
         self._frames = Frames(self._secret)
@@ -146,10 +154,10 @@ class WorkerProcess(Generic[T]):
             self._loop.call_soon(self._write)
             if not self._calls:
                 self._heard_at = time.monotonic()  # it has been idle until now
-        number = secrets.randbits(62) + 1  # an answer to anything but what is asked now can't be made up
+        number = next(self._numbers)  # an answer to anything but what is asked now can't be made up
         call.sent_at = time.monotonic()
         self._calls[number] = call
-        self._outbox.append((number, *call.arguments))
+        self._outbox.append((number, call.arguments))
 
     def check(self) -> None:
         """Notice, from time to time, what no message tells: a call or a start that takes too long, or the end of a
@@ -285,13 +293,14 @@ class WorkerProcess(Generic[T]):
     def _hand_on(self, answers: Any) -> None:
         """Pass on what answers a call under way; anything else is dropped and counted."""
         for answer in answers if isinstance(answers, list) else [None]:
-            match answer:
-                case (int(number), _, *_) if number in self._calls:
-                    self.answers += 1
-                    self._heard_at = time.monotonic()
-                    self._pool.answered(self, self._calls.pop(number), answer[1:])
-                case _:
-                    self._pool.counters["discarded"] += 1
+            is_one = isinstance(answer, tuple) and len(answer) > 1 and isinstance(answer[0], int)
+            call = self._calls.pop(answer[0], None) if is_one else None
+            if call is None:
+                self._pool.counters["discarded"] += 1
+                continue
+            self.answers += 1
+            self._heard_at = time.monotonic()
+            self._pool.answered(self, call, answer[1:])
             if self.gone:
                 return
 
@@ -301,7 +310,9 @@ class WorkerProcess(Generic[T]):
 
     def _died(self) -> None:
         running = self._running()[0]
-        when = running.when if running else "between calls" if self.is_ready else "while it started"
+        when = "between calls" if self.is_ready else "while it started"
+        if running is not None:
+            when = f"during {running.doing}" if running.when is None else running.when
         self._end("died", f"its process {self._child.how_it_ended(when)}", running)
 
     def _end(
