@@ -120,7 +120,7 @@ def _popen(command: list[str], start: Start, **environment: str) -> Started:
         with theirs, file.open("wb") as errors:
             process = subprocess.Popen(
                 command,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**start.environment, **environment},
