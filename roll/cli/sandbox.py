@@ -36,7 +36,7 @@ ATTACKS = {
     "output without end": "while True: print('x' * 1000)",
     "never end": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass",
 }
-"""The red-team suite in tests/sandbox has many more; these take a few seconds."""
+"""The red-team suite in tests/isolation has many more; these take a few seconds."""
 
 
 def test_sandbox(options: argparse.Namespace) -> int:

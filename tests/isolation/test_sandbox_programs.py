@@ -188,14 +188,36 @@ def test_a_warm_parent_that_died_is_an_error_and_then_replaced(sandbox: LocalSan
     assert survivors(sandbox.folder) == []
 
 
-def test_a_program_that_cannot_be_confined_is_not_run(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
-    broken = parent_process.read_sources()
-    confine = broken["confine"].replace(
-        "def seccomp_enter(program: bytes) -> None:", "def seccomp_enter(program):\n    1 / 0"
-    )
-    monkeypatch.setattr(parent_process, "read_sources", lambda: {**broken, "confine": confine})
+@pytest.mark.parametrize(
+    ("what", "refusal"),
+    [
+        ("def landlock_own_rules(folder: int, null: int) -> int:", "wasn't run"),
+        ("def seccomp_rest() -> bytes:", "ZeroDivisionError"),
+        ("def seccomp_program() -> bytes:", "ZeroDivisionError"),
+        ("def seccomp_enter(program: bytes) -> None:", "ZeroDivisionError"),
+    ],
+)
+def test_a_program_that_cannot_be_confined_is_not_run(
+    sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch, what: str, refusal: str
+):
+    _break(monkeypatch, what, "    1 / 0")
+    with LocalSandbox(sandbox.name) as other, pytest.raises(SandboxError, match=refusal):
+        run(other, "print('it ran')")
+
+
+def test_a_program_without_its_last_filter_is_not_run(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
+    # The warm parent's filter has some thousand bytes, the one that a program adds has some hundred.
+    _break(monkeypatch, "def seccomp_enter(program: bytes) -> None:", "    len(program) > 1000 or 1 / 0")
     with LocalSandbox(sandbox.name) as other, pytest.raises(SandboxError, match="wasn't run"):
         run(other, "print('it ran')")
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, what: str, line: str) -> None:
+    """Put a line at the beginning of a function of `confine.py`, as warm parents run it."""
+    sources = parent_process.read_sources()
+    assert what in sources["confine"]
+    broken = {**sources, "confine": sources["confine"].replace(what, f"{what}\n{line}")}
+    monkeypatch.setattr(parent_process, "read_sources", lambda: broken)
 
 
 def test_nothing_is_taken_in_the_place_of_what_does_not_work(monkeypatch: pytest.MonkeyPatch):
@@ -291,8 +313,8 @@ def _steady(sandbox: LocalSandbox, runs: int) -> None:
         after = (_resident(os.getpid()), len(os.listdir("/proc/self/fd")), threading.active_count())
         assert len(other.pids()) == len(os.listdir(other.folder)) == 1
         (slot,) = os.listdir(other.folder)
+        assert sorted(os.listdir(os.path.join(other.folder, slot))) == ["errors", "home"]
         assert os.listdir(os.path.join(other.folder, slot, "home")) == []
-        assert os.listdir(os.path.join(other.folder, slot, "pipes")) == []
     assert after[1:] == before[1:]
     assert after[0] - before[0] < 4 << 20
 

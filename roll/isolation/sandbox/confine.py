@@ -25,9 +25,11 @@ _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 0x4000 | 0x8000
 READ, READ_DIR, RUN = _READ_FILE | _READ_DIR, _READ_DIR, _READ_FILE | _READ_DIR | _EXECUTE
 WRITE = READ | _WRITE_FILE | _IN_FOLDER
 DEVICE = _READ_FILE | _WRITE_FILE
+REMOVE = 0x10 | 0x20
+"""Remove what is in a folder, and neither see nor read it."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_DROP = 1, 4, 15, 16, 24
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
+_PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 22, 36, 38
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = 1, 38
 _NAMESPACES = 0x7E020080
@@ -57,31 +59,49 @@ def landlock_abi() -> int:
         return 0
 
 
-def landlock_rules(paths: Mapping[str, int], *, writes_alone: bool = False) -> int:
-    """Return the descriptor of a rule set: these paths with these rights and nothing else, no TCP, no signals out.
-
-    `writes_alone`: nothing is said about reading.
-    """
-    abi = landlock_abi()
-    files = 0x1FFF | (0x2000 if abi >= 2 else 0) | (0x4000 if abi >= 3 else 0) | (0x8000 if abi >= 5 else 0)
-    if writes_alone:
-        files &= ~(_READ_FILE | _READ_DIR | _EXECUTE)
-    fields = [files] + ([3] if abi >= 4 else []) + ([3] if abi >= 6 else [])
-    data = struct.pack(f"{len(fields)}Q", *fields)
-    rules = _call(_LANDLOCK[0], data, ctypes.c_size_t(len(data)), ctypes.c_uint(0))
+def landlock_rules(paths: Mapping[str, int]) -> int:
+    """Return the descriptor of a rule set: these paths with these rights and nothing else, no TCP, no signals out."""
+    rules, rights_known = _landlock_ruleset(reads=True)
     for path, rights in paths.items():
         try:
-            parent_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # a link out of what bwrap shows; nobody can read it then
         try:
             if not os.path.isdir(path):
                 rights &= _ON_FILES  # the others are refused for what isn't a folder
-            rule = struct.pack("=Qi", rights & files, parent_fd)
-            _call(_LANDLOCK[1], ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
+            _landlock_add(rules, descriptor, rights & rights_known)
         finally:
-            os.close(parent_fd)
+            os.close(descriptor)
     return rules
+
+
+def landlock_own_rules(folder: int, null: int) -> int:
+    """Return the descriptor of a rule set for one program, from those of its folder and of /dev/null (-1: none).
+
+    It may write there and nowhere else; nothing is said about reading.
+    """
+    rules, rights_known = _landlock_ruleset(reads=False)
+    _landlock_add(rules, folder, WRITE & rights_known)
+    if null >= 0:
+        _landlock_add(rules, null, DEVICE & rights_known)
+    return rules
+
+
+def _landlock_ruleset(*, reads: bool) -> tuple[int, int]:
+    """Return a new, empty rule set and the rights that it refuses."""
+    abi = landlock_abi()
+    files = 0x1FFF | (0x2000 if abi >= 2 else 0) | (0x4000 if abi >= 3 else 0) | (0x8000 if abi >= 5 else 0)
+    if not reads:
+        files &= ~(_READ_FILE | _READ_DIR | _EXECUTE)
+    fields = [files] + ([3] if abi >= 4 else []) + ([3] if abi >= 6 else [])
+    data = struct.pack(f"{len(fields)}Q", *fields)
+    return _call(_LANDLOCK[0], data, ctypes.c_size_t(len(data)), ctypes.c_uint(0)), files
+
+
+def _landlock_add(rules: int, descriptor: int, rights: int) -> None:
+    rule = struct.pack("=Qi", rights, descriptor)
+    _call(_LANDLOCK[1], ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
 
 
 def landlock_enter(rules: int) -> None:
@@ -112,12 +132,14 @@ def _one_of(values: Sequence[int]) -> list[bytes]:
 
 
 def seccomp_program() -> bytes:
-    """Return the filter: the calls of `syscalls.py`, some with certain arguments only; all others fail."""
-    machine = os.uname().machine
-    if machine not in syscalls.MACHINES:
-        raise OSError(_ENOSYS, f"no list of system calls for a machine of kind {machine}")
-    column, architecture = syscalls.MACHINES[machine]
+    """Return the warm parent's filter: the calls of `syscalls.py`, some with certain arguments only; all others fail.
+
+    The calls with which a forked process confines itself pass, too: `seccomp_rest` refuses those. So the long filter is
+    checked and compiled by the kernel once, and not for every program.
+    """
+    column, architecture = _machine()
     numbers = syscalls.checked(column)
+    options = (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_PDEATHSIG, _PR_SET_SECCOMP)
     special = {
         "clone3": [_statement(6, _ERRNO | _ENOSYS)],  # its flags can't be seen; libraries fall back to clone
         "clone": [
@@ -128,7 +150,7 @@ def seccomp_program() -> bytes:
         ],
         "prlimit64": [_argument(0), *_one_of((0,))],
         "ioctl": [_argument(1), *_one_of(_IOCTLS)],
-        "prctl": [_argument(0), *_one_of((_PR_SET_NAME, _PR_GET_NAME))],
+        "prctl": [_argument(0), *_one_of(options)],
         # AF_UNIX and SOCK_STREAM: a pair has no name, and a stream can't be sent elsewhere.
         "socketpair": [_argument(0), _equals(1, 1, 0), _statement(6, _ERRNO | _EPERM), _argument(1),
                        _statement(0x54, 0xF), *_one_of((1,))],
@@ -137,18 +159,36 @@ def seccomp_program() -> bytes:
     for name, number in numbers.items():
         body = special[name]
         code += [_equals(number, 0, len(body)), *body]
-    for number in syscalls.allowed(column).values():
+    for number in (*syscalls.allowed(column).values(), *syscalls.confining(column).values()):
         code += [_equals(number, 0, 1), _statement(6, _ALLOW)]
     for number in syscalls.pretended(column).values():
         code += [_equals(number, 0, 1), _statement(6, _ERRNO)]
     return b"".join([*code, _statement(6, _ERRNO | _EPERM)])
 
 
+def seccomp_rest() -> bytes:
+    """Return the filter that a program gets beside `seccomp_program`: it refuses the calls that confine."""
+    column, architecture = _machine()
+    names = _one_of((_PR_SET_NAME, _PR_GET_NAME))
+    code = [_load(4), _equals(architecture, 1, 0), _statement(6, _KILL), _load(0)]
+    code += [_equals(syscalls.checked(column)["prctl"], 0, 1 + len(names)), _argument(0), *names]
+    for number in syscalls.confining(column).values():
+        code += [_equals(number, 0, 1), _statement(6, _ERRNO | _EPERM)]
+    return b"".join([*code, _statement(6, _ALLOW)])
+
+
+def _machine() -> tuple[int, int]:
+    machine = os.uname().machine
+    if machine not in syscalls.MACHINES:
+        raise OSError(_ENOSYS, f"no list of system calls for a machine of kind {machine}")
+    return syscalls.MACHINES[machine]
+
+
 def seccomp_enter(program: bytes) -> None:
     """Filter the system calls of this process and of all that it starts."""
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
-    if _LIBC.prctl(22, ctypes.c_ulong(2), header, 0, 0) != 0:
+    if _LIBC.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(2), header, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"seccomp: {os.strerror(code)}")
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from roll.isolation.sandbox import usage
 from roll.isolation.sandbox.base import Ending, Limits, Outcome, Program, Running, SandboxError
-from roll.isolation.sandbox.parent_process import WarmParent
+from roll.isolation.sandbox.parent_process import WarmParent, is_readable
 
 _TICK_S = 0.05
+_SOON_S = 0.005
 _GRACE_S = 5.0  # Beyond the wall time, before the warm parent itself is given up
 _CHUNK = 65_536
 _MAX_FILES = 2_000
@@ -43,7 +44,7 @@ class LocalProgram(Running):
     ) -> None:
         self._parent, self._limits, self._done = parent, limits, done
         self._name = parent.next_name()
-        self._home = os.path.join(parent.folder, "home", self._name)
+        self._home = os.path.join(parent.home, self._name)
         self._fds: dict[str, int] = {}
         self._out, self._err = bytearray(), bytearray()
         self._printed = {"out": 0, "err": 0}
@@ -70,16 +71,14 @@ class LocalProgram(Running):
         os.mkdir(self._home, 0o700)
         for path, content in program.files.items():
             _write_file(self._home, path, content)
-        names = {
-            name: os.path.join(self._parent.folder, "pipes", f"{self._name}.{name}") for name in ("in", "out", "err")
-        }
-        for path in names.values():
-            os.mkfifo(path, 0o600)
-        for name in ("out", "err"):
-            self._fds[name] = os.open(names[name], os.O_RDONLY | os.O_NONBLOCK)
-        reader = os.open(names["in"], os.O_RDONLY | os.O_NONBLOCK)
+        theirs: list[int] = []
         try:
-            self._fds["in"] = os.open(names["in"], os.O_WRONLY | os.O_NONBLOCK)
+            for name in ("in", "out", "err"):
+                reading, writing = os.pipe()
+                self._fds[name] = writing if name == "in" else reading
+                theirs.append(reading if name == "in" else writing)
+                os.set_blocking(self._fds[name], False)
+            self._serve("in")  # what the pipe takes: the program needn't wait for it
             limits = {
                 "cpu_s": self._limits.cpu_s,
                 "memory": self._parent.mapped + (self._limits.memory_mb << 20),
@@ -87,18 +86,10 @@ class LocalProgram(Running):
                 "file_mb": self._limits.file_mb,
                 "processes": nproc,
             }
-            self._parent.ask(
-                program=self._name,
-                pipes=list(names.values()),
-                folder=self._home,
-                wall_s=self._limits.wall_s,
-                limits=limits,
-            )
-            self._expect("started", 10.0)
+            self._parent.ask(theirs, program=self._name, folder=self._home, wall_s=self._limits.wall_s, limits=limits)
         finally:
-            os.close(reader)
-            for path in names.values():
-                os.unlink(path)
+            for descriptor in theirs:
+                os.close(descriptor)
 
     def _expect(self, what: str, timeout_s: float) -> dict[str, Any]:
         while True:
@@ -134,6 +125,9 @@ class LocalProgram(Running):
         return line
 
     def wait(self) -> Outcome:
+        if "in" not in self._fds and self._outcome is None and not self._parent.has_buffered():
+            # Most programs end soon: their caller wakes up once then, and not for every pipe, too.
+            is_readable(self._parent.answers, _SOON_S)
         self._pump(None, lambda: False)
         assert self._outcome is not None
         return self._outcome

@@ -1,7 +1,7 @@
 """The ways to start a warm parent: contained by sandlock, by bubblewrap, or not at all.
 
 Each takes what to start and returns pipes and a handle. Whether it really contains is the red-team suite's to say
-(tests/sandbox).
+(tests/isolation).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -39,12 +40,12 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A process with the pipes to it."""
+    """A process with the ways to it."""
 
     pid: int
     """As this process sees it."""
-    requests: int
-    """Descriptor to write to."""
+    requests: socket.socket
+    """To write to; it takes descriptors, too."""
     answers: int
     """Descriptor to read from."""
     kill: Callable[[], None]
@@ -114,11 +115,12 @@ sandlock.Sandbox(**json.loads(sys.argv[1])).popen(sys.argv[2:], stdin=same, stdo
 
 def _popen(command: list[str], start: Start, **environment: str) -> Started:
     file = Path(start.folder, "errors")
+    requests, theirs = socket.socketpair()
     try:
-        with file.open("wb") as errors:
+        with theirs, file.open("wb") as errors:
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,
+                stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**start.environment, **environment},
@@ -126,15 +128,15 @@ def _popen(command: list[str], start: Start, **environment: str) -> Started:
                 start_new_session=True,
             )
     except OSError as error:
+        requests.close()
         raise SandboxUnavailable(f"{command[0]} can't be started: {error}") from error
-    assert process.stdin is not None
     assert process.stdout is not None
-    pipes = (process.stdin, process.stdout)
+    answers = process.stdout
 
     def kill() -> None:
-        for pipe in pipes:  # the warm parent ends its program and itself
+        for way in (requests, answers):  # the warm parent ends its program and itself
             with contextlib.suppress(OSError):
-                pipe.close()
+                way.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(3.0)
             return
@@ -149,9 +151,7 @@ def _popen(command: list[str], start: Start, **environment: str) -> Started:
             process.wait(1.0)
         return file.read_text(encoding="utf-8", errors="replace")[-500:].strip()
 
-    return Started(
-        pid=process.pid, requests=pipes[0].fileno(), answers=pipes[1].fileno(), kill=kill, errors=errors_text
-    )
+    return Started(pid=process.pid, requests=requests, answers=answers.fileno(), kill=kill, errors=errors_text)
 
 
 MECHANISMS: dict[str, Callable[[Start], Started]] = {

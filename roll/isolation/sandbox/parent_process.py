@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
-import shutil
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from roll.isolation.sandbox.readable import Interpreter
 
 _START_S = 90.0  # it may import sympy first, on a machine that does other things
 _ANSWER_BYTES = 65_536
-_MAX_OPEN_FILES = 256
+_MAX_OPEN_FILES = 4_096
 
 WARM_MODULES = (
     "abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum",
@@ -69,8 +70,9 @@ class WarmParent:
             SandboxUnavailable: it can't be started here.
         """
         self.folder, self.processes = folder, processes
-        Path(folder, "home").mkdir(parents=True)
-        Path(folder, "pipes").mkdir()
+        self.home = os.path.join(folder, "home")
+        """The folder of all its programs' folders."""
+        os.makedirs(self.home)
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
@@ -90,7 +92,7 @@ class WarmParent:
                 processes=processes + 2,
             )
         )
-        os.set_blocking(self._process.requests, False)
+        self._process.requests.setblocking(False)
         self._data = b""
         self.usable = True
         """False: it can't be trusted with another program."""
@@ -98,13 +100,17 @@ class WarmParent:
         """Nobody uses it."""
         self._closed = False
         self._programs = 0
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the supervisor's own
+        self._most_open_files = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard // 4)
         setup = {
             "modules": list(read_sources().items()),
             "confined": confined,
-            "paths": {**interpreter.rights, str(Path(folder, "home")): confine.WRITE},
+            # Programs inherit these rights and write into their own folders alone; at the end it removes all that.
+            "paths": {**interpreter.rights, self.home: confine.WRITE, folder: confine.REMOVE},
             "import_path": interpreter.import_path,
             "preload": [*WARM_MODULES, *preload],
-            "folder": folder,
+            "home": self.home,
+            "errors": os.path.join(folder, "errors"),
         }
         text = json.dumps(setup).encode()
         try:
@@ -129,12 +135,13 @@ class WarmParent:
         """Return the descriptor that becomes readable when there is an answer."""
         return self._process.answers
 
-    def send(self, data: bytes, timeout_s: float) -> None:
-        """Write to it."""
+    def send(self, data: bytes, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
+        """Write to it; `descriptors` go with the first byte."""
         deadline = time.monotonic() + timeout_s
         while data:
             try:
-                data = data[os.write(self._process.requests, data) :]
+                sent = socket.send_fds(self._process.requests, [data], descriptors)
+                data, descriptors = data[sent:], ()
                 continue
             except BlockingIOError:
                 pass
@@ -145,16 +152,16 @@ class WarmParent:
                 raise self._failed(f"it took no request for {timeout_s:g} s")
             select.select([], [self._process.requests], [], left)
 
-    def ask(self, **fields: Any) -> None:
+    def ask(self, descriptors: Sequence[int] = (), **fields: Any) -> None:
         """Send a request."""
-        self.send(json.dumps(fields).encode() + b"\n", 5.0)
+        self.send(json.dumps(fields).encode() + b"\n", 5.0, descriptors)
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """Return its next answer; raise `SandboxError` if there is none in time."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._data:
             left = deadline - time.monotonic()
-            if left <= 0 or not _readable(self._process.answers, left):
+            if left <= 0 or not is_readable(self._process.answers, left):
                 raise self._failed(f"no answer within {timeout_s:g} s")
             data = os.read(self._process.answers, _ANSWER_BYTES)
             if not data:
@@ -184,14 +191,17 @@ class WarmParent:
 
     def is_clean(self) -> bool:
         """Return whether no program has left anything in the folder of all programs."""
-        return not os.listdir(Path(self.folder, "home"))
+        return not os.listdir(self.home)
 
     def worn_out(self) -> bool:
         """Return whether its supervisor has so many files open that another should take its place."""
         try:
-            return len(os.listdir(f"/proc/{self._process.pid}/fd")) > _MAX_OPEN_FILES
+            open_files = os.stat(
+                f"/proc/{self._process.pid}/fd"
+            ).st_size  # 0 before Linux 6.2, where sandlock can't run
         except OSError:
-            return False  # bwrap's can't be seen; it opens none
+            return False
+        return open_files > self._most_open_files
 
     def usage(self) -> usage.Usage:
         """Return what its program and all that it started use now."""
@@ -203,7 +213,6 @@ class WarmParent:
         if not self._closed:
             self._closed = True
             self._process.kill()
-            shutil.rmtree(Path(self.folder, "pipes"), ignore_errors=True)
             with contextlib.suppress(OSError):
                 usage.remove_tree(self.folder)
 
@@ -220,7 +229,8 @@ def read_sources() -> dict[str, str]:
     }
 
 
-def _readable(descriptor: int, timeout_s: float) -> bool:
+def is_readable(descriptor: int, timeout_s: float) -> bool:
+    """Return whether there is something to read within that time."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))

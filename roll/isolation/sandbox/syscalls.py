@@ -47,6 +47,11 @@ clone:56:220 clone3:435:435 prlimit64:302:261 ioctl:16:29 prctl:157:167 socketpa
 """
 """Their arguments are checked, see `confine.py`."""
 
+_CONFINING = """
+setpgid:109:154 landlock_create_ruleset:444:444 landlock_add_rule:445:445 landlock_restrict_self:446:446
+"""
+"""A forked process confines itself with these, and two options of `prctl`; then they are refused, too."""
+
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column and audit architecture by `os.uname().machine`."""
 
@@ -69,3 +74,8 @@ def pretended(column: int) -> dict[str, int]:
 def checked(column: int) -> dict[str, int]:
     """Return the calls that are allowed with some arguments."""
     return _numbers(_CHECKED, column)
+
+
+def confining(column: int) -> dict[str, int]:
+    """Return the calls that a process may make until it is confined."""
+    return _numbers(_CONFINING, column)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -90,6 +91,9 @@ def folder_usage(folder: str) -> tuple[int, int]:
 
 def remove_tree(folder: str) -> None:
     """Remove a folder that someone hostile filled: any depth, any permissions, links are never followed."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)  # mostly there is nothing in it
+        return
     try:
         os.chmod(folder, 0o700)
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

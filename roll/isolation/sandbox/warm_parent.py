@@ -1,8 +1,13 @@
 """The warm parent: an interpreter that is started once, confined, and forks a process for every program.
 
 It runs by itself, on the standard library alone: `WarmParent` in `parent_process.py` sends it this file and those it
-imports. It reads one line of JSON per program from descriptor 0 and answers with two on descriptor 1, `started` and
-`ended`. It never sees what a program is made of: the forked process, confined by then, reads that from its own input.
+imports. Per program it reads one line of JSON from the socket on descriptor 0, with the program's pipes as descriptors
+beside it, and answers with one on descriptor 1 when the program has ended. It never sees what a program is made of:
+the forked process, confined by then, reads that from its own input.
+
+The kernel checks a set of rules whenever a process enters it, and under sandlock every call that opens a path or makes
+a process waits for the supervisor. So the warm parent enters the long sets of Landlock and seccomp once, itself, and
+programs inherit them. A program opens its folder alone: it adds a rule set for that, and refuses what is left.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import random
 import select
 import shutil
 import signal
+import socket
 import struct
 import sys
 import threading
@@ -35,12 +41,8 @@ def serve(setup: dict[str, Any]) -> None:
     """Fork programs until descriptor 0 ends."""
     os.closerange(3, 1 << 16)
     confine.adopt_orphans()
-    rules, filter_ = -1, b""
     if setup["confined"]:
         confine.drop_privileges()
-        filter_ = confine.seccomp_program()
-        if confine.landlock_abi() > 0:
-            rules = confine.landlock_rules(setup["paths"])
     sys.path[:] = setup["import_path"]
     for name in setup["preload"]:
         __import__(name)
@@ -51,14 +53,42 @@ def serve(setup: dict[str, Any]) -> None:
     os.set_blocking(wakeup, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    streams = _standard_streams()
+    confinement = _Confinement(setup["paths"]) if setup["confined"] else None
     gc.collect()
     gc.freeze()  # programs share these pages as long as nothing writes to them
     _tell(ready=True, pid=os.getpid())
     requests = _Requests(wakeup)
     while (request := requests.next(None)) is not None:
         if "program" in request:
-            _run(request, requests, rules, filter_)
-    shutil.rmtree(setup["folder"], ignore_errors=True)
+            _run(request, requests, streams, confinement)
+    shutil.rmtree(setup["home"], ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(setup["errors"])
+
+
+class _Confinement:
+    """What the warm parent enters for good, and what each program adds to it."""
+
+    def __init__(self, paths: dict[str, int]) -> None:
+        self._landlock = confine.landlock_abi() > 0
+        self._null = os.open("/dev/null", os.O_PATH) if os.path.exists("/dev/null") else -1
+        self._rest = confine.seccomp_rest()
+        if self._landlock:
+            rules = confine.landlock_rules(paths)
+            confine.landlock_enter(rules)
+            os.close(rules)
+        confine.seccomp_enter(confine.seccomp_program())
+
+    def own_folder(self, path: str) -> None:
+        """Let this process write into its own folder alone: the warm parent may into that of all programs."""
+        if self._landlock:
+            folder = os.open(path, os.O_PATH)  # not its caller's: behind that, `..` would lead out of bwrap's namespace
+            confine.landlock_enter(confine.landlock_own_rules(folder, self._null))
+
+    def finish(self) -> None:
+        """Refuse this process the calls that confine: nothing is added, and nothing undone."""
+        confine.seccomp_enter(self._rest)
 
 
 def _tell(**fields: Any) -> None:
@@ -67,12 +97,15 @@ def _tell(**fields: Any) -> None:
 
 
 class _Requests:
-    """The lines of descriptor 0, and the news of dead children."""
+    """The lines of descriptor 0, the descriptors beside them, and the news of dead children."""
 
     def __init__(self, wakeup: int) -> None:
         self._wakeup = wakeup
+        self._socket = socket.socket(fileno=0)
         self._data = b""
         self.ended = False
+        self.descriptors: list[int] = []
+        """A program's pipes."""
 
     def next(self, timeout_s: float | None) -> dict[str, Any] | None:
         """Return the next line; None when a child changed, the time is over, or there are no more."""
@@ -82,7 +115,8 @@ class _Requests:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
             if 0 in ready:
-                data = os.read(0, 65536)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 65536, 3)
+                self.descriptors += descriptors
                 self.ended = self.ended or not data
                 self._data += data
                 if self.ended:
@@ -93,26 +127,23 @@ class _Requests:
         return json.loads(line)  # type: ignore[no-any-return]
 
 
-def _run(request: dict[str, Any], requests: _Requests, rules: int, filter_: bytes) -> None:
+def _run(
+    request: dict[str, Any], requests: _Requests, streams: list[io.TextIOWrapper], confinement: _Confinement | None
+) -> None:
     deadline = time.monotonic() + request["wall_s"]
-    names = request["pipes"]
-    pipes = [os.open(names[0], os.O_RDONLY | os.O_NONBLOCK)]
-    pipes += [os.open(name, os.O_WRONLY | os.O_NONBLOCK) for name in names[1:]]
+    pipes, requests.descriptors = requests.descriptors, []
     confined, confirm = os.pipe()
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         try:
             signal.set_wakeup_fd(-1)
-            _become_program(request, [*pipes, confirm], parent, rules, filter_)
+            body = _become_program(request, [*pipes, confirm], parent, confinement)
+            _execute(body, streams)
         finally:
             os._exit(70)  # confinement failed: nothing was run
-    os.close(confirm)
-    with contextlib.suppress(OSError):
-        os.setpgid(child, child)  # the child does so too: whoever is first
-    for pipe in pipes:
-        os.close(pipe)
-    _tell(started=request["program"])
+    for descriptor in (*pipes, confirm):
+        os.close(descriptor)
     because = ""
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         asked = requests.next(max(0.0, deadline - time.monotonic()))
@@ -139,8 +170,10 @@ def _run(request: dict[str, Any], requests: _Requests, rules: int, filter_: byte
 def _end(child: int) -> tuple[int, float, bool]:
     """Kill a program's group and reap all of it: its status, processor time, and whether nothing is left.
 
-    The group lasts as long as its first process isn't reaped, so that this can't hit another one.
+    The group lasts as long as its first process isn't reaped, so that this can't hit another one. There is none if that
+    process was killed before it made one, and then it has started nothing.
     """
+    os.kill(child, signal.SIGKILL)  # from here on it can't make a group either
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     status, used, give_up = 0, 0.0, time.monotonic() + _GIVE_UP_S
@@ -174,37 +207,30 @@ def _kill_strays(pid: int) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def _become_program(request: dict[str, Any], pipes: list[int], parent: int, rules: int, filter_: bytes) -> None:
-    with contextlib.suppress(OSError):
-        os.setpgid(0, 0)
+def _become_program(
+    request: dict[str, Any], pipes: list[int], parent: int, confinement: _Confinement | None
+) -> dict[str, Any]:
+    """Confine this process; then read what the program is."""
+    os.setpgid(0, 0)
     confine.die_with_parent(parent)
-    for number, pipe in enumerate(pipes):
-        os.set_blocking(pipe, True)
-        os.dup2(pipe, 100 + number)
-    if rules >= 0:
-        rules = os.dup2(rules, 100 + len(pipes))
-    for number in range(len(pipes)):
-        os.dup2(100 + number, number)
+    os.chdir(request["folder"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    os.chdir(request["folder"])
+    if confinement:
+        confinement.own_folder(request["folder"])
+    assert len(pipes) == 4 <= min(pipes), "a pipe would be overwritten before it is in its place"
+    for number, pipe in enumerate(pipes):
+        os.dup2(pipe, number)
+    os.closerange(len(pipes), 1 << 16)
     confine.limit_resources(**request["limits"])
-    if rules >= 0:
-        confine.landlock_enter(rules)
-        # The first set was made once, for the folder of all programs; this one leaves each its own.
-        own = {request["folder"]: confine.WRITE, "/dev/null": confine.DEVICE}
-        confine.landlock_enter(confine.landlock_rules(own, writes_alone=True))
-    os.closerange(4, 1 << 16)
-    if filter_:
-        confine.seccomp_enter(filter_)
+    if confinement:
+        confinement.finish()
     os.write(3, b"1")  # the warm parent knows now that this happened; without it, how it ended means nothing
     os.close(3)
     environment = {"HOME": request["folder"], "TMPDIR": request["folder"], "PWD": request["folder"]}
     os.environ.update(environment)
     (length,) = struct.unpack("!Q", _read_exactly(8))
-    body = json.loads(_read_exactly(length))
-    source = body["source"].encode("utf-8", "surrogatepass").decode("utf-8", "surrogatepass")
-    _execute(source, body["arguments"], line_buffered=body["interactive"])
+    return json.loads(_read_exactly(length))  # type: ignore[no-any-return]
 
 
 def _read_exactly(length: int) -> bytes:
@@ -218,15 +244,35 @@ def _read_exactly(length: int) -> bytes:
     return b"".join(pieces)
 
 
-def _execute(source: str, arguments: list[str], *, line_buffered: bool) -> None:
+def _standard_streams() -> list[io.TextIOWrapper]:
+    """Return what a program has as standard input, output and errors, unused.
+
+    They are made once, over pipes as programs have them: each asks for the kind and the position of what is behind it,
+    and in a program sandlock's supervisor would have to answer that.
+    """
+    reading, writing = os.pipe()
+    kept = [os.dup(number) for number in range(3)]
+    for number, end in enumerate((reading, writing, writing)):
+        os.dup2(end, number)
+    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
+    out, err = (io.BufferedWriter(io.FileIO(number, "w", closefd=False)) for number in (1, 2))
+    stdout, stderr = io.TextIOWrapper(out, "utf-8"), io.TextIOWrapper(err, "utf-8", "backslashreplace")
+    stderr.reconfigure(line_buffering=True)
+    for number, descriptor in enumerate(kept):
+        os.dup2(descriptor, number)
+    for descriptor in (*kept, reading, writing):
+        os.close(descriptor)
+    return [stdin, stdout, stderr]
+
+
+def _execute(body: dict[str, Any], streams: list[io.TextIOWrapper]) -> None:
     """Run the source as `__main__` of a fresh interpreter would, and end the process."""
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
-    out = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
-    sys.stdout = io.TextIOWrapper(out, "utf-8", line_buffering=line_buffered)
-    err = io.BufferedWriter(io.FileIO(2, "w", closefd=False))
-    sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", line_buffering=True)
+    source = body["source"].encode("utf-8", "surrogatepass").decode("utf-8", "surrogatepass")
+    sys.stdin, sys.stdout, sys.stderr = streams
+    if body["interactive"]:
+        sys.stdout.reconfigure(line_buffering=True)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-    sys.argv = ["main.py", *arguments]
+    sys.argv = ["main.py", *body["arguments"]]
     random.seed()
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=__builtins__, __file__="main.py")
