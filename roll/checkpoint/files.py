@@ -84,13 +84,22 @@ def hash_files(folder: Path, names: Iterable[str], *, flush: bool = False) -> di
 def _record(path: Path, *, flush: bool) -> FileRecord:
     digest = hashlib.sha256()
     size = 0
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, ThreadPoolExecutor(1) as disk:
+        # Hashing reads what is in memory anyhow, and the disk writes meanwhile.
+        flushed = disk.submit(os.fsync, file.fileno()) if flush else None
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
-        if flush:
-            os.fsync(file.fileno())
+        if flushed is not None:
+            flushed.result()
     return FileRecord(size, digest.hexdigest())
+
+
+def flush_files(folder: Path, names: Iterable[str]) -> None:
+    """Wait until the disk has each file, whichever process of this machine wrote it."""
+    for name in names:
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

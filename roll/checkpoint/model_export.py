@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import CheckpointWriteError, files_below, hash_files, sync_folder
+from roll.checkpoint.files import CheckpointWriteError, files_below, flush_files, sync_folder
 from roll.utils.disk import first_line, free_space
 from roll.utils.umask import apply_umask
 
@@ -59,7 +59,7 @@ def write_model(target: Path, write: Write, record: dict[str, Any], *, writers: 
         _check_arrived(fresh, write(fresh) or {}, target, writers)
         apply_umask(fresh)
         (fresh / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        hash_files(fresh, files_below(fresh), flush=True)
+        flush_files(fresh, files_below(fresh))
         same_run = _recorded(target).get("exp_name") == record["exp_name"]
         if (aside := set_aside(target)) is not None and not same_run:
             logger.warning("the model of another run was moved to %s", aside)

@@ -16,6 +16,8 @@ class StateFiles:
 
     holds: bool = False
     """Whether tensors are written later, and must be copied where training would change them."""
+    flushes: bool = True
+    """Whether torch's files are on the disk, and not only with the system, when they are written."""
 
     def text(self, path: Path, text: str) -> None:
         """Write a small file."""
@@ -35,11 +37,13 @@ class StateFiles:
         """Return the writer of torch's distributed checkpoints into `folder`."""
         from torch.distributed.checkpoint import FileSystemWriter
 
-        return FileSystemWriter(folder)
+        return FileSystemWriter(folder, sync_files=self.flushes)
 
 
 class WrittenFiles(StateFiles):
-    """Writes at once, and remembers what."""
+    """Writes at once, and remembers what; whoever hashes the files waits for the disk meanwhile."""
+
+    flushes = False
 
     def __init__(self) -> None:
         self._written: set[Path] = set()
@@ -112,6 +116,7 @@ class HeldFiles(StateFiles):
         while self._streams:
             path, stream = self._streams.popitem()
             _write(path, stream.getbuffer())
+            del stream  # its memory, before whoever takes the file waits for the disk
             yield path
         while self._writes:
             path, write = self._writes.pop()

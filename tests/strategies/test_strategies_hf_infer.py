@@ -9,6 +9,7 @@ import torch
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
+from roll.strategies.engines.hf import hf_infer
 from roll.strategies.engines.hf.hf_infer import HfInfer
 from roll.strategies.engines.hf.token_sampler import sample
 from roll.strategies.training.pretrained import (
@@ -87,6 +88,76 @@ def test_sampling_logprobs_equal_a_full_forward_for_ragged_prompts_and_refilled_
         assert len(completion.token_ids) == req.params.max_new_tokens
         expected = reference_logprobs(model, req, completion)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def solved_examples(**params):
+    """Prompts of two kinds with 12 and 16 tokens in common, one of a kind of its own, questions of 2 to 7 tokens."""
+    params = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": 4, **params}
+    prompts = [[*range(5 + 30 * (i % 2), 17 + 34 * (i % 2)), *range(90 - i, 92 + i % 6 - i)] for i in range(9)]
+    return [request(f"r{i}", prompt, order=i, **params) for i, prompt in enumerate([*prompts, range(60, 75)])]
+
+
+def tokens_read(monkeypatch):
+    """[rows, tokens] of every pass over prompts, which have more than one."""
+    seen, forward = [], hf_infer.forward
+
+    def watched(model, ids, cache):
+        if ids.shape[1] > 1:
+            seen.append(list(ids.shape))
+        return forward(model, ids, cache)
+
+    monkeypatch.setattr(hf_infer, "forward", watched)
+    return seen
+
+
+def test_greedy_prompts_that_begin_alike_compute_their_beginning_once(tiny_family, monkeypatch):
+    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 24)
+    engine, model, _ = make_engine(tiny_family)
+    requests = solved_examples()
+    seen = tokens_read(monkeypatch)
+    done = run(engine, requests)
+    # The one of its own; five rows with 12 tokens in common, of 14, 16 or 18; four with 16 in common, of 19, 21 or 23.
+    assert seen == [[1, 15], [1, 12], [5, 6], [1, 16], [4, 7]]
+    for req in requests:
+        expected = reference_logprobs(model, req, done[req.id])
+        torch.testing.assert_close(torch.tensor(done[req.id].logprobs), expected, atol=1e-5, rtol=0)
+    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 10**9)
+    del seen[:]
+    whole = run(engine, requests)
+    assert seen == [[10, 23]]
+    assert {name: one.token_ids for name, one in whole.items()} == {name: one.token_ids for name, one in done.items()}
+
+
+def test_rows_of_one_length_share_their_beginning_without_padding(tiny_family, monkeypatch):
+    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 1)
+    engine, model, _ = make_engine(tiny_family)
+    requests = [request(f"r{i}", [*range(5, 15), 40 + i, 60], order=i, temperature=0.0) for i in range(3)]
+    seen = tokens_read(monkeypatch)
+    done = run(engine, requests)
+    assert seen == [[1, 10], [3, 2]]
+    for req in requests:
+        expected = reference_logprobs(model, req, done[req.id])
+        torch.testing.assert_close(torch.tensor(done[req.id].logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_prompts_whose_responses_are_drawn_are_computed_whole(tiny_model, monkeypatch):
+    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 1)
+    engine, *_ = make_engine(tiny_model)
+    seen = tokens_read(monkeypatch)
+    run(engine, solved_examples(temperature=1.0))
+    assert seen == [[10, 23]]
+
+
+def test_a_beginning_has_a_pass_of_its_own_where_that_saves_enough_tokens(monkeypatch):
+    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 6)
+    a, b, c, d = (1, 2, 3, 8), (1, 2, 3, 9, 9), (1, 2, 7, 7, 7, 7), (5, 5)
+    assert hf_infer._by_beginning([d, b, a]) == [(0, [d, b, a])]  # 3 tokens of one row
+    more = (1, 2, 3, 9, 8)
+    # c has only 2 of its 6 tokens in common with them: less than half.
+    assert hf_infer._by_beginning([d, b, c, more, a]) == [(0, [d, c]), (3, [a, more, b])]
+    # (1, 2, 3) is a whole context: its last token must be computed for what comes after it.
+    e, f = (1, 2, 3, 7), (1, 2, 3, 9)
+    assert hf_infer._by_beginning([a, (1, 2, 3), f, e]) == [(2, [(1, 2, 3), e, a, f])]
 
 
 def test_a_draw_depends_on_the_request_and_not_on_its_company(tiny_model):

@@ -93,6 +93,8 @@ class RowCache:
         """Keep these rows (repeats allowed), and drop columns that are padding in all of them."""
         padding = self.padding[rows]
         cut = int(padding.min()) if len(rows) else 0
+        if cut == 0 and rows.tolist() == list(range(len(self.padding))):
+            return
         self._pad(padding - cut)
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None
@@ -122,6 +124,19 @@ class RowCache:
                     filled[target] = filled[row]
             layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
         return order
+
+    def continued(self, padding: Tensor) -> RowCache:
+        """Return rows that begin as the only one of this cache does, moved to the right by their `padding` int64 [B].
+
+        Each loses so many positions at the end, which are to be computed again with what follows: rows end together.
+        """
+        cache = RowCache(len(self.layers), padding)
+        positions = torch.arange(self.length, device=padding.device)
+        columns = (positions[None, :] - padding[:, None]).clamp(min=0)  # what stands for padding is any number
+        for mine, theirs in zip(cache.layers, self.layers, strict=True):
+            assert theirs.keys is not None and theirs.values is not None
+            mine.update(*(states[0][:, columns].transpose(0, 1) for states in (theirs.keys, theirs.values)))
+        return cache
 
     def adopt(self, other: RowCache) -> None:
         """Append the rows of `other`; the shorter of the two is padded at the left."""

@@ -2,7 +2,8 @@
 
 Lockstep and deterministic: work happens only inside `poll`, rows enter in the order of the plan and draw from their own
 keys, so what shares a batch with what is a function of plan and tokens, never of timing. Rows that finish leave the
-batch at once; responses of one prompt share its prefill.
+batch at once; responses of one prompt share its prefill, and prompts that begin alike that of their beginning where
+responses are greedy.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ from roll.types.trajectory import FinishReason
 from roll.utils.seeding import stable_hash
 
 _PREFILL_TOKENS = 8192  # padded tokens in one prefill forward; bounds its memory
+_WORTH_SHARING = 256
+"""Tokens that rows which begin alike needn't compute, from which on their beginning gets a pass of its own: that reads
+all weights once more, which takes as long as computing about a hundred tokens."""
 
 
 class _Sequence(Response):
@@ -200,14 +204,27 @@ class HfInfer(InferEngine):
         return forward(self._model, last[:, None], cache)
 
     def _prefill(self, newcomers: Sequence[_Sequence]) -> Tensor:
-        """Run the contexts of new rows, each distinct context once, and add them to the running cache."""
+        """Run the contexts of new rows, each distinct one once, and add them to the running cache.
+
+        Where all are greedy, a shared beginning is computed once, too. It changes the last digits of logits, which
+        decide what is drawn: a seed must go on giving the same samples, however many prompts begin alike.
+        """
+        contexts = list(dict.fromkeys(s.context for s in newcomers))
+        greedy = all(s.request.params.temperature == 0 for s in newcomers)
         row_of: dict[tuple[int, ...], int] = {}
-        for sequence in newcomers:
-            row_of.setdefault(sequence.context, len(row_of))
-        logits, caches = zip(*map(self._prefill_part, _prefill_parts(list(row_of))), strict=True)
-        cache = caches[0]
-        for more in caches[1:]:
-            cache.adopt(more)
+        logits: list[Tensor] = []
+        cache: RowCache | None = None
+        for shared, group in _by_beginning(contexts) if greedy else [(0, contexts)]:
+            beginning = self._prefill_part([group[0][:shared]])[1] if shared else None
+            for part in _prefill_parts(group, shared):
+                row_of.update({context: len(row_of) + i for i, context in enumerate(part)})
+                part_logits, part_cache = self._prefill_part(part, beginning)
+                logits.append(part_logits)
+                if cache is None:
+                    cache = part_cache
+                else:
+                    cache.adopt(part_cache)
+        assert cache is not None
         rows = torch.tensor([row_of[s.context] for s in newcomers], device=self._device)
         cache.select(rows)
         if self._cache is None:
@@ -216,11 +233,17 @@ class HfInfer(InferEngine):
             self._cache.adopt(cache)
         return torch.cat(logits)[rows]
 
-    def _prefill_part(self, contexts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RowCache]:
+    def _prefill_part(
+        self, contexts: Sequence[tuple[int, ...]], beginning: RowCache | None = None
+    ) -> tuple[Tensor, RowCache]:
+        """Return logits [B, V] after these contexts, and their cache; `beginning` has what all of them begin with."""
         width = max(len(c) for c in contexts)
         padding = torch.tensor([width - len(c) for c in contexts], device=self._device)
         ids = torch.tensor([[self._pad] * (width - len(c)) + list(c) for c in contexts], device=self._device)
-        cache = RowCache(self._num_layers, padding)
+        if beginning is None:
+            cache = RowCache(self._num_layers, padding)
+        else:
+            cache, ids = beginning.continued(padding), ids[:, beginning.length :]
         return forward(self._model, ids, cache), cache
 
     def _draw(self, logits: Tensor) -> list[FinishReason | None]:
@@ -249,15 +272,36 @@ class HfInfer(InferEngine):
         self._running = [self._running[i] for i in self._cache.keep(rows)]
 
 
-def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[int, ...]]]:
-    """Return consecutive contexts whose padded size stays within the prefill budget."""
+def _by_beginning(contexts: Sequence[tuple[int, ...]]) -> list[tuple[int, list[tuple[int, ...]]]]:
+    """Return (tokens that they begin with alike, contexts) of different contexts, first those that are computed whole.
+
+    Contexts whose common beginning is less than half of them, or isn't worth a pass of its own, are computed whole, in
+    the order in which they came.
+    """
+    groups: list[tuple[int, list[tuple[int, ...]]]] = []
+    for context in sorted(contexts):
+        shared, group = groups[-1] if groups else (0, [])
+        shared = next((i for i in range(shared) if context[i] != group[0][i]), shared)
+        if group and 2 * shared >= len(context):
+            groups[-1] = (shared, group)
+            group.append(context)
+        else:
+            groups.append((len(context) - 1, [context]))
+    alike = [(shared, group) for shared, group in groups if shared * (len(group) - 1) >= _WORTH_SHARING]
+    among = {context for _, group in alike for context in group}
+    whole = [context for context in contexts if context not in among]
+    return [(0, whole), *alike] if whole else alike
+
+
+def _prefill_parts(contexts: Sequence[tuple[int, ...]], shared: int) -> list[Sequence[tuple[int, ...]]]:
+    """Return consecutive contexts whose padded size, but for what they share, stays within the prefill budget."""
     parts: list[Sequence[tuple[int, ...]]] = []
     start, width = 0, 0
     for i, context in enumerate(contexts):
-        wider = max(width, len(context))
+        wider = max(width, len(context) - shared)
         if i > start and wider * (i - start + 1) > _PREFILL_TOKENS:
             parts.append(contexts[start:i])
-            start, wider = i, len(context)
+            start, wider = i, len(context) - shared
         width = wider
     parts.append(contexts[start:])
     return parts
