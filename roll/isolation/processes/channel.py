@@ -33,6 +33,8 @@ class Channel:
         """Calls of `os.fork` so far, other than those of `multiprocessing`."""
         self._pid = os.getpid()
         self._frames = Frames()
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
         os.register_at_fork(before=self._count_fork, after_in_child=self._forget)
 
     def take(self) -> list[Any]:
@@ -49,10 +51,8 @@ class Channel:
     def take_waiting(self, patience_ms: int) -> list[Any]:
         """Return the requests that have come meanwhile, and those that follow each other within so many milliseconds:
         what is sent at once arrives one by one."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
         requests: list[Any] = []
-        while poll.poll(patience_ms) or self._frames.incomplete:
+        while self._poll.poll(patience_ms) or self._frames.incomplete:
             for batch in self.take():
                 requests += batch
         return requests

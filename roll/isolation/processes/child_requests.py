@@ -98,7 +98,7 @@ def serve(fd: int, progress_fd: int, timeout_s: float, load: Callable[[Any], Any
             if mode == "batch":
                 server.serve_together([*batch, *channel.take_waiting(_GATHER_MS)])
             else:
-                server.serve(batch)
+                server.serve([*batch, *channel.take_waiting(0)])
             server.flush()
 
 

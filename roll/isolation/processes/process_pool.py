@@ -80,9 +80,9 @@ class ProcessPool(ABC, Generic[T]):
         self._retired: set[WorkerProcess[T]] = set()
         self._starts = [0] * num_processes
         self._requests: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._woken = False
-        self._gathering: set[asyncio.AbstractEventLoop] = set()  # Callers' loops that wake it at their next tick
+        self._gathering: set[asyncio.AbstractEventLoop | None] = set()  # Callers' loops that wake it at their next tick
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._broken)
         self._thread = threading.Thread(target=self._run, name=f"{self.name} pool", daemon=True)
@@ -105,7 +105,7 @@ class ProcessPool(ABC, Generic[T]):
             with_tick: if the caller runs in an event loop, wake the pool at the end of its tick, so that all that is
                 asked in it travels together. For callers that don't block their loop.
         """
-        loop = _running_loop() if with_tick else None
+        loop = asyncio._get_running_loop() if with_tick else None  # None where none runs, too
         with self._lock:
             if self.ended_because:
                 raise RuntimeError(self.ended_because)
@@ -114,18 +114,14 @@ class ProcessPool(ABC, Generic[T]):
                 self._wake()
             elif loop not in self._gathering:
                 self._gathering.add(loop)
-                loop.call_soon(self._end_tick, loop)
+                loop.call_soon(self._wake, loop)
 
-    def _end_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _wake(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         with self._lock:
             self._gathering.discard(loop)
-            if not self.ended_because:  # else it has been told what was asked
-                self._wake()
-
-    def _wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._serve)
+            if not self._woken and not self.ended_because:  # a pool that ends looks at what was asked before
+                self._woken = True
+                self._loop.call_soon_threadsafe(self._serve)
 
     def shutdown(self) -> None:
         """Kill the processes and fail what is under way. Harmless when repeated."""
@@ -312,10 +308,3 @@ class ProcessPool(ABC, Generic[T]):
         error = context.get("exception")
         logger.error("the %s pool failed: %s", self.name, context["message"], exc_info=error)
         self._end(f"the {self.name} pool failed: {type(error).__name__}: {error}")
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

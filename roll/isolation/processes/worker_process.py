@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -52,12 +52,6 @@ class WorkerExit:
     was_ready: bool
     load_error: bool  # It reported that it can't load what it needs: starting another is no use
     blamed: tuple[Call, ...] = ()  # The calls that it may be the doing of
-
-
-def _unforeseen_numbers() -> Iterator[int]:
-    """Yield random numbers from 1 on. They are drawn many at once: each draw asks the system."""
-    while True:
-        yield from [(number >> 2) + 1 for (number,) in struct.iter_unpack("Q", os.urandom(2048))]
 
 
 class Pool(Protocol, Generic[T]):
@@ -102,7 +96,7 @@ class WorkerProcess(Generic[T]):
         self.mode = ""
         """`batch`, `async`, or one after the other."""
         self._calls: dict[int, Call] = {}
-        self._numbers = _unforeseen_numbers()
+        self._random_numbers: list[int] = []
         self._outbox: list[tuple[int, tuple[Any, ...]]] = []
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._unsent = deque(packets(pool.setup, self._secret))
@@ -154,7 +148,9 @@ class WorkerProcess(Generic[T]):
             self._loop.call_soon(self._write)
             if not self._calls:
                 self._heard_at = time.monotonic()  # it has been idle until now
-        number = next(self._numbers)  # an answer to anything but what is asked now can't be made up
+        if not self._random_numbers:  # each draw asks the system, so many are drawn at once
+            self._random_numbers = list(struct.unpack("256Q", os.urandom(2048)))
+        number = (self._random_numbers.pop() >> 2) + 1  # an answer to anything but what is asked now can't be made up
         call.sent_at = time.monotonic()
         self._calls[number] = call
         self._outbox.append((number, call.arguments))
@@ -292,7 +288,8 @@ class WorkerProcess(Generic[T]):
 
     def _hand_on(self, answers: Any) -> None:
         """Pass on what answers a call under way; anything else is dropped and counted."""
-        for answer in answers if isinstance(answers, list) else [None]:
+        listed: list[Any] = answers if isinstance(answers, list) else [None]
+        for answer in listed:
             is_one = isinstance(answer, tuple) and len(answer) > 1 and isinstance(answer[0], int)
             call = self._calls.pop(answer[0], None) if is_one else None
             if call is None:
