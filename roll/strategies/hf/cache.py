@@ -125,17 +125,19 @@ class RowCache:
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Keep these rows and return their new order: the last ones move to the places of those that go.
 
-        Only they are copied, and room is freed when the cache grows next.
+        Only they are copied, and room is freed when the cache grows next. Where an eighth of the columns or more is
+        padding in all rows that are left, all are copied without it.
         """
         order, retained = list(range(len(rows))), set(rows)
         moved = [row for row in rows if row >= len(rows)]
         free = [target for target in order if target not in retained]
         for target, row in zip(free, moved, strict=True):
             order[target] = row
-        if self._padded:
-            self.select(torch.tensor(order, device=self.padding.device))
+        index = torch.tensor(order, device=self.padding.device)
+        if self._padded and 8 * int(self.padding[index].min()) >= self.length:
+            self.select(index)
             return order
-        self._pad(self.padding[order])
+        self._pad(self.padding[index])
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None
             for states in (layer.keys, layer.values):
