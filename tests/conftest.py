@@ -14,9 +14,12 @@ from thinned import THINNED
 from tiers import TIERS, is_named, may_hold, starts_early, tier_of
 from tiny_models import build_tiny_model
 
+from roll.pipelines import choose_products
+
 # Before torch starts its threads. Tests compare bits, so the number is fixed; processes that share the tests get one.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+choose_products()  # as the processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Ray gives its workers the lowest priority but four, so that beside other tests theirs would wait for ever.

@@ -17,7 +17,7 @@ from roll.cli.__main__ import main
 from roll.cli.train import start_pipeline
 from roll.configs.schema.training_args import TrainingArgs
 from roll.configs.schema.worker_config import ActorTrainConfig
-from roll.pipelines import load_pipeline
+from roll.pipelines import choose_products, load_pipeline
 from roll.pipelines.run import clusters
 from roll.pipelines.run.clusters import ray_address
 
@@ -42,6 +42,30 @@ def test_threads_of_a_process_that_computes_alone_spin_for_a_moment(monkeypatch,
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     load_pipeline(config)
     assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "expected"),
+    [
+        ("AuthenticAMD", "fma avx avx2", "AVX2"),
+        ("AuthenticAMD", "fma avx avx2 avx512f avx512_bf16", None),  # not measured there
+        ("AuthenticAMD", "avx", None),
+        ("GenuineIntel", "fma avx avx2", None),
+    ],
+)
+def test_products_take_the_code_for_avx2_on_an_amd_processor_that_has_no_more(
+    monkeypatch, tmp_path, vendor, flags, expected
+):
+    processors = tmp_path / "cpuinfo"
+    processors.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n\n")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    choose_products(processors)
+    assert os.environ["MKL_CBWR"] == "COMPATIBLE"
+    monkeypatch.delenv("MKL_CBWR")
+    choose_products(processors.with_name("absent"))
+    assert "MKL_CBWR" not in os.environ
+    choose_products(processors)
+    assert os.environ.get("MKL_CBWR") == expected
 
 
 def test_a_run_prints_a_row_a_step_and_a_summary_and_leaves_its_files(tiny_model, tmp_path):

@@ -174,6 +174,35 @@ def test_padding_that_no_row_needs_any_more_goes_with_its_row():
     assert cache.keep([0]) == [0]
 
 
+def test_copies_of_rows_go_to_the_end_and_into_room_that_is_there():
+    cache = RowCache(1, torch.tensor([1, 0]))
+    states = torch.arange(2.0)[:, None, None, None].expand(2, 1, 3, 2)
+    layer = cache.layers[0]
+    layer.update(states, states + 10)
+    cache.repeat([1], room=5)
+    room = layer.keys.data_ptr()
+    cache.repeat([0, 2], room=5)
+    assert layer.keys.data_ptr() == room
+    keys, values = layer.update(torch.full((5, 1, 1, 2), 7.0), torch.full((5, 1, 1, 2), 8.0))
+    assert keys[:, 0, :, 0].tolist() == [[0, 0, 0, 7], [1, 1, 1, 7], [1, 1, 1, 7], [0, 0, 0, 7], [1, 1, 1, 7]]
+    assert values[:, 0, 3, 0].tolist() == [8] * 5
+    assert cache.padding.tolist() == [1, 0, 0, 1, 0]
+
+
+def test_rows_begin_as_others_do():
+    cache = RowCache(1, torch.tensor([1, 0]))
+    states = torch.tensor([[0.0, 1, 2, 3], [5, 6, 7, 8]])[:, None, :, None]
+    cache.layers[0].update(states, -states)
+    begun = cache.beginnings(torch.tensor([1, 0, 0, 1]), torch.tensor([4, 3, 1, -1]))
+    # The second row has a position of padding before 1, 2, 3. A row of -1 tokens has one of what comes next as padding.
+    assert begun.padding.tolist() == [0, 1, 3, 5]
+    keys = begun.layers[0].keys[:, 0, :4, 0]
+    assert keys[0].tolist() == [5, 6, 7, 8]
+    assert keys[1, 1:].tolist() == [1, 2, 3]
+    assert keys[2, 3:].tolist() == [1]
+    assert keys.isfinite().all()
+
+
 def test_room_that_was_never_filled_may_hold_anything(tmp_path, monkeypatch):
     model = loaded(tmp_path)
     expected = played(engine(model))

@@ -110,14 +110,15 @@ def tokens_read(monkeypatch):
     return seen
 
 
-def test_greedy_prompts_that_begin_alike_compute_their_beginning_once(tiny_family, monkeypatch):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_prompts_that_begin_alike_compute_their_beginning_once(tiny_family, monkeypatch, temperature):
     monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 24)
     engine, model, _ = make_engine(tiny_family)
-    requests = solved_examples()
+    requests = solved_examples(temperature=temperature)
     seen = tokens_read(monkeypatch)
     done = run(engine, requests)
-    # The one of its own; five rows with 12 tokens in common, of 14, 16 or 18; four with 16 in common, of 19, 21 or 23.
-    assert seen == [[1, 15], [1, 12], [5, 6], [1, 16], [4, 7]]
+    # The one of its own; the 12 and the 16 tokens that five and four others begin with; their rests of 2 to 7 tokens.
+    assert seen == [[1, 15], [2, 16], [9, 7]]
     for req in requests:
         expected = reference_logprobs(model, req, done[req.id])
         torch.testing.assert_close(torch.tensor(done[req.id].logprobs), expected, atol=1e-5, rtol=0)
@@ -140,24 +141,104 @@ def test_rows_of_one_length_share_their_beginning_without_padding(tiny_family, m
         torch.testing.assert_close(torch.tensor(done[req.id].logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_prompts_whose_responses_are_drawn_are_computed_whole(tiny_model, monkeypatch):
-    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 1)
-    engine, *_ = make_engine(tiny_model)
-    seen = tokens_read(monkeypatch)
-    run(engine, solved_examples(temperature=1.0))
-    assert seen == [[10, 23]]
-
-
 def test_a_beginning_has_a_pass_of_its_own_where_that_saves_enough_tokens(monkeypatch):
     monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 6)
     a, b, c, d = (1, 2, 3, 8), (1, 2, 3, 9, 9), (1, 2, 7, 7, 7, 7), (5, 5)
-    assert hf_infer._by_beginning([d, b, a]) == [(0, [d, b, a])]  # 3 tokens of one row
+    assert hf_infer._by_beginning([d, b, a]) == ([d, b, a], [])  # 3 tokens of one row
     more = (1, 2, 3, 9, 8)
     # c has only 2 of its 6 tokens in common with them: less than half.
-    assert hf_infer._by_beginning([d, b, c, more, a]) == [(0, [d, c]), (3, [a, more, b])]
+    assert hf_infer._by_beginning([d, b, c, more, a]) == ([d, c], [(3, [a, more, b])])
     # (1, 2, 3) is a whole context: its last token must be computed for what comes after it.
     e, f = (1, 2, 3, 7), (1, 2, 3, 9)
-    assert hf_infer._by_beginning([a, (1, 2, 3), f, e]) == [(2, [(1, 2, 3), e, a, f])]
+    assert hf_infer._by_beginning([a, (1, 2, 3), f, e]) == ([], [(2, [(1, 2, 3), e, a, f])])
+    # Two kinds of prompts save 3 tokens each, which pays for the pass that computes both beginnings.
+    other = [(4, 4, 4, 1), (4, 4, 4, 2)]
+    assert hf_infer._by_beginning([d, b, *other, a]) == ([d], [(3, [a, b]), (3, other)])
+
+
+def test_prompts_share_a_beginning_within_the_budget_of_a_pass(tiny_family, monkeypatch):
+    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 24)
+    requests = solved_examples(temperature=1.0)
+    engine, *_ = make_engine(tiny_family)
+    expected = run(engine, requests)
+    monkeypatch.setattr(hf_infer, "_PREFILL_TOKENS", 20)
+    seen = tokens_read(monkeypatch)
+    done = run(engine, requests)
+    # Rests of 2, 4 and 6 tokens after the first beginning, of 3, 5 and 7 after the second, by their first token.
+    assert all(rows == 1 or rows * width <= 20 for rows, width in seen)
+    assert sum(rows for rows, _ in seen) == 12
+    assert all(done[name].token_ids == one.token_ids for name, one in expected.items())
+
+
+def rows_read(monkeypatch, engine):
+    """Rows of every decode step."""
+    seen, forward_rows = [], engine._forward_rows
+
+    def watched(large):
+        seen.append(len(engine._cache))
+        return forward_rows(large)
+
+    monkeypatch.setattr(engine, "_forward_rows", watched)
+    return seen
+
+
+def test_responses_of_one_prompt_are_one_row_until_they_draw_different_tokens(tiny_family, monkeypatch):
+    engine, model, _ = make_engine(tiny_family)
+    options = {"ignore_eos": True, "temperature": 0.3}
+    requests = [
+        request(f"{i}", [9, 8, *range(2 * prompt)], order=i, max_new_tokens=3 + i % 3, **options)
+        for i, prompt in enumerate([0, 1] * 8)
+    ]
+    seen = rows_read(monkeypatch, engine)
+    done = run(engine, requests)
+    expected = []
+    for step in range(1, 5):
+        left = [req for req in requests if req.params.max_new_tokens > step]
+        expected.append(len({(req.prompt_ids, *done[req.id].token_ids[:step]) for req in left}))
+    assert seen == expected
+    assert 2 < seen[0] < 16  # some drew the same, some didn't
+    for req in requests:
+        logprobs = reference_logprobs(model, req, done[req.id])
+        torch.testing.assert_close(torch.tensor(done[req.id].logprobs), logprobs, atol=1e-5, rtol=0)
+        alone, *_ = make_engine(tiny_family)
+        assert run(alone, [req])[req.id].token_ids == done[req.id].token_ids
+
+
+def test_greedy_responses_of_one_prompt_are_one_row_to_their_end(tiny_model, monkeypatch):
+    engine, *_ = make_engine(tiny_model)
+    options = {"ignore_eos": True, "temperature": 0.0, "max_new_tokens": 5}
+    seen = rows_read(monkeypatch, engine)
+    done = run(engine, [request(f"{i}", [9, 8, 7], order=i, **options) for i in range(6)])
+    assert seen == [1, 1, 1, 1]
+    assert len({one.token_ids for one in done.values()}) == 1
+
+
+def test_responses_of_one_row_keep_their_own_ways_to_draw(tiny_model):
+    engine, *_ = make_engine(tiny_model)
+    ways = [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 2}, {"top_p": 0.4}, {"repetition_penalty": 3.0}]
+    requests = [
+        request(f"{i}", [9, 8, 7], order=i, max_new_tokens=8, ignore_eos=True, **ways[i % len(ways)]) for i in range(15)
+    ]
+    together = run(engine, requests)
+    for req in requests:
+        alone = run(engine, [req])[req.id]
+        assert alone.token_ids == together[req.id].token_ids
+        assert alone.logprobs == pytest.approx(together[req.id].logprobs, abs=1e-5)
+
+
+def test_responses_that_are_aborted_leave_those_of_their_row(tiny_model):
+    options = {"ignore_eos": True, "temperature": 0.5, "max_new_tokens": 9}
+    requests = [request(f"{i}", [9, 8, 7], order=i, **options) for i in range(8)]
+    engine, *_ = make_engine(tiny_model)
+    expected = run(engine, requests)
+    engine.submit(requests)
+    engine.poll(2)
+    stopped = {one.id: one for one in engine.abort(["0", "3", "4"])}
+    assert all(one.token_ids == expected[name].token_ids[:2] for name, one in stopped.items())
+    done = [one for _ in range(9) for one in engine.poll(1)]
+    assert {one.id: one.token_ids for one in done} == {
+        name: one.token_ids for name, one in expected.items() if name not in stopped
+    }
 
 
 def test_a_draw_depends_on_the_request_and_not_on_its_company(tiny_model):
@@ -303,6 +384,6 @@ def test_one_id_can_run_only_once(tiny_model):
 def test_a_greedy_token_is_that_of_the_largest_logit_even_where_log_probs_round_to_the_same():
     logits = torch.full((1, 1 << 15), 1e-9)
     logits[0, 77] = 2e-9
-    tokens, logprobs = sample(logits, [SamplingParams(max_new_tokens=1, temperature=0.0)], [0.0], [None])
-    assert tokens.tolist() == [77]
+    tokens, logprobs = sample(logits, [SamplingParams(max_new_tokens=1, temperature=0.0)], [[0.0]], [None])
+    assert tokens.tolist() == [[77]]
     assert logprobs.item() == pytest.approx(-15 * math.log(2))

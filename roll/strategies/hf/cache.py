@@ -17,7 +17,7 @@ _BLOCK = 64  # positions added at a time: a row of 512 tokens costs 8 copies ins
 
 
 class _GrowingLayer(CacheLayerMixin):
-    """Keys and values of one layer, `[B, heads, capacity, dim]`, of which the first `length` positions are filled."""
+    """Keys and values of one layer, `[B or more, heads, length or more, dim]`: room for more rows and positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class _GrowingLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        end = self.length + key_states.shape[2]
+        rows, end = len(key_states), self.length + key_states.shape[2]
         if end > self.keys.shape[2]:
-            self.keys = _grown(self.keys, end)
-            self.values = _grown(self.values, end)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
+            self.keys = _grown(self.keys[:rows], end)
+            self.values = _grown(self.values[:rows], end)
+        self.keys[:rows, :, self.length : end] = key_states
+        self.values[:rows, :, self.length : end] = value_states
         self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -51,9 +51,10 @@ class _GrowingLayer(CacheLayerMixin):
         return -1
 
 
-def _grown(states: Tensor, length: int) -> Tensor:
-    buffer = _room(states, len(states), length)
-    buffer[:, :, : states.shape[2]] = states
+def _grown(states: Tensor, length: int, rows: int = 0) -> Tensor:
+    """Return a copy with room for more positions than `length`, and for `rows`."""
+    buffer = _room(states, max(rows, len(states)), length)
+    buffer[: len(states), :, : states.shape[2]] = states
     return buffer
 
 
@@ -74,6 +75,10 @@ class RowCache:
     def _pad(self, padding: Tensor) -> None:
         self.padding = padding  # int64 [B], positions at the left of each row that hold nothing
         self._padded = bool(padding.any())
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.padding)
 
     @property
     def length(self) -> int:
@@ -102,62 +107,81 @@ class RowCache:
             layer.values = layer.values[rows, :, cut:]
             layer.length -= cut
 
+    def repeat(self, rows: Sequence[int], room: int) -> None:
+        """Append copies of these rows; `room` is the number of rows that there may be later."""
+        if not rows:
+            return
+        count, index = len(self), torch.tensor(rows, device=self.padding.device)
+        end = count + len(rows)
+        for layer in self.layers:
+            assert layer.keys is not None and layer.values is not None
+            if len(layer.keys) < end:
+                layer.keys = _grown(layer.keys[:count, :, : layer.length], layer.length, max(room, end))
+                layer.values = _grown(layer.values[:count, :, : layer.length], layer.length, max(room, end))
+            for states in (layer.keys, layer.values):
+                states[count:end, :, : layer.length] = states[index, :, : layer.length]
+        self._pad(torch.cat([self.padding, self.padding[index]]))
+
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Keep these rows and return their new order: the last ones move to the places of those that go.
 
-        Only they are copied, and room is freed when the cache grows next.
+        Only they are copied, and room is freed when the cache grows next. Where an eighth of the columns or more is
+        padding in all rows that are left, all are copied without it.
         """
         order, retained = list(range(len(rows))), set(rows)
         moved = [row for row in rows if row >= len(rows)]
         free = [target for target in order if target not in retained]
         for target, row in zip(free, moved, strict=True):
             order[target] = row
-        if self._padded:
-            self.select(torch.tensor(order, device=self.padding.device))
+        index = torch.tensor(order, device=self.padding.device)
+        if self._padded and 8 * int(self.padding[index].min()) >= self.length:
+            self.select(index)
             return order
-        self._pad(self.padding[order])
+        self._pad(self.padding[index])
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None
             for states in (layer.keys, layer.values):
                 filled = states[:, :, : layer.length]
                 for target, row in zip(free, moved, strict=True):
                     filled[target] = filled[row]
-            layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
         return order
 
-    def continued(self, padding: Tensor) -> RowCache:
-        """Return rows that begin as the only one of this cache does, moved to the right by their `padding` int64 [B].
-
-        Each loses so many positions at the end, which are to be computed again with what follows: rows end together.
-        """
-        cache = RowCache(len(self.layers), padding)
-        positions = torch.arange(self.length, device=padding.device)
-        columns = (positions[None, :] - padding[:, None]).clamp(min=0)  # what stands for padding is any number
+    def beginnings(self, rows: Tensor, lengths: Tensor) -> RowCache:
+        """Return a cache whose rows are the first `lengths` int64 [B] tokens of these rows of this one, int64 [B]."""
+        length = int(lengths.max())
+        cache = RowCache(len(self.layers), length - lengths)
+        positions = torch.arange(length, device=rows.device)
+        columns = positions[None, :] + (self.padding[rows] - cache.padding)[:, None]
+        columns = columns.clamp(min=0)  # what stands for padding is any number
         for mine, theirs in zip(cache.layers, self.layers, strict=True):
             assert theirs.keys is not None and theirs.values is not None
-            mine.update(*(states[0][:, columns].transpose(0, 1) for states in (theirs.keys, theirs.values)))
+            mine.update(*(states[rows[:, None], :, columns].transpose(1, 2) for states in (theirs.keys, theirs.values)))
         return cache
 
     def adopt(self, other: RowCache) -> None:
         """Append the rows of `other`; the shorter of the two is padded at the left."""
         length = max(self.length, other.length)
-        self._pad(torch.cat([self.padding + length - self.length, other.padding + length - other.length]))
+        padding = torch.cat([self.padding + length - self.length, other.padding + length - other.length])
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.keys = _stacked(mine.keys, mine.length, theirs.keys, theirs.length)
-            mine.values = _stacked(mine.values, mine.length, theirs.values, theirs.length)
+            assert mine.keys is not None and mine.values is not None
+            assert theirs.keys is not None and theirs.values is not None
+            first, second = (len(self), mine.length), (len(other), theirs.length)
+            mine.keys = _stacked(mine.keys, first, theirs.keys, second)
+            mine.values = _stacked(mine.values, first, theirs.values, second)
             mine.length = length
+        self._pad(padding)
 
 
-def _stacked(first: Tensor | None, first_length: int, second: Tensor | None, second_length: int) -> Tensor:
-    assert first is not None and second is not None
-    length = max(first_length, second_length)
-    buffer = _room(first, len(first) + len(second), length)
+def _stacked(first: Tensor, first_size: tuple[int, int], second: Tensor, second_size: tuple[int, int]) -> Tensor:
+    """Return the rows of both; sizes are (rows, positions) that are filled."""
+    length = max(first_size[1], second_size[1])
+    buffer = _room(first, first_size[0] + second_size[0], length)
     start = 0
-    for states, filled in ((first, first_length), (second, second_length)):
-        part = buffer[start : start + len(states)]
+    for states, (rows, filled) in ((first, first_size), (second, second_size)):
+        part = buffer[start : start + rows]
         part[:, :, : length - filled] = 0  # padding is masked, which multiplies it by 0: it must be a number
-        part[:, :, length - filled : length] = states[:, :, :filled]
-        start += len(states)
+        part[:, :, length - filled : length] = states[:rows, :, :filled]
+        start += rows
     return buffer
 
 

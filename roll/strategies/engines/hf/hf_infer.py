@@ -1,16 +1,16 @@
 """`hf_infer`: generation with a transformers model, made for correctness and for small machines.
 
-Lockstep and deterministic: work happens only inside `poll`, rows enter in the order of the plan and draw from their own
-keys, so what shares a batch with what is a function of plan and tokens, never of timing. Rows that finish leave the
-batch at once; responses of one prompt share its prefill, and prompts that begin alike that of their beginning where
-responses are greedy.
+Lockstep and deterministic: work happens only inside `poll`, responses enter in the order of the plan and draw from
+their own keys, so what shares a batch with what is a function of plan and tokens, never of timing. Responses that
+finish leave the batch at once. Those of one prompt are one row until they draw different tokens, and prompts that begin
+alike share the prefill of their beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from roll.strategies.base import (
     InferEngine,
     NamedWeights,
     Request,
+    SamplingParams,
 )
 from roll.strategies.engines.hf.compute_threads import ForwardThreads
 from roll.strategies.engines.hf.decode_step import DecodeStep
@@ -50,18 +51,24 @@ from roll.strategies.training.pretrained import (
 from roll.types.trajectory import FinishReason
 from roll.utils.seeding import stable_hash
 
+_Item = TypeVar("_Item")
+_Tokens = tuple[int, ...]
+_Prefilled = tuple[Sequence[_Tokens], Tensor, RowCache]
+"""Contexts, the logits [B, V] after them, and their cache."""
+
 _PREFILL_TOKENS = 8192  # padded tokens in one prefill forward; bounds its memory
 _WORTH_SHARING = 256
-"""Tokens that rows which begin alike needn't compute, from which on their beginning gets a pass of its own: that reads
-all weights once more, which takes as long as computing about a hundred tokens."""
+"""Tokens that prompts which begin alike needn't compute, from which on their beginnings get a pass of their own: that
+reads all weights once more, which takes as long as computing about a hundred tokens."""
 
 
 class _Sequence(Response):
-    """With the generator of its draws, and the decode steps that it was running."""
+    """With the generator of its draws, the decode steps that it was running, and its row of the cache."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.steps = 0
+        self.row = -1
         self.rng = np.random.Generator(np.random.Philox(key=request.seed))
 
     def restart(self) -> int:
@@ -149,7 +156,7 @@ class HfInfer(InferEngine):
         ids = set(request_ids)
         stopped = [s for s in (*self._running, *self._waiting) if s.request.id in ids]
         self._waiting = [s for s in self._waiting if s.request.id not in ids]
-        self._keep([i for i, s in enumerate(self._running) if s.request.id not in ids])
+        self._go_on([s for s in self._running if s.request.id not in ids])
         return [s.completion("abort") for s in stopped]
 
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -179,106 +186,128 @@ class HfInfer(InferEngine):
             self._model.to(self._device)
 
     def _step(self) -> list[Completion]:
-        """Feed each running row its last token, take in waiting rows, draw one token for every row."""
+        """Feed each row its last token, take in waiting responses, draw one token for every response."""
         newcomers = self._waiting[: self._max_running - len(self._running)]
-        with self._threads.of(len(self._running) + sum(len(s.context) for s in newcomers)) as large:
+        contexts = list(dict.fromkeys(s.context for s in newcomers))
+        rows = 0 if self._cache is None else len(self._cache)
+        with self._threads.of(rows + sum(map(len, contexts))) as large:
             logits: list[Tensor] = []
-            if self._running:
-                logits.append(self._forward_running(large))
+            if rows:
+                logits.append(self._forward_rows(large))
             if newcomers:
                 del self._waiting[: len(newcomers)]
-                logits.append(self._prefill(newcomers))
+                row_of: dict[_Tokens, int] = {}
+                for part, part_logits, cache in self._prefill(contexts):
+                    row_of.update({context: rows + len(row_of) + i for i, context in enumerate(part)})
+                    logits.append(part_logits)
+                    self._cache = _joined(self._cache, cache)
+                for sequence in newcomers:
+                    sequence.row = row_of[sequence.context]
                 self._running.extend(newcomers)
             reasons = self._draw(torch.cat(logits))
-        done = [s.completion(r) for s, r in zip(self._running, reasons, strict=True) if r is not None]
-        self._keep([i for i, reason in enumerate(reasons) if reason is None])
+        done = [s.completion(reason) for s in self._running if (reason := reasons[s.request.id]) is not None]
+        self._go_on([s for s in self._running if reasons[s.request.id] is None])
         return done
 
-    def _forward_running(self, large: AbstractContextManager[object]) -> Tensor:
+    def _forward_rows(self, large: AbstractContextManager[object]) -> Tensor:
         """Return logits [B, V]; `large` goes around operators that may have more threads than the rest."""
         cache = self._cache
         assert cache is not None
-        last = torch.tensor([s.tokens[-1] for s in self._running], device=self._device)
+        token_of = {s.row: s.tokens[-1] for s in self._running}
+        last = torch.tensor([token_of[row] for row in range(len(cache))], device=self._device)
         if self._decode_step is not None:
             return self._decode_step(last, cache, large)
         return forward(self._model, last[:, None], cache)
 
-    def _prefill(self, newcomers: Sequence[_Sequence]) -> Tensor:
-        """Run the contexts of new rows, each distinct one once, and add them to the running cache.
+    def _prefill(self, contexts: Sequence[_Tokens]) -> Iterator[_Prefilled]:
+        """Run different contexts; what some begin with is computed once, where that is worth a pass of its own."""
+        whole, alike = _by_beginning(contexts)
+        yield from self._prefill_whole(whole)
+        beginnings: RowCache | None = None
+        for _, _, cache in self._prefill_whole([group[0][:shared] for shared, group in alike]):
+            beginnings = _joined(beginnings, cache)
+        if beginnings is None:
+            return
+        begun = [(context, row) for row, (_, group) in enumerate(alike) for context in group]
+        rests = [len(context) - shared for shared, group in alike for context in group]
+        for part in _parts(list(zip(begun, rests, strict=True)), rests):
+            # All compute as many tokens as the longest rest has: rows end together.
+            width = max(rest for _, rest in part)
+            known = torch.tensor([len(context) - width for (context, _), _ in part], device=self._device)
+            rows = torch.tensor([row for (_, row), _ in part], device=self._device)
+            contexts = [context for (context, _), _ in part]
+            yield self._prefilled(contexts, width, beginnings.beginnings(rows, known))
 
-        Where all are greedy, a shared beginning is computed once, too. It changes the last digits of logits, which
-        decide what is drawn: a seed must go on giving the same samples, however many prompts begin alike.
-        """
-        contexts = list(dict.fromkeys(s.context for s in newcomers))
-        greedy = all(s.request.params.temperature == 0 for s in newcomers)
-        row_of: dict[tuple[int, ...], int] = {}
-        logits: list[Tensor] = []
-        cache: RowCache | None = None
-        for shared, group in _by_beginning(contexts) if greedy else [(0, contexts)]:
-            beginning = self._prefill_part([group[0][:shared]])[1] if shared else None
-            for part in _prefill_parts(group, shared):
-                row_of.update({context: len(row_of) + i for i, context in enumerate(part)})
-                part_logits, part_cache = self._prefill_part(part, beginning)
-                logits.append(part_logits)
-                if cache is None:
-                    cache = part_cache
-                else:
-                    cache.adopt(part_cache)
-        assert cache is not None
-        rows = torch.tensor([row_of[s.context] for s in newcomers], device=self._device)
-        cache.select(rows)
-        if self._cache is None:
-            self._cache = cache
-        else:
-            self._cache.adopt(cache)
-        return torch.cat(logits)[rows]
+    def _prefill_whole(self, contexts: Sequence[_Tokens]) -> Iterator[_Prefilled]:
+        for part in _parts(contexts, [len(context) for context in contexts]):
+            width = max(map(len, part))
+            padding = torch.tensor([width - len(context) for context in part], device=self._device)
+            yield self._prefilled(part, width, RowCache(self._num_layers, padding))
 
-    def _prefill_part(
-        self, contexts: Sequence[tuple[int, ...]], beginning: RowCache | None = None
-    ) -> tuple[Tensor, RowCache]:
-        """Return logits [B, V] after these contexts, and their cache; `beginning` has what all of them begin with."""
-        width = max(len(c) for c in contexts)
-        padding = torch.tensor([width - len(c) for c in contexts], device=self._device)
-        ids = torch.tensor([[self._pad] * (width - len(c)) + list(c) for c in contexts], device=self._device)
-        if beginning is None:
-            cache = RowCache(self._num_layers, padding)
-        else:
-            cache, ids = beginning.continued(padding), ids[:, beginning.length :]
-        return forward(self._model, ids, cache), cache
+    def _prefilled(self, contexts: Sequence[_Tokens], width: int, cache: RowCache) -> _Prefilled:
+        """Run the last `width` tokens of contexts whose other tokens the cache has."""
+        ids = [[self._pad] * (width - len(context)) + list(context[-width:]) for context in contexts]
+        return contexts, forward(self._model, torch.tensor(ids, device=self._device), cache), cache
 
-    def _draw(self, logits: Tensor) -> list[FinishReason | None]:
-        """Give every row a token; why its response ends there, or None."""
-        params = [s.request.params for s in self._running]
-        uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
+    def _draw(self, logits: Tensor) -> dict[str, FinishReason | None]:
+        """Give every response a token; by its request, why it ends there, or None. `logits` are [B, V], by row."""
+        groups: dict[tuple[int, SamplingParams], list[_Sequence]] = {}
+        for sequence in sorted(self._running, key=lambda s: s.row):
+            groups.setdefault((sequence.row, sequence.request.params), []).append(sequence)
+        rows, params = zip(*groups, strict=True)
+        if rows != tuple(range(len(logits))):
+            logits = logits[torch.tensor(rows, device=self._device)]
+        uniforms = [[s.rng.random() if p.temperature > 0 else 0.0 for s in groups[row, p]] for row, p in groups]
         previous = [
-            None if p.repetition_penalty == 1.0 else torch.tensor(sorted(set(s.context)), device=self._device)
-            for p, s in zip(params, self._running, strict=True)
+            None if p.repetition_penalty == 1.0 else torch.tensor(sorted(set(group[0].context)), device=self._device)
+            for (_, p), group in groups.items()
         ]
         tokens, logprobs = sample(logits, params, uniforms, previous)
-        reasons = []
-        for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
-            reasons.append(sequence.record([token], [logprob], self._version, self._rules))
-            sequence.steps += 1
+        reasons = {}
+        for group, drawn, drawn_logprobs in zip(groups.values(), tokens.tolist(), logprobs.tolist(), strict=True):
+            for sequence, token, logprob in zip(group, drawn, drawn_logprobs, strict=False):  # the longest has as many
+                reason = sequence.record([token], [logprob], self._version, self._rules)
+                reasons[sequence.request.id] = reason
+                sequence.steps += 1
         return reasons
 
-    def _keep(self, rows: Sequence[int]) -> None:
-        """Drop every running row that isn't in `rows`."""
-        if len(rows) == len(self._running):
+    def _go_on(self, running: list[_Sequence]) -> None:
+        """Keep these responses: rows of others go, and a row whose responses drew different tokens becomes several."""
+        self._running, cache = running, self._cache
+        if not running or cache is None:
+            self._cache = None
             return
-        if not rows:
-            self._running, self._cache = [], None
-            return
-        assert self._cache is not None
-        self._running = [self._running[i] for i in self._cache.keep(rows)]
+        used = sorted({s.row for s in running})
+        place = {row: row for row in used}
+        if len(used) < len(cache):
+            place = {row: i for i, row in enumerate(cache.keep(used))}
+        row_of: dict[tuple[int, int], int] = {}
+        taken: set[int] = set()
+        copied: list[int] = []
+        for sequence in running:
+            row, token = place[sequence.row], sequence.tokens[-1]
+            if (row, token) not in row_of and row in taken:
+                row_of[row, token] = len(cache) + len(copied)
+                copied.append(row)
+            taken.add(row)
+            sequence.row = row_of.setdefault((row, token), row)
+        cache.repeat(copied, room=len(running))
 
 
-def _by_beginning(contexts: Sequence[tuple[int, ...]]) -> list[tuple[int, list[tuple[int, ...]]]]:
-    """Return (tokens that they begin with alike, contexts) of different contexts, first those that are computed whole.
+def _joined(cache: RowCache | None, other: RowCache) -> RowCache:
+    if cache is None:
+        return other
+    cache.adopt(other)
+    return cache
 
-    Contexts whose common beginning is less than half of them, or isn't worth a pass of its own, are computed whole, in
-    the order in which they came.
+
+def _by_beginning(contexts: Sequence[_Tokens]) -> tuple[list[_Tokens], list[tuple[int, list[_Tokens]]]]:
+    """Return which of these different contexts are computed whole, and groups of (tokens in common, contexts).
+
+    Contexts have at least half of their tokens in common with their group. If all groups together don't save enough
+    tokens, all are computed whole, in the order in which they came.
     """
-    groups: list[tuple[int, list[tuple[int, ...]]]] = []
+    groups: list[tuple[int, list[_Tokens]]] = []
     for context in sorted(contexts):
         shared, group = groups[-1] if groups else (0, [])
         shared = next((i for i in range(shared) if context[i] != group[0][i]), shared)
@@ -287,24 +316,23 @@ def _by_beginning(contexts: Sequence[tuple[int, ...]]) -> list[tuple[int, list[t
             group.append(context)
         else:
             groups.append((len(context) - 1, [context]))
-    alike = [(shared, group) for shared, group in groups if shared * (len(group) - 1) >= _WORTH_SHARING]
+    alike = [(shared, group) for shared, group in groups if len(group) > 1]
+    if sum(shared * (len(group) - 1) for shared, group in alike) < _WORTH_SHARING:
+        return list(contexts), []
     among = {context for _, group in alike for context in group}
-    whole = [context for context in contexts if context not in among]
-    return [(0, whole), *alike] if whole else alike
+    return [context for context in contexts if context not in among], alike
 
 
-def _prefill_parts(contexts: Sequence[tuple[int, ...]], shared: int) -> list[Sequence[tuple[int, ...]]]:
-    """Return consecutive contexts whose padded size, but for what they share, stays within the prefill budget."""
-    parts: list[Sequence[tuple[int, ...]]] = []
+def _parts(items: Sequence[_Item], lengths: Sequence[int]) -> Iterator[Sequence[_Item]]:
+    """Yield consecutive items whose padded size stays within the prefill budget."""
     start, width = 0, 0
-    for i, context in enumerate(contexts):
-        wider = max(width, len(context) - shared)
-        if i > start and wider * (i - start + 1) > _PREFILL_TOKENS:
-            parts.append(contexts[start:i])
-            start, wider = i, len(context) - shared
-        width = wider
-    parts.append(contexts[start:])
-    return parts
+    for i, length in enumerate(lengths):
+        width = max(width, length)
+        if i > start and width * (i - start + 1) > _PREFILL_TOKENS:
+            yield items[start:i]
+            start, width = i, length
+    if items:
+        yield items[start:]
 
 
 def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) -> HfInfer:

@@ -1,6 +1,6 @@
 """Drawing tokens: one uniform number per token, from the request's own key, through the inverse distribution.
 
-The draw of a row depends on its logits and its key alone, never on the other rows of the batch.
+A draw depends on the logits of its row and on its key alone, never on the other draws of the batch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from roll.strategies.base import SamplingParams
 
 
 def sample(
-    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], previous: Sequence[Tensor | None]
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    uniforms: Sequence[Sequence[float]],
+    previous: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token per row: (tokens int64 [B], log-probs float32 [B] under the very distribution drawn from).
+    """Draw tokens of every row, one for each of its uniforms: (tokens int64 [B, N], log-probs float32 [B, N] under the
+    very distribution drawn from). N are the most draws of a row; behind the draws of other rows there is anything.
 
     Without penalty, top-k and top-p that is what the trainer computes. A greedy token has the log-prob of temperature
-    1. `logits` are [B, V], computed on in float32; per row there are `uniforms` in [0, 1), and in `seen` the token ids
-    of the context, needed only where `repetition_penalty` != 1.
+    1. `logits` are [B, V], computed on in float32; uniforms are in [0, 1), and `previous` has the token ids of a row's
+    context, needed only where `repetition_penalty` != 1.
     """
     scaled = logits.float()
     scaled = _penalised(scaled, params, previous)
@@ -28,23 +32,25 @@ def sample(
     if any(t != 1.0 for t in temperature):
         scaled = scaled / torch.tensor(temperature, device=logits.device)[:, None]
     all_logprobs = scaled.log_softmax(-1)
+    most = max(map(len, uniforms))
     drawn = [i for i, p in enumerate(params) if p.temperature > 0]
-    if not drawn:  # by the logits: close ones may round to the same log-prob
-        tokens = scaled.argmax(-1)
-        return tokens, all_logprobs.gather(-1, tokens[:, None])[:, 0]
+    if len(drawn) < len(params):  # by the logits: close ones may round to the same log-prob
+        tokens = scaled.argmax(-1)[:, None].repeat(1, most)
+    if not drawn:
+        return tokens, all_logprobs.gather(-1, tokens)
     rows = slice(None) if len(drawn) == len(params) else torch.tensor(drawn, device=logits.device)
     probs = _truncated(all_logprobs[rows].exp(), [params[i] for i in drawn])
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    points = torch.tensor([uniforms[i] for i in drawn], dtype=torch.float64, device=logits.device)
+    padded = [[*uniforms[i], *[0.0] * (most - len(uniforms[i]))] for i in drawn]
+    points = torch.tensor(padded, dtype=torch.float64, device=logits.device)
     # right=True finds the first entry above the point, so a token of probability 0 is never drawn.
-    columns = torch.searchsorted(cumulative, (points * cumulative[:, -1])[:, None], right=True)[:, 0]
+    columns = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
     columns = columns.clamp(max=logits.shape[-1] - 1)
     if len(drawn) == len(params):
         tokens = columns
     else:
-        tokens = scaled.argmax(-1)
         tokens[rows] = columns
-    logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]
+    logprobs = all_logprobs.gather(-1, tokens)
     for row, i in enumerate(drawn):
         if _truncates(params[i], logits.shape[-1]):
             logprobs[i] -= cumulative[row, -1].log().float()
