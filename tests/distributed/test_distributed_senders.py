@@ -69,6 +69,7 @@ class Run:
     ) -> None:
         self.weights, self.fails = weights, fails
         self.barrier = threading.Barrier(ranks)
+        self.failed = threading.Event()
         self.passed = [0] * ranks
         self.sent: dict[int, Sent] = {}
         self.got: dict[int, Any] = {}
@@ -88,9 +89,11 @@ class Run:
     def stream(self, rank: int) -> Iterator[tuple[str, torch.Tensor]]:
         for i, each in enumerate(self.weights):
             if (rank, i) == self.fails:
-                raise KeyError(f"rank {rank} failed")  # before the gather: others must not wait for it here
+                raise KeyError(f"rank {rank} failed")  # before the gather
             if self.fails == (-1, -1):
                 self.barrier.wait(20)
+            elif i == self.fails[1]:  # in a gather they would wait for it for ever
+                self.failed.wait(20)
             self.passed[rank] += 1
             yield each
 
@@ -104,6 +107,8 @@ class Run:
             work()
         except Exception as error:  # noqa: BLE001 - looked at by the test
             self.errors[name] = error
+            if name == f"rank {self.fails[0]}":
+                self.failed.set()
 
 
 def one_behind(incoming: WeightStream, engine: int) -> Named:
