@@ -68,7 +68,7 @@ def _line(name: str, rows: int, rounds: int) -> str:
 
 @torch.inference_mode()
 def _medians(ways: Mapping[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of processor time of each; all take their turn in every round, after one that doesn't count."""
+    """Return the median milliseconds of processor time of each; the first round doesn't count."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds + 1):
         for name, way in ways.items():
