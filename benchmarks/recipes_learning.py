@@ -3,8 +3,8 @@
     python benchmarks/recipes_learning.py --seeds 1 2 3 [--only grpo ppo ...] [--plot docs/learning/recipes.png]
 
 Each seed has a warm start of its own. Finished runs below `--output` aren't run again. `async` is asynchronous
-generation one step ahead, on two devices under Ray; `deepspeed` and `megatron` train GRPO on these backends;
-`grpo_game` is GRPO on the game that `gigpo` plays.
+generation one step ahead, on two devices under Ray; `bf16` trains and samples in that type; `deepspeed` and `megatron`
+train GRPO on these backends; `grpo_game` is GRPO on the game that `gigpo` plays.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ASYNC = ("executor=ray", "num_gpus_per_node=2", "actor_train.device_mapping=0", 
 BACKEND = "actor_train.strategy_args.strategy_name"
 WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "grpo": ("grpo", ()),
+    "bf16": ("grpo", ("++actor_train.model_args.dtype=bf16", "++actor_infer.model_args.dtype=bf16")),
     "async": ("grpo", ASYNC),
     "deepspeed": ("grpo", (f"{BACKEND}=deepspeed_train",)),
     "megatron": ("grpo", (f"{BACKEND}=megatron_train",)),

@@ -19,11 +19,12 @@ from roll.configs.full_check import checked
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import MISSING_VALUE, read_config
 from roll.configs.rules.layout_rules import shape_rules
+from roll.configs.schema.key_values import changed
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.replicas import copies_within_machines
 from roll.configs.schema.run_config import RunConfig
 from roll.utils.terminal import say
-from roll.workbench.planning.changes import Change, changed, fill, make_fit, remedies, yaml_value
+from roll.workbench.planning.changes import Change, fill, make_fit, remedies, yaml_value
 from roll.workbench.planning.machines import Machines, local_machines, parse_machines
 from roll.workbench.planning.plan import MemoryPlan, plan_memory
 from roll.workbench.planning.plan_report import as_json, as_text, gib

@@ -73,6 +73,7 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     from roll.configs.errors import ConfigError
     from roll.configs.parsing.loader import load_config, to_yaml
     from roll.pipelines.check_process import StartCheck
+    from roll.pipelines.run.run_dtype import foreseen
 
     if every_key:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
@@ -90,7 +91,8 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         say(f"note: {note}")
     for unread in start.unread:
         say(f"not looked at: {unread}")
-    sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
+    lines = (config.batch.explain(), config.placement.explain(), foreseen(config), config.explain_results())
+    sys.stdout.write("".join(f"{line}\n" for line in lines if line is not None))
     if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":
         from roll.tracking.profiling.profile_plan import command
 

@@ -56,7 +56,9 @@ def choose_products(processors: Path = Path("/proc/cpuinfo")) -> None:
 def run_pipeline(config: RunConfig) -> RunResult:
     """Run a configuration to its end, and return what it has left in its folder."""
     pipeline = load_pipeline(config)
+    from roll.pipelines.run.run_dtype import settled
     from roll.pipelines.run.run_result import RunResult
 
+    config = settled(config)
     pipeline(config)
     return RunResult(folder=config.output_path, config=config)

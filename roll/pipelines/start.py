@@ -21,6 +21,7 @@ from roll.pipelines.rl.rlvr import PromptWorkload, training_data, validation_dat
 from roll.pipelines.rollouts.reward_router import RewardRouter
 from roll.pipelines.run.clusters import start_clusters
 from roll.pipelines.run.loop import own_folders
+from roll.pipelines.run.run_dtype import settled
 from roll.pipelines.run.warm_start import pending_warm_start
 from roll.pipelines.workers.judge_endpoint import EndpointJudge
 from roll.pipelines.workers.judge_engine import EngineJudge
@@ -141,4 +142,4 @@ def warm_start(config: AgenticConfig) -> None:
 
     logger.info("warm start with %s", config.warm_start)
     log_plan(first)
-    run_sft(first)
+    run_sft(settled(first))

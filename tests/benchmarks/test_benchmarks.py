@@ -85,6 +85,12 @@ def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
     importlib.import_module(name)
 
 
+def test_products_in_two_types(bench):
+    printed = bench("processor_types", "--rows", 1, 4, "--layers", "k, v", "--rounds", 1)
+    assert rows(printed) == ["layer", "k, v", "k, v"]
+    assert "dtype: auto is " in printed
+
+
 def test_a_step_and_its_products(bench, tiny_model):
     printed = bench("step_floor", "--model", tiny_model, "--rows", 2, "--tokens", 8, "--passes", 1, "--rounds", 1)
     assert rows(printed) == ["contender", "products", "small pages", "large pages"]

@@ -85,6 +85,30 @@ def test_on_a_host_the_stream_is_float32_as_it_was(model_of, monkeypatch):
     assert (stream, heads, gradients) == ({WIDE}, {WIDE}, {WIDE})
 
 
+class TypesOf(TorchDispatchMode):
+    """Inside, the types of what operators whose names end like one of these read are kept by name."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names, self.types = names, {name: set() for name in names}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for name in self.names:
+            if func.overloadpacket.__name__.strip("_").endswith(name):
+                self.types[name].add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_norms_and_log_probs_are_float32_on_a_host_that_computes_in_bf16(model_of):
+    strategy = build(make_spec(model_of("qwen3"), worker=PACKED, model=BF16))
+    with TypesOf("rsqrt", "log_softmax", "logsumexp", "mm") as inside:
+        strategy.train_step(make_batch(), LOSS)
+    norms, softmax, logsumexp, products = inside.types.values()
+    assert norms == {WIDE}
+    assert softmax | logsumexp == {WIDE}
+    assert HALF in products
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gemma3_text", "mixtral", "cohere", "phi3", "granite"])
 def test_norms_and_embeddings_of_other_architectures_are_found(kind):
     model, seen = make_model(kind, ARCHITECTURES[kind]), set()

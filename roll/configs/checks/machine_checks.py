@@ -40,8 +40,11 @@ MISSING = {
 }
 """Packages that only some configurations need, by the name they are imported under, and what to say without one."""
 
-_BEFORE_BF16 = re.compile(r"\b(P4|P40|P100|V100|T4|GTX|TITAN|RTX 20\d\d|RTX [3-8]000)\b(?! Ada)")
+BEFORE_BF16 = re.compile(r"\b(P4|P40|P100|V100|T4|GTX|TITAN|RTX 20\d\d|RTX [3-8]000)\b(?! Ada)")
 """Accelerators of compute capability below 8, which have no bf16 arithmetic."""
+
+NATIVE_BF16 = ("avx512_bf16", "amx_bf16")
+"""Instruction sets with which an x86 processor multiplies in bf16; without, it converts every number to fp32 first."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Machine:
     """Whether there is Nsight Systems' `nsys`."""
     cores: int | None = None
     """CPU cores that this process may use; None: nobody knows."""
+    cpu_flags: frozenset[str] = frozenset()
+    """Instruction sets of an x86 processor, as Linux spells them; empty: another processor, or nobody knows."""
 
 
 def this_machine() -> Machine:
@@ -70,15 +75,28 @@ def this_machine() -> Machine:
     texts = [file.read_text() for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     matches = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in texts]
     names = [match.group(1) for match in matches if match]
+    # A container may see fewer devices than the driver has; which ones isn't written there.
+    kind = names[0] if len(set(names)) == 1 else ""
     return Machine(
-        # A container may see fewer devices than the driver has; which ones isn't written there.
-        accelerators=tuple(names if len(names) == count else [""] * count),
+        accelerators=tuple(names if len(names) == count else [kind] * count),
         amd="kfd" in devices,
         packages=frozenset(name for name in MISSING if _is_installed(name)),
         compiler=shutil.which(os.environ.get("CXX", "g++")) is not None,
         nsight=shutil.which("nsys") is not None,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpu_flags=_cpu_flags(),
     )
+
+
+def _cpu_flags() -> frozenset[str]:
+    """Return the instruction sets that the kernel lists for the first core, as torch's `torch.cpu.get_capabilities` has
+    them; reading them takes no torch."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            named = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        return frozenset()
+    return frozenset(named.partition(":")[2].split())
 
 
 def _is_installed(name: str) -> bool:
@@ -129,6 +147,12 @@ def machine_warnings(config: RunConfig, machine: Machine) -> Iterator[str]:
         yield (
             f"num_gpus_per_node: {len(slots)} slots are used, and without an accelerator each is a process on the CPU: "
             f"they share {machine.cores} cores; as many slots as cores, or fewer, are faster"
+        )
+    slow = [role for role, worker in config.roles.items() if worker.model_args.dtype == "bf16"]
+    if slow and machine.cpu_flags and not machine.cpu_flags.intersection(NATIVE_BF16):
+        yield (
+            f"model_args.dtype: bf16 of {', '.join(slow)} is slower than fp32 on this processor, which has neither "
+            f"{' nor '.join(NATIVE_BF16)}; auto takes it only where it is faster"
         )
 
 
@@ -226,7 +250,7 @@ def _accelerator_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, o
 
 
 def _dtype(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
-    old = [name for name in machine.accelerators if _BEFORE_BF16.search(name)]
+    old = [name for name in machine.accelerators if BEFORE_BF16.search(name)]
     options = worker.strategy_args.strategy_config
     dtypes: dict[str, str | None] = {f"{role}.model_args.dtype": worker.model_args.dtype}
     if isinstance(options, Fsdp2Config):

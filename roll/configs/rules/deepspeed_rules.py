@@ -115,8 +115,10 @@ def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterato
         known = frozenset({"enabled", "immediate_grad_update"} if immediate else {"enabled"})
         yield from _unknown(f"{path}.{name}", section, known, section)
         enabled = section.get("enabled", "auto")
-        if enabled != "auto" and enabled is not (dtype == name):
-            expected = f"{str(dtype == name).lower()}, because {role}.model_args.dtype is {dtype}; or auto"
+        open_yet = dtype == "auto" and name == "bf16"
+        if enabled != "auto" and (open_yet or enabled is not (dtype == name)):
+            value = "auto" if open_yet else f"{str(dtype == name).lower()}"
+            expected = f"{value}, because {role}.model_args.dtype is {dtype}{'' if open_yet else '; or auto'}"
             wanted = name if enabled else "fp32"
             fix = f"{role}.model_args.dtype={wanted}, or remove it"
             yield Violation(f"{path}.{name}.enabled", expected, fix, enabled)

@@ -12,6 +12,7 @@ from roll.configs.schema.strategy_options import StrategyConfig
 from roll.utils.importing import load_object
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+AutoDtype = Literal["auto", "fp32", "bf16", "fp16"]
 DTYPE_NAMES = {
     **{"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"},
     **{"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"},

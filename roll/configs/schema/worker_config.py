@@ -9,7 +9,7 @@ from typing import Any, Literal
 from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINED, TRAINS, acting, needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 from roll.configs.schema.placement_plan import parse_device_mapping
-from roll.configs.schema.strategy_config import DTYPE_NAMES, Dtype, StrategyArgs
+from roll.configs.schema.strategy_config import DTYPE_NAMES, AutoDtype, StrategyArgs
 from roll.configs.schema.training_args import TrainingArgs
 
 HUGGING_FACE = needs(BACKEND, "fsdp2", "deepspeed")
@@ -66,8 +66,10 @@ class ModelArgs:
     """Read the weights from a copy of the model's folder in shared memory (/dev/shm), which the first process of each
     machine makes: where the disk is slow and several ranks or roles load the same model. The copy goes once all roles
     stand. Needs a folder, not a hub id."""
-    dtype: Dtype = acting("fp32", also=DTYPE_NAMES)
-    """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in fp32."""
+    dtype: AutoDtype = acting("fp32", also=DTYPE_NAMES)
+    """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in fp32. `auto`:
+    bf16 where every machine of the run has accelerators or processors that compute in it, else fp32. It is settled once
+    for all roles when the run starts; a resumed run takes what its checkpoint says."""
     attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = acting(
         "auto",
         unless(BACKEND, "megatron", "vllm", "sglang", words="without `megatron_*`, `vllm` and `sglang`", why={

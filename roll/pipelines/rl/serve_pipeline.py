@@ -16,6 +16,7 @@ from roll.gateway.serving import ServedModel
 from roll.pipelines.rollouts.drivers import sampling_params
 from roll.pipelines.run.clusters import start_clusters
 from roll.pipelines.run.loop import prepare
+from roll.pipelines.run.run_dtype import settled
 from roll.pipelines.workers.infer_worker import ClusterEngines, InferWorker, engine_died
 from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.rollout.agent import Agent
@@ -54,6 +55,7 @@ class Serving:
         ignore_fields: Collection[str],
     ) -> None:
         assert isinstance(config, RLVRConfig)
+        config = settled(config)
         self._config, self._name, self._ignored = config, name, tuple(ignore_fields)
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         agent = Agent(tokenizer, variables=config.chat_template_kwargs)

@@ -26,6 +26,7 @@ from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointCont
 from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.run.actor_export import export_actor
 from roll.pipelines.run.clusters import Clusters
+from roll.pipelines.run.run_dtype import dtypes_of
 from roll.pipelines.workers.train_worker import Records, TrainWorker
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,12 @@ class Checkpoints:
         self.settle()
         options = self._config.checkpoint_config
         contents = options.saved if contents is None else contents
-        meta = {"exp_name": self._config.exp_name, "strategies": self._strategies, "contents": list(contents)}
+        meta = {
+            "exp_name": self._config.exp_name,
+            "strategies": self._strategies,
+            "dtypes": dtypes_of(self._config),
+            "contents": list(contents),
+        }
         best = self.best.record
         unfinished = self._store.begin(step, meta if best is None else {**meta, **best.as_meta()})
         with unfinished.attributed():

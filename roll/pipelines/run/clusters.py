@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,20 @@ def ray_address(config: RunConfig) -> str | None:
     return "auto" if config.joins_ray else None
 
 
+def open_executor(config: RunConfig, roles: Sequence[RolePlacement]) -> Executor:
+    """Return the executor of a run, a context manager: what it has started ends with the block."""
+    return make_executor(
+        config.executor,
+        roles,
+        rpc_timeout=config.rpc_timeout,
+        log_dir=config.logging_path / "workers",
+        ray_address=ray_address(config),
+        ray_options=config.ray_init.options,
+        slots_per_machine=config.num_gpus_per_node,
+        ray_timeline=config.profiler_path / "ray_timeline.json" if config.profiler.ray_timeline else None,
+    )
+
+
 @contextlib.contextmanager
 def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]:
     """Start every role; leaving the block ends all of them."""
@@ -118,17 +132,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
             "only sums of gradients would travel between them; roll plan says whether there is room",
             keys,
         )
-    executor = make_executor(
-        config.executor,
-        list(by_role.values()),
-        rpc_timeout=config.rpc_timeout,
-        log_dir=config.logging_path / "workers",
-        ray_address=ray_address(config),
-        ray_options=config.ray_init.options,
-        slots_per_machine=config.num_gpus_per_node,
-        ray_timeline=config.profiler_path / "ray_timeline.json" if config.profiler.ray_timeline else None,
-    )
-    with executor:
+    with open_executor(config, list(by_role.values())) as executor:
         if config.num_nodes > 1:
             # The machine of this process was looked at before, and may have neither accelerators nor their packages.
             check_worker_machines(config, executor.on_each_machine(this_machine))

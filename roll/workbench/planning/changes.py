@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from roll.configs.schema.batch_plan import divisors
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.configs.schema.engine_config import VllmConfig
+from roll.configs.schema.key_values import changed
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
@@ -18,7 +18,6 @@ from roll.configs.schema.worker_config import ForwardConfig, TrainConfig, Worker
 from roll.workbench.planning.machines import Machines
 from roll.workbench.planning.plan import MemoryPlan, plan_memory
 
-C = TypeVar("C")
 _ROUNDS = 12
 """Changes on top of each other that are tried."""
 
@@ -47,21 +46,6 @@ def yaml_value(value: Any) -> str:
     return str(value)
 
 
-def changed(config: C, keys: Mapping[str, Any]) -> C:
-    """Return the configuration with some keys changed; not checked."""
-    for key, value in keys.items():
-        config = _set(config, key.split("."), value)
-    return config
-
-
-def _set(thing: Any, path: Sequence[str], value: Any) -> Any:
-    if not path:
-        return value
-    if isinstance(thing, Mapping):
-        return {**thing, path[0]: _set(thing.get(path[0], {}), path[1:], value)}
-    return dataclasses.replace(thing, **{path[0]: _set(getattr(thing, path[0]), path[1:], value)})
-
-
 # --- what there is to change ------------------------------------------------------------------------------------------
 
 
@@ -78,7 +62,7 @@ def smaller(config: RunConfig, machines: Machines) -> Iterator[Change]:
             yield from _of_vllm(role, worker, options)
         if isinstance(options, HfInferConfig) and isinstance(config, RLConfig) and config.max_running_requests > 1:
             yield Change({"max_running_requests": config.max_running_requests // 2}, 1)
-        if worker.model_args.dtype == "fp32":
+        if worker.model_args.dtype in ("fp32", "auto"):
             yield Change({f"{role}.model_args.dtype": "bf16"}, 3)
     if isinstance(config, RLConfig) and config.model_update_buffer_size_mb > 64:
         yield Change({"model_update_buffer_size_mb": 64}, 1)

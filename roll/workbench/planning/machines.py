@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 
 from roll.configs.catalog.entries import nearest
+from roll.configs.checks.dtype_choice import THIS_MACHINE, DtypeChoice, choose_dtype
+from roll.configs.checks.machine_checks import Machine, this_machine
 
 
 @dataclass(frozen=True)
@@ -116,14 +118,23 @@ def local_machines(accelerators: tuple[str, ...]) -> Machines:
         ValueError: accelerators that aren't in the table.
     """
     if not accelerators:
-        return Machines(None, None, 0, host_memory(), source="this machine")
+        return Machines(None, None, 0, host_memory(), source=THIS_MACHINE)
     known = named(accelerators[0])
     if known is None:
         raise ValueError(
             f"this machine's {accelerators[0] or 'accelerator'} isn't in the table; say with --devices which it is "
             f"like: {', '.join(DEVICES)}"
         )
-    return Machines(known, len(accelerators), DEVICES[known].mib * MIB, host_memory(), source="this machine")
+    return Machines(known, len(accelerators), DEVICES[known].mib * MIB, host_memory(), source=THIS_MACHINE)
+
+
+def planned_dtype(machines: Machines) -> DtypeChoice:
+    """Return what `dtype: auto` means on these machines; fp32 where nobody says what their processors have."""
+    if machines.device is not None:
+        return choose_dtype({machines.source: Machine(accelerators=(machines.device.upper(),))})
+    if machines.source == THIS_MACHINE:
+        return choose_dtype({THIS_MACHINE: this_machine()})
+    return DtypeChoice("fp32", f"{machines.source} doesn't say what the processor has")
 
 
 def host_memory() -> int:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from roll.configs.catalog.strategy_table import STRATEGIES
+from roll.configs.checks.dtype_choice import auto_roles, sentence, with_dtypes
 from roll.configs.schema.engine_config import EndpointConfig, EngineConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
@@ -17,7 +18,7 @@ from roll.configs.schema.worker_config import ForwardConfig
 from roll.workbench.planning.architecture import Architecture, UnknownModel, read_architecture
 from roll.workbench.planning.engines import EngineRole, engine_memory
 from roll.workbench.planning.items import Item, RoleMemory
-from roll.workbench.planning.machines import Machines
+from roll.workbench.planning.machines import Machines, planned_dtype
 from roll.workbench.planning.parameters import BYTES
 from roll.workbench.planning.role_states import distinct_ranks
 from roll.workbench.planning.rollouts import routed_experts
@@ -121,7 +122,12 @@ def plan_memory(config: RunConfig, machines: Machines) -> MemoryPlan:
         UnknownModel: a model without config.json, or of a family or layout that isn't known.
         ValueError: fewer devices than the configuration's slots.
     """
-    return _Planner(config, machines).plan()
+    roles = auto_roles(config)
+    if not roles:
+        return _Planner(config, machines).plan()
+    choice = planned_dtype(machines)
+    plan = _Planner(with_dtypes(config, dict.fromkeys(roles, choice.dtype)), machines).plan()
+    return replace(plan, notes=(sentence(choice.dtype, roles, choice.reason), *plan.notes))
 
 
 class _Planner:

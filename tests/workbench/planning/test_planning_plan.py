@@ -14,7 +14,8 @@ from planned import config_of, merged, model_folder, plan_of, rlvr_job, sft_job,
 from published_cases import LLAMA_2_70B, LLAMA_3_8B, LLAMA_7B
 
 from roll.cli.__main__ import main
-from roll.workbench.planning.changes import Change, changed, make_fit, remedies
+from roll.configs.schema.key_values import changed
+from roll.workbench.planning.changes import Change, make_fit, remedies
 from roll.workbench.planning.machines import DEVICES, GIB, MIB, local_machines, named, parse_machines
 from roll.workbench.planning.plan import plan_memory
 from roll.workbench.planning.plan_report import as_json, as_text, bar
