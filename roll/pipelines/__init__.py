@@ -23,14 +23,19 @@ def log_plan(config: RunConfig) -> None:
     logger.info("%s", config.placement.explain())
 
 
-def load_pipeline(config: RunConfig) -> Any:
-    """Import the function that runs a configuration, with all that it needs: torch, for one."""
-    # Before torch starts its threads: ones that spin while they wait slow each other down many times over as soon as
-    # anything else runs on the machine. 0.2 ms of it, though, brings a process that computes alone past the time to
-    # its next operator; waking a thread takes longer than most operators of a decode step.
+def wait_passively(config: RunConfig) -> None:
+    """Say how threads of torch wait for work, in this process and those that it starts: before torch starts them."""
+    # Ones that spin while they wait slow each other down many times over as soon as anything else runs on the machine.
+    # 0.2 ms of it, though, brings a process that computes alone past the time to its next operator; waking a thread
+    # takes longer than most operators of a decode step.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.executor == "inline":
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+
+def load_pipeline(config: RunConfig) -> Any:
+    """Import the function that runs a configuration, with all that it needs: torch, for one."""
+    wait_passively(config)
     from roll.configs.catalog.pipeline_table import pipeline_of
     from roll.utils.importing import load_object
 
