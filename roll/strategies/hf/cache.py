@@ -125,6 +125,11 @@ class RowCache:
             layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
         return order
 
+    def shorten(self, positions: int) -> None:
+        """Forget so many positions at the end."""
+        for layer in self.layers:
+            layer.length -= positions
+
     def continued(self, padding: Tensor) -> RowCache:
         """Return rows that begin as the only one of this cache does, moved to the right by their `padding` int64 [B].
 
@@ -161,8 +166,11 @@ def _stacked(first: Tensor | None, first_length: int, second: Tensor | None, sec
     return buffer
 
 
-def forward(model: Any, ids: Tensor, cache: RowCache) -> Tensor:
-    """Run a model's own forward pass over more tokens [B, T] of the cache's rows: logits after the last, [B, V]."""
+def forward(model: Any, ids: Tensor, cache: RowCache, *, keep: int | None = None) -> Tensor:
+    """Run a model's own forward pass over more tokens [B, T] of the cache's rows: logits after the last, [B, V].
+
+    `keep`: after the last so many, [B, keep, V].
+    """
     mask = cache.mask(extra=ids.shape[1])
     output = model(
         input_ids=ids,
@@ -170,7 +178,7 @@ def forward(model: Any, ids: Tensor, cache: RowCache) -> Tensor:
         position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :],
         past_key_values=cache.cache,
         use_cache=True,
-        logits_to_keep=1,
+        logits_to_keep=keep or 1,
     )
-    logits: Tensor = output.logits[:, -1]
+    logits: Tensor = output.logits if keep else output.logits[:, -1]
     return logits
