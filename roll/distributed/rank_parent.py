@@ -115,7 +115,7 @@ def serve(listener: socket.socket, controller: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
     ranks: list[int] = []
     while True:
-        ready = select.select([listener, controller], [], [])[0]
+        ready = select.select([listener.fileno(), controller], [], [])[0]
         if controller in ready:  # nothing is ever written to it
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):

@@ -57,9 +57,21 @@ def disconnect() -> None:
     """Leave Ray; the last process that does ends a cluster of our own."""
     import ray
 
+    _kill_monitor()
     ray.shutdown()
     restore(_before)
     _before.clear()
+
+
+def _kill_monitor() -> None:
+    """Kill the process of a Ray of our own that would ask for more machines: Ray asks it to end, and waits a second for
+    it in vain."""
+    import psutil
+
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(word.endswith("autoscaler/_private/monitor.py") for word in child.cmdline()):
+                child.kill()
 
 
 @contextlib.contextmanager
