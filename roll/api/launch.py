@@ -13,7 +13,6 @@ from roll.checkpoint import CheckpointStore
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS
 from roll.pipelines.run.stored_config import run_directory, stored_config_file
-from roll.utils.signals import ending_at_once
 from roll.utils.terminal import say
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ def load(file: Path, overrides: Sequence[str], *, last: Sequence[Check] = ()) ->
 
 def run_logged(config: RunConfig) -> RunResult:
     """Run the pipeline with a log; a failure's traceback is written to `<logging_dir>/error.txt`, and raised."""
-    from roll.pipelines import load_pipeline, log_plan, run_pipeline
-    from roll.utils.importing import long_imports
+    from roll.pipelines import log_plan, run_pipeline
+    from roll.pipelines.ray_start import loaded
     from roll.utils.locking import FolderInUse, run_lock
     from roll.utils.logging import setup_logging
     from roll.utils.memory import reuse_freed_memory
@@ -60,9 +59,8 @@ def run_logged(config: RunConfig) -> RunResult:
     setup_logging(file=config.logging_path / "controller.log")
     try:
         log_plan(config)
-        with ending_at_once(), long_imports():
-            load_pipeline(config)
-        return run_pipeline(config)
+        with loaded(config):
+            return run_pipeline(config)
     except FolderInUse:
         raise  # the folder is another run's
     except Exception:

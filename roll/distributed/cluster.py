@@ -178,6 +178,10 @@ class Executor(ABC):
         calls = {"rpc_timeout": rpc_timeout or self.rpc_timeout, **dealt}
         return self._start(placement, worker_cls, init_args, calls)
 
+    def begin(self, roles: Collection[str]) -> None:
+        """Start the processes of these roles at once, so that each stands when its cluster is built. Default: there are
+        none to wait for."""
+
     @abstractmethod
     def _start(
         self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]

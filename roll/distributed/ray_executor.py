@@ -17,9 +17,9 @@ from typing import Any
 
 from roll.distributed.cluster import PEERS_SHARE, Cluster, Executor
 from roll.distributed.placement import RolePlacement, num_slots
+from roll.distributed.rank_parent import THREADS, rank_threads, rank_variables
 from roll.distributed.ray_cluster import Peer, RayCluster
-from roll.distributed.ray_reaper import MARK, start_reaper
-from roll.distributed.ray_session import PrivateFolder, connect, disconnect, save_timeline
+from roll.distributed.ray_session import RaySession, early_session, save_timeline
 from roll.distributed.ray_slots import Reservation, Slot, in_bundle, reserve, run_on_each
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
@@ -28,7 +28,6 @@ _logger = logging.getLogger(__name__)
 _START_SECONDS = 120.0  # For Ray to give the slots
 _MACHINE_SECONDS = 300.0  # For a machine to start a process, import what it asks for, and answer
 _LOOPBACK = "127.0.0.1"
-_THREADS = "OMP_NUM_THREADS"
 _FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 """Beginnings of the variables that choose networks: machines that were joined don't have those of this process."""
 _DOLLAR = "ROLL_DOLLAR"
@@ -51,17 +50,13 @@ class RayExecutor(Executor):
         super().__init__(placements, rpc_timeout=rpc_timeout)
         self._timeline = timeline
         self._reserved = Reservation(False, ())
+        self._begun: dict[str, list[Peer]] = {}
         self._own_ray = address is None
-        self._temp: PrivateFolder | None = PrivateFolder()
-        self._reaper = start_reaper(self._temp.path) if self._own_ray and sys.platform == "linux" else None
-        os.environ[MARK] = str(self._temp.path)
-        try:
-            connect(address, self._temp.path, options)
-        except BaseException:
-            self._end_session(self._temp)
-            raise
+        session = (early_session() if self._own_ray else None) or RaySession(address, options)
+        session.connect()
+        self._session: RaySession | None = session
         atexit.register(self.shutdown)
-        self._log_dir = (log_dir or self._temp.path / "workers").absolute()
+        self._log_dir = (log_dir or session.path / "workers").absolute()
         try:
             machine = None if self._own_ray else slots_per_machine
             self._reserved = reserve(num_slots(placements), machine, _START_SECONDS)
@@ -69,10 +64,17 @@ class RayExecutor(Executor):
             self.shutdown()
             raise
 
+    def begin(self, roles: Collection[str]) -> None:
+        for role in roles:
+            placement = self.placements[role]
+            self._begun[role] = [self._start_shell(placement, rank) for rank in range(placement.world_size)]
+
     def _start(
         self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]
     ) -> Cluster:
-        peers = [self._start_shell(placement, rank) for rank in range(placement.world_size)]
+        if placement.role not in self._begun:
+            self.begin([placement.role])
+        peers = self._begun.pop(placement.role)
         cluster = RayCluster(placement, worker_cls, peers, **calls)
         self._clusters.append(cluster)
         try:
@@ -92,8 +94,8 @@ class RayExecutor(Executor):
         return answers or super().on_each_machine(function, *args)
 
     def shutdown(self) -> None:
-        temp, self._temp = self._temp, None
-        if temp is None:
+        session, self._session = self._session, None
+        if session is None:
             return
         atexit.unregister(self.shutdown)
         if self._timeline is not None and self._clusters:
@@ -103,15 +105,7 @@ class RayExecutor(Executor):
             from ray.util.placement_group import remove_placement_group
 
             remove_placement_group(self._reserved.group)
-        disconnect()
-        self._end_session(temp)
-
-    def _end_session(self, temp: PrivateFolder) -> None:
-        temp.remove()
-        os.environ.pop(MARK, None)
-        if self._reaper is not None:
-            os.close(self._reaper)
-            self._reaper = None
+        session.close()
 
     def _start_shell(self, placement: RolePlacement, rank: int) -> Peer:
         import ray
@@ -126,9 +120,13 @@ class RayExecutor(Executor):
                 f"{placement.role} rank {rank} has slots {list(placement.ranks[rank])} on different "
                 "machines; num_gpus_per_worker must divide the devices of one machine"
             )
-        runtime_env: dict[str, Any] = {"env_vars": _unexpanded(self._env(placement, slots))}
+        variables = self._env(placement, slots)
+        runtime_env: dict[str, Any] = {"env_vars": _unexpanded(variables)}
+        parent = self._session.rank_parent if self._session is not None and not self._reserved.accelerated else None
         if rank in placement.nsight:
             runtime_env["nsight"] = dict(placement.nsight[rank])
+        elif parent is not None and (command := parent.command(variables)) is not None:
+            runtime_env["py_executable"] = command
         options: dict[str, Any] = {
             "num_cpus": 0,
             "max_restarts": 0,
@@ -145,20 +143,16 @@ class RayExecutor(Executor):
         if self._own_ray:
             # The workers import what the controller imports; machines of a joined cluster have their own
             # installation.
-            env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        if _THREADS not in os.environ:
-            env[_THREADS] = str(self._threads(len(slots)))
+            env.update(rank_variables())
+        if THREADS not in os.environ:
+            # Colocated roles take turns, so the cores are shared out by slot, not by process.
+            per_machine = max(Counter(slot.node for slot in self._reserved.slots).values(), default=1)
+            env[THREADS] = str(rank_threads(len(slots), per_machine))
         if self._reserved.accelerated:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.device for slot in slots)
             env["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
         env.update({name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)})
         return {**env, **placement.env}
-
-    def _threads(self, slots: int) -> int:
-        """Threads of one rank: colocated roles take turns, so the cores are shared out by slot, not by process."""
-        per_node = max(Counter(slot.node for slot in self._reserved.slots).values(), default=1)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, cores // per_node) * max(1, slots)
 
     def _build(self, cluster: RayCluster, init_args: tuple[Any, ...]) -> None:
         from ray import cloudpickle

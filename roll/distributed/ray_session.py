@@ -8,14 +8,17 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from roll.distributed.rank_parent import RankParent, rank_variables
 from roll.distributed.ray_auth import agree_on_tokens, find_cluster, restore, use_private_token
+from roll.distributed.ray_reaper import MARK, start_reaper
 
 logger = logging.getLogger(__name__)
 _PREFIX = "roll-ray-"
@@ -38,21 +41,37 @@ def connect(address: str | None, temp: Path, options: Mapping[str, int] | None =
     One that is started has these further `options` of `ray.init`. Ends with `disconnect`. Raises `ClusterError` where
     no cluster can be joined.
     """
-    # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ[_LOOPBACK_ONLY] = "0" if address is None else "1"  # Ray's processes read it
+    _set_variables(own=address is None)
     with _same_sigterm():
         _connect(address, temp, options or {})
+
+
+def _set_variables(*, own: bool) -> None:
+    """Set what Ray reads when it is imported. Nothing of a run is reported to anybody."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ[_LOOPBACK_ONLY] = "0" if own else "1"  # Ray's processes read it
 
 
 def disconnect() -> None:
     """Leave Ray; the last process that does ends a cluster of our own."""
     import ray
 
+    _kill_monitor()
     ray.shutdown()
     restore(_before)
     _before.clear()
+
+
+def _kill_monitor() -> None:
+    """Kill the process of a Ray of our own that would ask for more machines: Ray asks it to end, and waits a second for
+    it in vain."""
+    import psutil
+
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(word.endswith("autoscaler/_private/monitor.py") for word in child.cmdline()):
+                child.kill()
 
 
 @contextlib.contextmanager
@@ -82,7 +101,8 @@ def _connect(address: str | None, temp: Path, options: Mapping[str, int]) -> Non
     if address is not None:
         # Not "auto", with which Ray goes by the token file of the home, whatever the cluster was started with.
         address = find_cluster(address)
-    _before.update(use_private_token(temp) if address is None else agree_on_tokens(address))
+    if not _before:
+        _before.update(use_private_token(temp) if address is None else agree_on_tokens(address))
     try:
         _init(address, temp, options)
     except BaseException:
@@ -109,6 +129,86 @@ def _init(address: str | None, temp: Path, options: Mapping[str, int]) -> None:
         logging_level=logging.ERROR,
         **(own if address is None else {}),
     )
+
+
+class RaySession:
+    """What this process has around its connection to Ray, and ends: a private folder, a reaper, ranks' warm parent."""
+
+    def __init__(self, address: str | None, options: Mapping[str, int] | None = None) -> None:
+        """Start nothing of Ray yet; see `connect` for the arguments."""
+        self._address, self._options = address, dict(options or {})
+        self._folder = PrivateFolder()
+        self.path = self._folder.path
+        self._reaper = start_reaper(self.path) if address is None and sys.platform == "linux" else None
+        os.environ[MARK] = str(self.path)
+        self.rank_parent: RankParent | None = None
+        self._connected = False
+
+    def start_rank_parent(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start a warm parent of ranks that import these modules and have these variables, without waiting for it."""
+        _set_variables(own=self._address is None)
+        import ray  # noqa: F401 - it adds to the path that ranks are given
+
+        _before.update(use_private_token(self.path))
+        self.rank_parent = RankParent(self.path, modules, {**os.environ, **rank_variables(), **variables})
+
+    def connect(self) -> None:
+        """Be connected to Ray; raises what `connect` raises, and is over then."""
+        if self._connected:
+            return
+        try:
+            connect(self._address, self.path, self._options)
+        except BaseException:
+            self._end()
+            raise
+        self._connected = True
+
+    def close(self) -> None:
+        """Disconnect from Ray, and end the session."""
+        if self._connected:
+            self._connected = False
+            disconnect()
+        elif _before:
+            restore(_before)
+            _before.clear()
+        self._end()
+
+    def _end(self) -> None:
+        """End what isn't Ray's; a second call does nothing."""
+        if self.rank_parent is not None:
+            self.rank_parent.close()
+        self._folder.remove()
+        os.environ.pop(MARK, None)
+        if self._reaper is not None:
+            os.close(self._reaper)
+            self._reaper = None
+
+
+class _Early:
+    """There is one process, hence one state."""
+
+    session: RaySession | None = None
+
+
+@contextlib.contextmanager
+def begun_session(
+    options: Mapping[str, int], modules: Sequence[str], variables: Mapping[str, str]
+) -> Iterator[RaySession]:
+    """Begin a Ray of this run's own inside the block, with a warm parent: `early_session` hands it over. It is ended
+    where nobody has taken it."""
+    session = _Early.session = RaySession(None, options)
+    try:
+        session.start_rank_parent(modules, variables)
+        yield session
+    finally:
+        if early_session() is session:
+            session.close()
+
+
+def early_session() -> RaySession | None:
+    """Return the session that was begun, once: it is the caller's from then on."""
+    session, _Early.session = _Early.session, None
+    return session
 
 
 def save_timeline(path: Path) -> None:

@@ -24,15 +24,23 @@ def log_plan(config: RunConfig) -> None:
     logger.info("%s", config.placement.explain())
 
 
-def load_pipeline(config: RunConfig) -> Any:
-    """Import the function that runs a configuration, with all that it needs: torch, for one."""
-    # Before torch starts its threads: ones that spin while they wait slow each other down many times over as soon as
-    # anything else runs on the machine. 0.2 ms of it, though, brings a process that computes alone past the time to
-    # its next operator; waking a thread takes longer than most operators of a decode step.
+def set_compute_variables(config: RunConfig) -> None:
+    """Say how torch's threads wait for work and how MKL multiplies, here and in the processes that this one starts.
+
+    Acts before torch starts its threads.
+    """
+    # Threads that spin while they wait slow each other down many times over as soon as anything else runs on the machine.
+    # 0.2 ms of it, though, brings a process that computes alone past the time to its next operator; waking a thread
+    # takes longer than most operators of a decode step.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.executor == "inline":
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     choose_products()
+
+
+def load_pipeline(config: RunConfig) -> Any:
+    """Import the function that runs a configuration, with all that it needs: torch, for one."""
+    set_compute_variables(config)
     from roll.configs.catalog.pipeline_table import pipeline_of
     from roll.utils.importing import load_object
 

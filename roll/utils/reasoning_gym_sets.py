@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
+import importlib.util
 import re
+import sys
+import threading
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from datetime import time as time_of_day
 from enum import Enum
 from fractions import Fraction
+from functools import cache
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -25,17 +32,58 @@ _LIMIT_S = 3.0
 """Some questions take seconds to make: no further ones are after this time."""
 _DEGENERATE = re.compile(r"(?i)(?<![a-z])(?:nan|inf|infinity)(?![a-z])|(?<=[\d.])e[-+]?\d{4,}")
 _REFERENCES = ("example_answer", "example_correct_answer")
+_NAMES = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""")
+_importing = threading.Lock()
 
 
 class UselessVerifier(ValueError):
     """A verifier that tells no right answer from a wrong one."""
 
 
+@cache
+def dataset_files() -> dict[str, Path]:
+    """Return the file of each data set, by its name; empty where reasoning-gym isn't installed. Imports nothing."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    files = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.rglob("*.py"))
+    return {name: file for file in files for name in _NAMES.findall(file.read_text(encoding="utf-8"))}
+
+
 def create_dataset(name: str, options: Mapping[str, Any], *, seed: int = 0, size: int = 1) -> Any:
     """Return a data set of reasoning-gym; raises what it raises for options that it refuses, and `ValueError`."""
-    import reasoning_gym
+    _import_dataset(name)
+    from reasoning_gym.factory import create_dataset as create
 
-    return reasoning_gym.create_dataset(name, **dataset_options(name, options), seed=seed, size=size)
+    return create(name, **dataset_options(name, options), seed=seed, size=size)
+
+
+def _import_dataset(name: str) -> None:
+    """Import the module of a data set, and the package alone where that isn't enough.
+
+    The package imports all hundred data sets, one of which draws with matplotlib, another calculates with sympy: more
+    than a second, and 80 MB of every process. So a bare package stands in for it meanwhile; a later import of the
+    package finds the modules that are there.
+    """
+    file = dataset_files().get(name)
+    with _importing:
+        if "reasoning_gym" not in sys.modules and file is not None:
+            with contextlib.suppress(ImportError, AttributeError), _bare_package() as root:
+                parts = file.relative_to(root).with_suffix("").parts
+                if len(parts) > 1:  # those beside the package's own modules are made of others
+                    importlib.import_module(".".join(("reasoning_gym", *parts)))
+                    return
+        importlib.import_module("reasoning_gym")
+
+
+@contextlib.contextmanager
+def _bare_package() -> Iterator[Path]:
+    """Have an empty package in place of reasoning-gym inside the block; yields its folder."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    assert spec is not None and spec.origin is not None, "its files were found"
+    sys.modules["reasoning_gym"] = importlib.util.module_from_spec(spec)
+    try:
+        yield Path(spec.origin).parent
+    finally:
+        del sys.modules["reasoning_gym"]
 
 
 def dataset_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

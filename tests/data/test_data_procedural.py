@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -101,3 +103,19 @@ def test_a_generator_that_rejects_its_own_answers_is_refused(monkeypatch: pytest
     monkeypatch.setattr(ChainSumDataset, "score_answer", lambda self, answer, entry: 0.0)
     with pytest.raises(DataError, match="rejects its own answer"):
         procedural_tasks(spec(), seed=1)
+
+
+def test_a_set_is_made_without_importing_the_others_and_the_package_may_come_later() -> None:
+    code = """
+import sys
+from roll.utils.reasoning_gym_sets import create_dataset
+alone = create_dataset("chain_sum", {"max_terms": 3}, seed=5, size=2)
+assert create_dataset("products", {}, seed=5, size=2)[0]["answer"]
+assert not {"matplotlib", "sympy", "reasoning_gym", "reasoning_gym.algorithmic"} & set(sys.modules)
+import reasoning_gym
+assert reasoning_gym.create_dataset("chain_sum", max_terms=3, seed=5, size=2)[1] == alone[1]
+mixed = create_dataset("composite", {"datasets": [{"name": "gcd", "weight": 1.0, "config": {}}]})
+assert mixed[0]["metadata"]["source_dataset"] == "gcd"
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr

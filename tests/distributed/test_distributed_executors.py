@@ -21,6 +21,8 @@ from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.handles import put, resolve
 from roll.distributed.placement import RolePlacement
+from roll.distributed.rank_parent import THREADS, rank_threads
+from roll.distributed.ray_session import begun_session
 from roll.distributed.weights import weights_checksum
 from roll.distributed.worker_errors import WorkerDied, WorkerFailed, WorkerRefused, WorkerTimeout
 from roll.types.ragged import Ragged, token_column
@@ -54,8 +56,11 @@ def batch_of(*lengths: int) -> Values:
 
 @pytest.fixture(scope="module")
 def ray_executor() -> Iterator[Executor]:
+    """Ray, and a warm parent from which those ranks are forked that have no variables of their own."""
     pytest.importorskip("ray")
-    with make_executor("ray", [*SOLO, DUO, PEERS, LATE, *VICTIMS, SLOTLESS], rpc_timeout=60) as executor:
+    roles = [*SOLO, DUO, PEERS, LATE, *VICTIMS, SLOTLESS]
+    session = begun_session({}, ["distributed_workers"], {THREADS: str(rank_threads(1, 2))})
+    with session, make_executor("ray", roles, rpc_timeout=60) as executor:
         yield executor
 
 
@@ -282,6 +287,13 @@ def test_the_environment_stands_before_anything_is_imported(duo: Cluster) -> Non
     )
     assert [(e["RANK"], e["WORLD_SIZE"]) for e in (first, second)] == [("0", "2"), ("1", "2")]
     assert first["LOCAL_RANK"] == second["LOCAL_RANK"] == "0"
+
+
+def test_ranks_are_forked_but_for_those_with_variables_of_their_own(ray_executor: Executor, duo: Cluster) -> None:
+    slotless = ray_executor.create_cluster(SLOTLESS, Echo)
+    parent = psutil.Process(slotless.call(Echo.ping)[0].pid).parent()
+    assert "rank_parent" in " ".join(parent.cmdline())
+    assert {psutil.Process(ping.pid).parent().name() for ping in duo.call(Echo.ping)} == {"raylet"}
 
 
 def test_ranks_meet_in_a_process_group(duo: Cluster) -> None:

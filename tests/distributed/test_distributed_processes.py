@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("ray")
@@ -18,9 +19,9 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("ray_run.py")
 
 
-def start(seconds: float) -> subprocess.Popen[str]:
+def start(seconds: float, *how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(REPOSITORY), str(seconds)],
+        [sys.executable, str(SCRIPT), str(REPOSITORY), str(seconds), *how],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -74,7 +75,7 @@ def gone_within(pids: set[int], seconds: float) -> set[int]:
 
 
 def test_two_runs_at_once_do_not_disturb_each_other_even_when_one_is_killed() -> None:
-    first, second = start(60), start(8)
+    first, second = start(60, "forked"), start(8)
     try:
         one, two = line_of(first), line_of(second)
         assert one["reduced"] == two["reduced"] == [3.0, 3.0]
@@ -83,6 +84,8 @@ def test_two_runs_at_once_do_not_disturb_each_other_even_when_one_is_killed() ->
 
         orphans = family(first.pid)
         assert set(one["pids"]) <= orphans
+        parents = [psutil.Process(pid).parent() for pids in (one["pids"], two["pids"]) for pid in pids]
+        assert ["rank_parent" in " ".join(parent.cmdline()) for parent in parents] == [True, True, False, False]
         first.send_signal(signal.SIGKILL)
         first.wait()
         assert gone_within(orphans, 10) == set(), "processes outlived the killed run"
@@ -99,9 +102,12 @@ def test_two_runs_at_once_do_not_disturb_each_other_even_when_one_is_killed() ->
             run.wait()
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "terminated\n")])
-def test_an_interrupted_run_ends_its_workers_and_removes_its_folder(number: int, said: str) -> None:
-    run = start(60)
+INTERRUPTED = [(signal.SIGINT, "interrupted\n", ""), (signal.SIGTERM, "terminated\n", "forked")]
+
+
+@pytest.mark.parametrize(("number", "said", "how"), INTERRUPTED)
+def test_an_interrupted_run_ends_its_workers_and_removes_its_folder(number: int, said: str, how: str) -> None:
+    run = start(60, how)
     try:
         ready = line_of(run)
         workers = family(run.pid)

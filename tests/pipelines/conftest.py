@@ -31,7 +31,7 @@ def shared_ray() -> Iterator[None]:
 
     Workers are processes of their own for every run, as ever.
     """
-    from roll.distributed import ray_executor
+    from roll.distributed import ray_session
     from roll.distributed.ray_reaper import MARK, start_reaper
     from roll.distributed.ray_session import PrivateFolder, connect, disconnect
 
@@ -45,7 +45,7 @@ def shared_ray() -> Iterator[None]:
         with mock.patch.dict(os.environ, {MARK: str(folder.path)}):
             connect(None, folder.path)
         joined = {"connect": join, "disconnect": lambda: None}
-        with mock.patch.multiple(ray_executor, **joined):
+        with mock.patch.multiple(ray_session, **joined):
             yield
     finally:
         disconnect()

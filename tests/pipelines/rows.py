@@ -42,7 +42,7 @@ def make_config(**keys: Any) -> RLVRConfig:
         ),
         "critic": TrainConfig(training_args=TrainingArgs(per_device_train_batch_size=4)),
     }
-    return RLVRConfig(pipeline="rlvr", pretrain="none", **{**defaults, **keys})
+    return RLVRConfig(pipeline="rlvr", **{"pretrain": "none", **defaults, **keys})
 
 
 def make_group(name: str, responses: list[R], domain: str = "a") -> Group:

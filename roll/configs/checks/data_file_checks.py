@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import DataArgs, ProceduralTask
 from roll.utils.pictures import refuse_pictures
 from roll.utils.readers import read_rows, resolve_sources, scan_rows
-from roll.utils.reasoning_gym_sets import UselessVerifier, check_dataset, create_dataset
+from roll.utils.reasoning_gym_sets import UselessVerifier, check_dataset, create_dataset, dataset_files
 from roll.utils.rows import DataError, Row, Source, has_column
 
 
@@ -80,24 +78,19 @@ def _columns(
 
 def procedural_checks(path: str, data: DataArgs, config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
     """Procedural datasets can be made as configured, and their verifiers are worth being learnt from."""
-    spec = importlib.util.find_spec("reasoning_gym")
-    if spec is None or spec.origin is None:
+    files = dataset_files()
+    if not files:
         fix = "pip install reasoning-gym, or remove the section"
         yield Violation(f"{path}.procedural", "reasoning-gym, which isn't installed", fix)
         return
-    names: dict[str, str] = {}
-    for file in Path(spec.origin).parent.rglob("*.py"):
-        # Importing the package takes a second; what is wrong with names and options is said without it.
-        text = file.read_text(encoding="utf-8")
-        matches = re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text)
-        names.update(dict.fromkeys(matches, text))
     for i, task in enumerate(data.procedural):
-        if task.dataset not in names:
-            fix = did_you_mean(task.dataset, names)
+        if task.dataset not in files:
+            fix = did_you_mean(task.dataset, files)
             yield Violation(f"{path}.procedural[{i}].dataset", "a dataset of reasoning-gym", fix, task.dataset)
         else:
             here = f"{path}.procedural[{i}]"
-            wrong = list(_dataset_options(f"{here}.config", task, names[task.dataset]))
+            text = files[task.dataset].read_text(encoding="utf-8")
+            wrong = list(_dataset_options(f"{here}.config", task, text))
             yield from wrong or _verifier(here, task, config)
 
 

@@ -144,6 +144,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         models = ("actor_train", "actor_infer", "reference", "teacher", "teachers", "critic")
         order = (*models, "reward_model", "reward_models", "judge")
         known = [role for role in by_role if role.split(".")[0] in order]
+        executor.begin(known)
         for role in sorted(known, key=lambda role: order.index(role.split(".")[0])):
             if role == "actor_infer":
                 started[role] = executor.create_cluster(by_role[role], InferWorker, (config,))

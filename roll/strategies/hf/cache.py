@@ -146,6 +146,11 @@ class RowCache:
                     filled[target] = filled[row]
         return order
 
+    def shorten(self, positions: int) -> None:
+        """Forget so many positions at the end."""
+        for layer in self.layers:
+            layer.length -= positions
+
     def beginnings(self, rows: Tensor, lengths: Tensor) -> RowCache:
         """Return a cache whose rows are the first `lengths` int64 [B] tokens of these rows of this one, int64 [B]."""
         length = int(lengths.max())
@@ -185,8 +190,11 @@ def _stacked(first: Tensor, first_size: tuple[int, int], second: Tensor, second_
     return buffer
 
 
-def forward(model: Any, ids: Tensor, cache: RowCache) -> Tensor:
-    """Run a model's own forward pass over more tokens [B, T] of the cache's rows: logits after the last, [B, V]."""
+def forward(model: Any, ids: Tensor, cache: RowCache, *, keep: int | None = None) -> Tensor:
+    """Run a model's own forward pass over more tokens [B, T] of the cache's rows: logits after the last, [B, V].
+
+    `keep`: after the last so many, [B, keep, V].
+    """
     mask = cache.mask(extra=ids.shape[1])
     output = model(
         input_ids=ids,
@@ -194,7 +202,7 @@ def forward(model: Any, ids: Tensor, cache: RowCache) -> Tensor:
         position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :],
         past_key_values=cache.cache,
         use_cache=True,
-        logits_to_keep=1,
+        logits_to_keep=keep or 1,
     )
-    logits: Tensor = output.logits[:, -1]
+    logits: Tensor = output.logits if keep else output.logits[:, -1]
     return logits
