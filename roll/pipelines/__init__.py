@@ -29,7 +29,7 @@ def set_compute_variables(config: RunConfig) -> None:
 
     Acts before torch starts its threads.
     """
-    # Threads that spin while they wait slow each other down many times over as soon as anything else runs on the machine.
+    # Threads that spin while they wait slow each other down many times over as soon as anything else runs there.
     # 0.2 ms of it, though, brings a process that computes alone past the time to its next operator; waking a thread
     # takes longer than most operators of a decode step.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
