@@ -19,13 +19,14 @@ _BLOCK = 64  # positions added at a time: a row of 512 tokens costs 8 copies ins
 class _GrowingLayer(CacheLayerMixin):
     """Keys and values of one layer, `[B, heads, capacity, dim]`, of which the first `length` positions are filled."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int) -> None:
         super().__init__()
         self.length = 0
+        self.ahead = ahead
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = _grown(key_states[:, :, :0], key_states.shape[2])
-        self.values = _grown(value_states[:, :, :0], value_states.shape[2])
+        self.keys = _grown(key_states[:, :, :0], key_states.shape[2], self.ahead)
+        self.values = _grown(value_states[:, :, :0], value_states.shape[2], self.ahead)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -34,8 +35,8 @@ class _GrowingLayer(CacheLayerMixin):
         assert self.keys is not None and self.values is not None
         end = self.length + key_states.shape[2]
         if end > self.keys.shape[2]:
-            self.keys = _grown(self.keys, end)
-            self.values = _grown(self.values, end)
+            self.keys = _grown(self.keys, end, self.ahead)
+            self.values = _grown(self.values, end, self.ahead)
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
         self.length = end
@@ -51,23 +52,30 @@ class _GrowingLayer(CacheLayerMixin):
         return -1
 
 
-def _grown(states: Tensor, length: int) -> Tensor:
-    buffer = _room(states, len(states), length)
+def _grown(states: Tensor, length: int, ahead: int) -> Tensor:
+    buffer = _room(states, len(states), length, ahead)
     buffer[:, :, : states.shape[2]] = states
     return buffer
 
 
-def _room(like: Tensor, rows: int, length: int) -> Tensor:
-    """Return room for more than `length` positions, not filled: nobody reads on behind the filled ones."""
-    capacity = -(-(length + 1) // _BLOCK) * _BLOCK
+def _room(like: Tensor, rows: int, length: int, ahead: int) -> Tensor:
+    """Return room for more than `length` positions, not filled: nobody reads on behind the filled ones.
+
+    Of short responses a whole block would be mostly empty.
+    """
+    capacity = min(-(-(length + 1) // _BLOCK) * _BLOCK, length + max(ahead, 1))
     return like.new_empty(rows, like.shape[1], capacity, like.shape[3])
 
 
 class RowCache:
-    """The cache of a running batch plus each row's left padding."""
+    """The cache of a running batch plus each row's left padding.
 
-    def __init__(self, num_layers: int, padding: Tensor) -> None:
-        self.layers = [_GrowingLayer() for _ in range(num_layers)]
+    `ahead`: how many positions its rows may add to those that they begin with; more is possible, in further blocks.
+    """
+
+    def __init__(self, num_layers: int, padding: Tensor, ahead: int = _BLOCK) -> None:
+        self.ahead = ahead
+        self.layers = [_GrowingLayer(ahead) for _ in range(num_layers)]
         self.cache = Cache(layers=list(self.layers))
         self._pad(padding)
 
@@ -125,12 +133,12 @@ class RowCache:
             layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
         return order
 
-    def continued(self, padding: Tensor) -> RowCache:
+    def continued(self, padding: Tensor, ahead: int = _BLOCK) -> RowCache:
         """Return rows that begin as the only one of this cache does, moved to the right by their `padding` int64 [B].
 
         Each loses so many positions at the end, which are to be computed again with what follows: rows end together.
         """
-        cache = RowCache(len(self.layers), padding)
+        cache = RowCache(len(self.layers), padding, ahead)
         positions = torch.arange(self.length, device=padding.device)
         columns = (positions[None, :] - padding[:, None]).clamp(min=0)  # what stands for padding is any number
         for mine, theirs in zip(cache.layers, self.layers, strict=True):
@@ -140,18 +148,19 @@ class RowCache:
 
     def adopt(self, other: RowCache) -> None:
         """Append the rows of `other`; the shorter of the two is padded at the left."""
-        length = max(self.length, other.length)
+        length, self.ahead = max(self.length, other.length), max(self.ahead, other.ahead)
         self._pad(torch.cat([self.padding + length - self.length, other.padding + length - other.length]))
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.keys = _stacked(mine.keys, mine.length, theirs.keys, theirs.length)
-            mine.values = _stacked(mine.values, mine.length, theirs.values, theirs.length)
+            mine.ahead = self.ahead
+            mine.keys = _stacked(mine.keys, mine.length, theirs.keys, theirs.length, self.ahead)
+            mine.values = _stacked(mine.values, mine.length, theirs.values, theirs.length, self.ahead)
             mine.length = length
 
 
-def _stacked(first: Tensor | None, first_length: int, second: Tensor | None, second_length: int) -> Tensor:
+def _stacked(first: Tensor | None, first_length: int, second: Tensor | None, second_length: int, ahead: int) -> Tensor:
     assert first is not None and second is not None
     length = max(first_length, second_length)
-    buffer = _room(first, len(first) + len(second), length)
+    buffer = _room(first, len(first) + len(second), length, ahead)
     start = 0
     for states, filled in ((first, first_length), (second, second_length)):
         part = buffer[start : start + len(states)]

@@ -41,6 +41,7 @@ from roll.strategies.training.pretrained import (
     DTYPES,
     context_length,
     eos_token_ids,
+    leave_file,
     load_causal_lm,
     load_named_tensors,
     load_tokenizer,
@@ -114,10 +115,13 @@ class HfInfer(InferEngine):
         self._num_layers: int = config.num_hidden_layers
         self._threads = ForwardThreads(model)
         self._decode_step = DecodeStep.of(model)
+        if self._decode_step is None:
+            leave_file(model)
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
         self._version = 0
+        self._asleep = False
         self._counters = EngineCounters()
 
     @property
@@ -128,6 +132,8 @@ class HfInfer(InferEngine):
         return named_tensors(self._model)
 
     def submit(self, requests: Sequence[Request]) -> None:
+        if self._asleep:
+            raise RuntimeError("hf_infer sleeps without its weights: wake it, and update them, first")
         known = {s.request.id for s in (*self._waiting, *self._running)}
         for request in requests:
             self._rules.check(request, known)
@@ -169,14 +175,29 @@ class HfInfer(InferEngine):
         if self._running or self._waiting:
             under_way = len(self._running) + len(self._waiting)
             raise RuntimeError(f"hf_infer can't sleep: {under_way} requests are on their way")
-        if "weights" not in parts or self._device.type == "cpu":
+        if "weights" not in parts:
             return 0
-        self._model.to("cpu")
-        return sum(tensor.nbytes for tensor in self._model.state_dict().values())
+        self._asleep = True
+        if self._device.type != "cpu":
+            self._model.to("cpu")
+            return sum(tensor.nbytes for tensor in self._model.state_dict().values())
+        freed = 0
+        for parameter in self._model.parameters():
+            memory = parameter.untyped_storage()
+            if memory.nbytes() == parameter.nbytes and memory.resizable():
+                memory.resize_(0)  # emptied, not replaced: decode steps hold views of it
+                freed += parameter.nbytes
+        return freed
 
     def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
-        if "weights" in parts:
-            self._model.to(self._device)
+        if "weights" not in parts:
+            return
+        self._asleep = False
+        self._model.to(self._device)
+        for parameter in self._model.parameters():
+            memory = parameter.untyped_storage()
+            if not memory.nbytes():
+                memory.resize_(parameter.nbytes)
 
     def _step(self) -> list[Completion]:
         """Feed each running row its last token, take in waiting rows, draw one token for every row."""
@@ -209,16 +230,22 @@ class HfInfer(InferEngine):
         Where all are greedy, a shared beginning is computed once, too. It changes the last digits of logits, which
         decide what is drawn: a seed must go on giving the same samples, however many prompts begin alike.
         """
-        contexts = list(dict.fromkeys(s.context for s in newcomers))
-        greedy = all(s.request.params.temperature == 0 for s in newcomers)
+        distinct: dict[tuple[int, ...], None] = {}
+        greedy, ahead = True, 0
+        for sequence in newcomers:
+            distinct[sequence.context] = None
+            greedy &= sequence.request.params.temperature == 0
+            ahead = max(ahead, sequence.request.params.max_new_tokens - len(sequence.tokens))
+        contexts = list(distinct)
         row_of: dict[tuple[int, ...], int] = {}
         logits: list[Tensor] = []
         cache: RowCache | None = None
         for shared, group in _by_beginning(contexts) if greedy else [(0, contexts)]:
-            beginning = self._prefill_part([group[0][:shared]])[1] if shared else None
+            beginning = self._prefill_part([group[0][:shared]], ahead)[1] if shared else None
             for part in _prefill_parts(group, shared):
-                row_of.update({context: len(row_of) + i for i, context in enumerate(part)})
-                part_logits, part_cache = self._prefill_part(part, beginning)
+                for context in part:
+                    row_of[context] = len(row_of)
+                part_logits, part_cache = self._prefill_part(part, ahead, beginning)
                 logits.append(part_logits)
                 if cache is None:
                     cache = part_cache
@@ -234,16 +261,17 @@ class HfInfer(InferEngine):
         return torch.cat(logits)[rows]
 
     def _prefill_part(
-        self, contexts: Sequence[tuple[int, ...]], beginning: RowCache | None = None
+        self, contexts: Sequence[tuple[int, ...]], ahead: int, beginning: RowCache | None = None
     ) -> tuple[Tensor, RowCache]:
-        """Return logits [B, V] after these contexts, and their cache; `beginning` has what all of them begin with."""
+        """Return logits [B, V] after these contexts, and their cache, with room for `ahead` more tokens; `beginning`
+        has what all of them begin with."""
         width = max(len(c) for c in contexts)
         padding = torch.tensor([width - len(c) for c in contexts], device=self._device)
         ids = torch.tensor([[self._pad] * (width - len(c)) + list(c) for c in contexts], device=self._device)
         if beginning is None:
-            cache = RowCache(self._num_layers, padding)
+            cache = RowCache(self._num_layers, padding, ahead)
         else:
-            cache, ids = beginning.continued(padding), ids[:, beginning.length :]
+            cache, ids = beginning.continued(padding, width - beginning.length + ahead), ids[:, beginning.length :]
         return forward(self._model, ids, cache), cache
 
     def _draw(self, logits: Tensor) -> list[FinishReason | None]:
