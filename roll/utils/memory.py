@@ -32,14 +32,16 @@ def _glibc() -> Any:
 
 
 def reuse_freed_memory() -> None:
-    """Have the C library use freed blocks again, large ones too, until `return_freed_memory`; threads share its pools.
+    """Have the C library use freed blocks again, large ones too, until `return_freed_memory`.
+
+    All threads share one pool: what the engine frees in its own is what the trainer takes next.
 
     A large block is otherwise a mapping of its own: given back when freed, and zeroed by the kernel page by page when
     the next pass asks for as much. Does nothing where it isn't glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         glibc = _glibc()
-        glibc.mallopt(_ARENA_MAX, 2)
+        glibc.mallopt(_ARENA_MAX, 1)
         glibc.mallopt(_TRIM_THRESHOLD, _NEVER)
         # The one before turns off that glibc raises this by itself: it must get a number.
         glibc.mallopt(_MMAP_THRESHOLD, _NEVER) or glibc.mallopt(_MMAP_THRESHOLD, _LARGEST_OF_OLD)

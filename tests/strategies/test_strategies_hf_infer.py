@@ -387,3 +387,47 @@ def test_a_greedy_token_is_that_of_the_largest_logit_even_where_log_probs_round_
     tokens, logprobs = sample(logits, [SamplingParams(max_new_tokens=1, temperature=0.0)], [[0.0]], [None])
     assert tokens.tolist() == [[77]]
     assert logprobs.item() == pytest.approx(-15 * math.log(2))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "granite"])  # with decode steps of its own, and through transformers
+def test_an_engine_that_sleeps_on_the_host_holds_no_weights_and_samples_as_ever_after_an_update(model_of, family):
+    path = model_of(family)
+    (engine, model, _), (awake, other, _) = make_engine(path), make_engine(path)
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    assert engine.sleep(["kv_cache"]) == 0
+    assert (engine.sleep(), engine.sleep()) == (total, 0)
+    assert sum(parameter.untyped_storage().nbytes() for parameter in model.parameters()) == 0
+    asked = [request(str(i), range(5, 8 + i), order=i, max_new_tokens=9) for i in range(3)]
+    with pytest.raises(RuntimeError, match="sleeps without its weights"):
+        engine.submit(asked)
+    engine.wake(["kv_cache", "weights"])
+    weights = {name: torch.sin(tensor * 1.3) for name, tensor in named_tensors(other)}
+    for each in (engine, awake):
+        each.update_weights(1, iter(weights.items()))
+    found, expected = run(engine, asked), run(awake, asked)
+    assert found == expected
+    engine.wake()  # what is awake stays
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in named_tensors(model))
+
+
+def test_no_weight_of_an_engine_lies_in_the_file_that_it_was_read_from(model_of):
+    for family in ("llama", "granite"):
+        _, model, _ = make_engine(model_of(family))
+        assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_cache_of_short_responses_has_no_room_that_they_never_fill(tiny_model, monkeypatch, temperature):
+    monkeypatch.setattr(hf_infer, "_WORTH_SHARING", 24)
+    engine, _, _ = make_engine(tiny_model)
+    beginning = range(5, 75)
+    params = {"max_new_tokens": 5, "temperature": temperature, "ignore_eos": True}
+    engine.submit([request(str(i), [*beginning, *range(3 + i)], order=i, **params) for i in range(4)])
+    engine.poll(3)
+    rooms = {states.shape[2] for layer in engine._cache.layers for states in (layer.keys, layer.values)}
+    # 76 tokens of the longest prompt and 5 of the response; behind a shared beginning also what is computed again.
+    assert min(rooms) >= 76 + 5
+    assert max(rooms) <= 76 + 5 + 6 < 128

@@ -19,13 +19,14 @@ _BLOCK = 64  # positions added at a time: a row of 512 tokens costs 8 copies ins
 class _GrowingLayer(CacheLayerMixin):
     """Keys and values of one layer, `[B or more, heads, length or more, dim]`: room for more rows and positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int) -> None:
         super().__init__()
         self.length = 0
+        self.ahead = ahead
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = _grown(key_states[:, :, :0], key_states.shape[2])
-        self.values = _grown(value_states[:, :, :0], value_states.shape[2])
+        self.keys = _grown(key_states[:, :, :0], key_states.shape[2], self.ahead)
+        self.values = _grown(value_states[:, :, :0], value_states.shape[2], self.ahead)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -34,8 +35,8 @@ class _GrowingLayer(CacheLayerMixin):
         assert self.keys is not None and self.values is not None
         rows, end = len(key_states), self.length + key_states.shape[2]
         if end > self.keys.shape[2]:
-            self.keys = _grown(self.keys[:rows], end)
-            self.values = _grown(self.values[:rows], end)
+            self.keys = _grown(self.keys[:rows], end, self.ahead)
+            self.values = _grown(self.values[:rows], end, self.ahead)
         self.keys[:rows, :, self.length : end] = key_states
         self.values[:rows, :, self.length : end] = value_states
         self.length = end
@@ -51,24 +52,31 @@ class _GrowingLayer(CacheLayerMixin):
         return -1
 
 
-def _grown(states: Tensor, length: int, rows: int = 0) -> Tensor:
+def _grown(states: Tensor, length: int, ahead: int, rows: int = 0) -> Tensor:
     """Return a copy with room for more positions than `length`, and for `rows`."""
-    buffer = _room(states, max(rows, len(states)), length)
+    buffer = _room(states, max(rows, len(states)), length, ahead)
     buffer[: len(states), :, : states.shape[2]] = states
     return buffer
 
 
-def _room(like: Tensor, rows: int, length: int) -> Tensor:
-    """Return room for more than `length` positions, not filled: nobody reads on behind the filled ones."""
-    capacity = -(-(length + 1) // _BLOCK) * _BLOCK
+def _room(like: Tensor, rows: int, length: int, ahead: int) -> Tensor:
+    """Return room for more than `length` positions, not filled: nobody reads on behind the filled ones.
+
+    Of short responses a whole block would be mostly empty.
+    """
+    capacity = min(-(-(length + 1) // _BLOCK) * _BLOCK, length + max(ahead, 1))
     return like.new_empty(rows, like.shape[1], capacity, like.shape[3])
 
 
 class RowCache:
-    """The cache of a running batch plus each row's left padding."""
+    """The cache of a running batch plus each row's left padding.
 
-    def __init__(self, num_layers: int, padding: Tensor) -> None:
-        self.layers = [_GrowingLayer() for _ in range(num_layers)]
+    `ahead`: how many positions its rows may add to those that they begin with; more is possible, in further blocks.
+    """
+
+    def __init__(self, num_layers: int, padding: Tensor, ahead: int = _BLOCK) -> None:
+        self.ahead = ahead
+        self.layers = [_GrowingLayer(ahead) for _ in range(num_layers)]
         self.cache = Cache(layers=list(self.layers))
         self._pad(padding)
 
@@ -116,8 +124,9 @@ class RowCache:
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None
             if len(layer.keys) < end:
-                layer.keys = _grown(layer.keys[:count, :, : layer.length], layer.length, max(room, end))
-                layer.values = _grown(layer.values[:count, :, : layer.length], layer.length, max(room, end))
+                filled = (slice(count), slice(None), slice(layer.length))
+                layer.keys = _grown(layer.keys[filled], layer.length, self.ahead, max(room, end))
+                layer.values = _grown(layer.values[filled], layer.length, self.ahead, max(room, end))
             for states in (layer.keys, layer.values):
                 states[count:end, :, : layer.length] = states[index, :, : layer.length]
         self._pad(torch.cat([self.padding, self.padding[index]]))
@@ -151,10 +160,10 @@ class RowCache:
         for layer in self.layers:
             layer.length -= positions
 
-    def beginnings(self, rows: Tensor, lengths: Tensor) -> RowCache:
+    def beginnings(self, rows: Tensor, lengths: Tensor, ahead: int = _BLOCK) -> RowCache:
         """Return a cache whose rows are the first `lengths` int64 [B] tokens of these rows of this one, int64 [B]."""
         length = int(lengths.max())
-        cache = RowCache(len(self.layers), length - lengths)
+        cache = RowCache(len(self.layers), length - lengths, ahead)
         positions = torch.arange(length, device=rows.device)
         columns = positions[None, :] + (self.padding[rows] - cache.padding)[:, None]
         columns = columns.clamp(min=0)  # what stands for padding is any number
@@ -165,22 +174,25 @@ class RowCache:
 
     def adopt(self, other: RowCache) -> None:
         """Append the rows of `other`; the shorter of the two is padded at the left."""
-        length = max(self.length, other.length)
+        length, self.ahead = max(self.length, other.length), max(self.ahead, other.ahead)
         padding = torch.cat([self.padding + length - self.length, other.padding + length - other.length])
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             assert mine.keys is not None and mine.values is not None
             assert theirs.keys is not None and theirs.values is not None
             first, second = (len(self), mine.length), (len(other), theirs.length)
-            mine.keys = _stacked(mine.keys, first, theirs.keys, second)
-            mine.values = _stacked(mine.values, first, theirs.values, second)
+            mine.ahead = self.ahead
+            mine.keys = _stacked(mine.keys, first, theirs.keys, second, self.ahead)
+            mine.values = _stacked(mine.values, first, theirs.values, second, self.ahead)
             mine.length = length
         self._pad(padding)
 
 
-def _stacked(first: Tensor, first_size: tuple[int, int], second: Tensor, second_size: tuple[int, int]) -> Tensor:
+def _stacked(
+    first: Tensor, first_size: tuple[int, int], second: Tensor, second_size: tuple[int, int], ahead: int
+) -> Tensor:
     """Return the rows of both; sizes are (rows, positions) that are filled."""
     length = max(first_size[1], second_size[1])
-    buffer = _room(first, first_size[0] + second_size[0], length)
+    buffer = _room(first, first_size[0] + second_size[0], length, ahead)
     start = 0
     for states, (rows, filled) in ((first, first_size), (second, second_size)):
         part = buffer[start : start + rows]

@@ -244,6 +244,17 @@ def head_size(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+@torch.no_grad()
+def leave_file(model: nn.Module) -> None:
+    """Give weights that lie in a file mapped into memory, as safetensors are loaded, memory of their own.
+
+    One that stays keeps all of the file in memory. What has memory of its own can also be freed for a while.
+    """
+    for parameter in model.parameters():
+        if not parameter.untyped_storage().resizable():
+            parameter.data = parameter.data.clone()
+
+
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters (tied ones once) and saved buffers under their Hugging Face names."""
     yield from model.named_parameters()

@@ -87,15 +87,16 @@ def engine_memory(role: EngineRole) -> RoleMemory:
 def _hf_infer(role: EngineRole) -> RoleMemory:
     arch, width, rows = role.arch, role.width, role.requests
     weights = arch.count() * width
-    # The last token of a response is never fed.
-    positions = -(-(role.longest - 1) // BLOCK) * BLOCK
+    prompt = role.config.prompt_length if isinstance(role.config, RLConfig) else role.longest
+    # The last token of a response is never fed. Where the first block is large enough, only what may come has room.
+    blocks = -(-(role.longest - 1) // BLOCK) * BLOCK
+    positions = min(role.longest, blocks) if prompt + 1 > blocks - BLOCK else blocks
     cache = rows * positions * role.cache_per_token()
     # Keys and then values of a layer are copied where they grow. Rows of different lengths need a mask, with which an
     # accelerator's kernel gets them repeated for every query head; the CPU's doesn't
     # (`strategies/engines/hf/shared_heads.py`).
     layer = cache // arch.layers
     repeated = layer * arch.heads // arch.kv_heads if role.on_accelerator else layer // 2
-    prompt = role.config.prompt_length if isinstance(role.config, RLConfig) else role.longest
     fill = max(prompt, min(PREFILL, rows * prompt))
     at_once = MicroBatchShape(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)
     numbers = Numbers(computed=width, residual=width)
@@ -110,7 +111,7 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     return RoleMemory(
         role=role.role,
         awake=awake,
-        asleep=lasting(("process", process)) if role.on_accelerator else awake,
+        asleep=lasting(("process", process)),
         phases={
             "generate": passing(
                 ("KV cache", cache),

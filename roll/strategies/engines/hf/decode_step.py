@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from roll.configs.catalog.family_table import FAMILIES, family_of
 from roll.strategies.engines.hf.shared_heads import attends_by_sdpa
 from roll.strategies.hf.cache import RowCache, forward
+from roll.strategies.training.pretrained import leave_file
 from roll.utils.importing import load_object
 
 logger = logging.getLogger(__name__)
@@ -203,11 +204,13 @@ def _lay_out_weights(model: Any) -> None:
     """Lay linear layers out in memory as products of few rows read them fastest: by input, not by output.
 
     They stay the same parameters of the same shape. An embedding that is the head, too, must stay together by rows.
+    None stays behind in the file: it would be in memory as a whole.
     """
     embedding = model.get_input_embeddings().weight
     for module in model.modules():
         if type(module) is nn.Linear and module.weight is not embedding and module.weight.dtype == torch.float32:
             module.weight.data = module.weight.data.t().contiguous().t()
+    leave_file(model)
 
 
 @torch.inference_mode()

@@ -42,6 +42,7 @@ from roll.strategies.training.pretrained import (
     DTYPES,
     context_length,
     eos_token_ids,
+    leave_file,
     load_causal_lm,
     load_named_tensors,
     load_tokenizer,
@@ -121,10 +122,13 @@ class HfInfer(InferEngine):
         self._num_layers: int = config.num_hidden_layers
         self._threads = ForwardThreads(model)
         self._decode_step = DecodeStep.of(model)
+        if self._decode_step is None:
+            leave_file(model)
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
         self._version = 0
+        self._asleep = False
         self._counters = EngineCounters()
 
     @property
@@ -135,6 +139,8 @@ class HfInfer(InferEngine):
         return named_tensors(self._model)
 
     def submit(self, requests: Sequence[Request]) -> None:
+        if self._asleep:
+            raise RuntimeError("hf_infer sleeps without its weights: wake it, and update them, first")
         known = {s.request.id for s in (*self._waiting, *self._running)}
         for request in requests:
             self._rules.check(request, known)
@@ -176,14 +182,29 @@ class HfInfer(InferEngine):
         if self._running or self._waiting:
             under_way = len(self._running) + len(self._waiting)
             raise RuntimeError(f"hf_infer can't sleep: {under_way} requests are on their way")
-        if "weights" not in parts or self._device.type == "cpu":
+        if "weights" not in parts:
             return 0
-        self._model.to("cpu")
-        return sum(tensor.nbytes for tensor in self._model.state_dict().values())
+        self._asleep = True
+        if self._device.type != "cpu":
+            self._model.to("cpu")
+            return sum(tensor.nbytes for tensor in self._model.state_dict().values())
+        freed = 0
+        for parameter in self._model.parameters():
+            memory = parameter.untyped_storage()
+            if memory.nbytes() == parameter.nbytes and memory.resizable():
+                memory.resize_(0)  # emptied, not replaced: decode steps hold views of it
+                freed += parameter.nbytes
+        return freed
 
     def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
-        if "weights" in parts:
-            self._model.to(self._device)
+        if "weights" not in parts:
+            return
+        self._asleep = False
+        self._model.to(self._device)
+        for parameter in self._model.parameters():
+            memory = parameter.untyped_storage()
+            if not memory.nbytes():
+                memory.resize_(parameter.nbytes)
 
     def _step(self) -> list[Completion]:
         """Feed each row its last token, take in waiting responses, draw one token for every response."""
@@ -197,7 +218,8 @@ class HfInfer(InferEngine):
             if newcomers:
                 del self._waiting[: len(newcomers)]
                 row_of: dict[_Tokens, int] = {}
-                for part, part_logits, cache in self._prefill(contexts):
+                ahead = max(s.request.params.max_new_tokens - len(s.tokens) for s in newcomers)
+                for part, part_logits, cache in self._prefill(contexts, ahead):
                     row_of.update({context: rows + len(row_of) + i for i, context in enumerate(part)})
                     logits.append(part_logits)
                     self._cache = _joined(self._cache, cache)
@@ -219,12 +241,15 @@ class HfInfer(InferEngine):
             return self._decode_step(last, cache, large)
         return forward(self._model, last[:, None], cache)
 
-    def _prefill(self, contexts: Sequence[_Tokens]) -> Iterator[_Prefilled]:
-        """Run different contexts; what some begin with is computed once, where that is worth a pass of its own."""
+    def _prefill(self, contexts: Sequence[_Tokens], ahead: int) -> Iterator[_Prefilled]:
+        """Run different contexts; what some begin with is computed once, where that is worth a pass of its own.
+
+        `ahead`: at most so many tokens come after one of them.
+        """
         whole, alike = _by_beginning(contexts)
-        yield from self._prefill_whole(whole)
+        yield from self._prefill_whole(whole, ahead)
         beginnings: RowCache | None = None
-        for _, _, cache in self._prefill_whole([group[0][:shared] for shared, group in alike]):
+        for _, _, cache in self._prefill_whole([group[0][:shared] for shared, group in alike], 0):
             beginnings = _joined(beginnings, cache)
         if beginnings is None:
             return
@@ -236,13 +261,13 @@ class HfInfer(InferEngine):
             known = torch.tensor([len(context) - width for (context, _), _ in part], device=self._device)
             rows = torch.tensor([row for (_, row), _ in part], device=self._device)
             contexts = [context for (context, _), _ in part]
-            yield self._prefilled(contexts, width, beginnings.beginnings(rows, known))
+            yield self._prefilled(contexts, width, beginnings.beginnings(rows, known, width + ahead))
 
-    def _prefill_whole(self, contexts: Sequence[_Tokens]) -> Iterator[_Prefilled]:
+    def _prefill_whole(self, contexts: Sequence[_Tokens], ahead: int) -> Iterator[_Prefilled]:
         for part in _parts(contexts, [len(context) for context in contexts]):
             width = max(map(len, part))
             padding = torch.tensor([width - len(context) for context in part], device=self._device)
-            yield self._prefilled(part, width, RowCache(self._num_layers, padding))
+            yield self._prefilled(part, width, RowCache(self._num_layers, padding, ahead))
 
     def _prefilled(self, contexts: Sequence[_Tokens], width: int, cache: RowCache) -> _Prefilled:
         """Run the last `width` tokens of contexts whose other tokens the cache has."""
