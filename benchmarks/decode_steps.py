@@ -5,7 +5,7 @@
 `as it is` takes steps without transformers' modules, small ones on one thread, from weights laid out by input. The
 others go through transformers, use all threads for all steps, or leave the weights as they are stored.
 
-The model is the random one of `rollout_vs_trl.py`. All engines are in this process and take the same requests in
+The model is the random one of `grpo_vs_trl.py`. All engines are in this process and take the same requests in
 turns. With `--tail` few responses are long.
 """
 

@@ -1,14 +1,15 @@
-"""Our side of `rollout_vs_trl.py`: `run_pipeline` on a complete configuration.
+"""Our side of `grpo_vs_trl.py`: `run_pipeline` on a complete configuration.
 
 The pipeline waits for the benchmark before each step. Asked for `bare`, it measures what the parts of the last step
 cost by themselves: its engine called directly with the same prompts and lengths, and a plain PyTorch loop over the same
-tokens.
+tokens. With `--first-token` it is a command of `roll` that notes when its engine has drawn the first token.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import sys
 import time
@@ -17,13 +18,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from trl_task import Task, Turns
+from trl_task import Task, Turns, note_time  # noqa: E402 - beside this file
+
+QUICKSTART = (HERE.parent / "examples" / "quickstart", "rlvr_smollm2")
+STEPS_ALONE = ("val_before_train=false", "eval_steps=0", "save_steps=0", "export_model=false", "track_with=[jsonl]")
+"""What makes a run of the quickstart one of steps alone."""
+SAMPLER = "roll.strategies.engines.hf.token_sampler"
 
 CONFIG = """
 pipeline: rlvr
-exp_name: rollout_vs_trl
+exp_name: grpo_vs_trl
 seed: 0
 executor: inline
 output_dir: {folder}/ours
@@ -41,7 +48,7 @@ rewards:
   words: {{name: custom, tag_included: words}}
 custom_reward_function: {{path: {benchmarks}/trl_task.py, name: words}}
 actor_train:
-  model_args: {{disable_gradient_checkpointing: true}}
+  model_args: {{disable_gradient_checkpointing: true, dtype: fp32}}
   use_sequence_packing: {packing}
   training_args:
     learning_rate: {learning_rate}
@@ -49,16 +56,32 @@ actor_train:
     gradient_accumulation_steps: {accumulation}
   data_args: {{file_name: {folder}/prompts.jsonl, prompt: prompt, template: plain, shuffle: false}}
 actor_infer:
+  model_args: {{dtype: fp32}}
   generating_args: {{temperature: 1.0, ignore_eos: {ignore_eos}}}
   strategy_args: {{strategy_name: {engine}}}
 """
+
+
+def load(task: Task, folder: Path, options: argparse.Namespace) -> Any:
+    """Return the checked configuration: of the quickstart as it is shipped, or one written to `ours.yaml`."""
+    from roll.configs.checks.prerequisites import check_prerequisites
+    from roll.configs.parsing.loader import load_config
+
+    if task.model is not None:
+        own = (f"pretrain={task.model}", f"output_dir={folder}/ours", f"max_steps={task.steps}")
+        config = load_config(*QUICKSTART, [*STEPS_ALONE, *own, *options.set])
+    else:
+        write_config(task, folder, options)
+        config = load_config(folder, "ours", options.set)
+    check_prerequisites(config)
+    return config
 
 
 def write_config(task: Task, folder: Path, options: argparse.Namespace) -> None:
     """Write `ours.yaml`."""
     text = CONFIG.format(
         folder=folder,
-        benchmarks=Path(__file__).resolve().parent,
+        benchmarks=HERE,
         steps=task.steps,
         prompts=task.prompts,
         samples=task.samples,
@@ -143,7 +166,8 @@ class Gate:
         def gated_step(pipeline: RLPipeline, number: int) -> None:
             self._wait(pipeline)
             seconds, processor = timed(lambda: step(pipeline, number))
-            lengths = [int(n) - self._task.prompt_length for n in self._batch.lengths]
+            trained = self._batch.action_mask.split(self._batch.lengths.tolist())
+            lengths = [int(part.sum()) for part in trained]
             self._turns.say(seconds=seconds, processor=processor, lengths=lengths)
 
         def watched_update(pipeline: RLPipeline, rollouts: Any, number: int) -> Any:
@@ -191,25 +215,62 @@ class Gate:
             finished += sum(len(done) for done in engines.call(InferWorker.poll, 16))
 
 
+def first_token(notes: Path, command: list[str]) -> None:
+    """Run a command of `roll`, and note when its engine has drawn the first token of the first row."""
+
+    class Finder:
+        """Finds the sampler as it is found without this, and changes it once it is imported."""
+
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+            del path, target
+            if name != SAMPLER:
+                return None
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            spec = importlib.util.find_spec(name)
+            assert spec is not None and spec.loader is not None
+            execute = spec.loader.exec_module
+
+            def execute_and_change(module: Any) -> None:
+                execute(module)
+                sample = module.sample
+
+                def noted(*arguments: Any) -> Any:
+                    drawn = sample(*arguments)
+                    note_time(notes, "first token")
+                    return drawn
+
+                module.sample = noted
+
+            spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
+            return spec
+
+    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    sys.argv = ["roll", *command]
+    from roll.cli.__main__ import main
+
+    sys.exit(main())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--task", required=True)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--address")
+    parser.add_argument("--task")
     parser.add_argument("--engine", default="hf_infer")
     parser.add_argument("--per-device", type=int, default=16)
     parser.add_argument("--packing", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="further keys")
+    parser.add_argument("--first-token", type=Path, help="file of notes; what follows is a command of roll")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    if options.first_token is not None:
+        first_token(options.first_token, options.command)
     task = Task(**json.loads(options.task))
-    write_config(task, options.folder, options)
-    from roll.configs.checks.prerequisites import check_prerequisites
-    from roll.configs.parsing.loader import load_config
     from roll.pipelines import load_pipeline, run_pipeline
     from roll.utils.memory import reuse_freed_memory
 
     reuse_freed_memory()  # as `roll train` does
-    config = load_config(options.folder, "ours", [])
-    check_prerequisites(config)
+    config = load(task, options.folder, options)
     load_pipeline(config)  # sets how threads wait, which torch must not be imported before
     with Gate(Turns(options.address), task, options.folder).installed():
         run_pipeline(config)

@@ -1,4 +1,4 @@
-"""What both sides of `rollout_vs_trl.py` share: the model, the prompts, the reward, and the talk with the benchmark.
+"""What both sides of `grpo_vs_trl.py` share: the model, the prompts, the reward, and the talk with the benchmark.
 
 Imported in two environments, so it needs nothing beyond torch and transformers.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -29,13 +30,17 @@ class Task:
     prompt_length: int
     response_length: int
     """Longest response, in tokens."""
-    mean_length: int | None
+    mean_length: int | None = None
     """None: every response has `response_length` tokens. Else each token ends its response with probability
     1 / `mean_length`, up to `response_length`."""
     threads: int
     steps: int
     """Steps that there are prompts for."""
     learning_rate: float = 1e-6
+    model: str | None = None
+    """Folder of the model of the quickstart, which our side then runs as it is shipped; None: a random model."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a response of that model."""
 
     @property
     def rows(self) -> int:
@@ -87,6 +92,12 @@ def words(response: str, task: Any) -> float:
     return score(response)
 
 
+def solved(response: str, answer: str) -> float:
+    """Return 1 if the first line is the number that a task of the quickstart asks for."""
+    lines = response.strip().splitlines()
+    return float(bool(lines) and lines[0].strip() == answer)
+
+
 class Turns:
     """The benchmark's side of this process: wait for a command, answer with figures."""
 
@@ -101,3 +112,9 @@ class Turns:
         """Return the next command: `step`, `bare` or `stop`."""
         command: str = self._connection.recv()
         return command
+
+
+def note_time(file: Path, name: str) -> None:
+    """Add to a file that this has happened now."""
+    with file.open("a") as notes:
+        notes.write(json.dumps([name, time.monotonic()]) + "\n")

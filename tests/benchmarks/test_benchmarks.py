@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def test_every_benchmark_is_run_by_a_test_of_this_folder():
     text = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    sides = {"trl_ours", "trl_task", "trl_theirs", "gateway_clients", "gpu_model"}  # of others
+    sides = {"trl_ours", "trl_task", "trl_theirs", "trl_sides", "trl_report", "gateway_clients", "gpu_model"}
     for name in sorted({path.stem for path in BENCHMARKS.glob("*.py")} - sides):
         assert re.search(rf'bench\(\s*"{name}"', text), name
 
@@ -80,7 +80,7 @@ def test_fine_tuning_under_chat_templates(bench):
     assert float(line[3].rstrip("%")) >= 95  # by transformers, with the exported folder alone
 
 
-@pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs"])
+@pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs", "trl_sides", "trl_report"])
 def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
     importlib.import_module(name)
 

@@ -50,21 +50,56 @@ def test_how_long_a_checkpoint_holds_up_a_step(bench, runs_start_here):
 def test_whole_steps_and_their_parts_by_themselves_on_our_side(bench, tmp_path: Path):
     figures = tmp_path / "figures.json"
     printed = bench(
-        "rollout_vs_trl", "--only", "ours", "--rounds", 1, "--warm-up", 1, "--per-device", 4, "--json", figures,
-        *SMALL_TASK,
+        "grpo_vs_trl", "--workloads", "even", "--only", "ours", "--rounds", 1, "--warm-up", 1, "--per-device", 4,
+        "--bare", "--json", figures, *SMALL_TASK,
     )  # fmt: skip
-    assert "ours" in rows(printed)
-    measured = json.loads(figures.read_text())
-    assert measured["ours"][0]["lengths"] == [4, 4, 4, 4]
-    assert measured["bare"][0]["generate"] > 0
+    assert rows(printed)[:4] == ["workload", "---", "even", "workload"]
+    measured = json.loads(figures.read_text())["workloads"]["even"]
+    assert measured["rounds"]["ours"][0]["lengths"] == [4, 4, 4, 4]
+    assert measured["rounds"]["ours"][0]["processor"] > 0
+    assert measured["rounds"]["bare"][0]["generate"] > 0
+    assert measured["peak_memory"]["ours"] > 100 << 20
+
+
+def test_a_step_and_the_start_of_the_quickstart_on_our_side(bench, tmp_path: Path):
+    model = build_tiny_model(tmp_path / "model", max_position_embeddings=1024)
+    figures = tmp_path / "figures.json"
+    bench(
+        "grpo_vs_trl", "--workloads", "quickstart", "start", "--only", "ours", "--rounds", 1, "--warm-up", 0,
+        "--threads", 1, "--model", model, "--json", figures, "--set", "rollout_batch_size=2",
+        "num_return_sequences_in_group=2", "prompt_length=1000",
+        "actor_train.training_args.gradient_accumulation_steps=1",
+    )  # fmt: skip
+    measured = json.loads(figures.read_text())["workloads"]
+    assert len(measured["quickstart"]["rounds"]["ours"][0]["lengths"]) == 4
+    (start,) = measured["start"]["rounds"]["ours"]
+    assert 0 < start["first line"] < start["first token"]
 
 
 def test_whole_steps_of_trl(bench):
     pytest.importorskip("trl", reason="TRL has an environment of its own: benchmarks/requirements-trl.txt")
     printed = bench(
-        "rollout_vs_trl", "--only", "trl", "--trl-python", sys.executable, "--rounds", 1, "--warm-up", 0, *SMALL_TASK
-    )
-    assert "trl" in rows(printed)
+        "grpo_vs_trl", "--workloads", "even", "--only", "trl", "--trl-python", sys.executable, "--rounds", 1,
+        "--warm-up", 0, *SMALL_TASK,
+    )  # fmt: skip
+    assert "| TRL |" in printed
+
+
+def test_the_ratios_of_two_runs_and_their_range(monkeypatch):
+    """Two rounds a run: TRL's seconds are 2 and 3 times ours, then 4 times in both; tokens are 10 against 20."""
+    monkeypatch.syspath_prepend(EXAMPLES.parent / "benchmarks")
+    from trl_report import compared
+
+    def run(factors: tuple[float, float]) -> dict:
+        ours = [{"seconds": 1.0, "processor": 1.0, "lengths": [20]} for _ in factors]
+        trl = [{"seconds": factor, "processor": 2 * factor, "lengths": [10]} for factor in factors]
+        return {"workloads": {"even": {"rounds": {"trl": trl, "ours": ours}, "load": [0.1, 0.2, 0.3]}}}
+
+    # By the clock 2.5 (the median of 2 and 3), per token (2 + 3) / 20 over 2 / 40 = 5; the other run 4 and 8.
+    first, second, both = compared([run((2.0, 3.0)), run((4.0, 4.0))], "trl", "ours")
+    assert first == ["even", "1", "2.50 (2.25-2.75)", "5.00 (4.50-5.50)", "5.00", "10.00", "0.1, 0.2, 0.3"]
+    assert second[2:6] == ["4.00 (4.00-4.00)", "8.00 (8.00-8.00)", "8.00", "16.00"]
+    assert both == ["even", "all", "2.50 to 4.00", "5.00 to 8.00", "5.00 to 8.00", "10.00 to 16.00", ""]
 
 
 def test_losses_of_preferences_beside_trl(bench):

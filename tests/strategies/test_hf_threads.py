@@ -106,3 +106,28 @@ def test_hf_infer_decodes_a_small_model_on_one_thread(tmp_path, two_threads, thr
     assert len(engine.poll(5)) == 1
     assert seen == [1, 1, 1]
     assert torch.get_num_threads() == 2
+
+
+def test_the_head_of_a_small_decode_step_gets_all_threads_and_gives_the_same_bits(tmp_path, two_threads, monkeypatch):
+    model = load_causal_lm(ModelArgs(model_name_or_path=str(build_tiny_model(tmp_path))), torch.float32)
+
+    def responses(shared_from: int):
+        # 2 Mi multiplications pay for another thread among small operators; no product of this model has as many.
+        monkeypatch.setattr(threads, "_WORTH_SHARING_ALONE", shared_from)
+        engine = HfInfer(model, eos_token_ids=(), pad_token_id=0, max_running_requests=2, max_context=200)
+        head, seen = engine._decode_step._head, []
+
+        class Watched:
+            def __call__(self, hidden):
+                seen.append(torch.get_num_threads())
+                return head(hidden)
+
+        engine._decode_step._head = Watched()
+        engine.submit([Request(id="a", prompt_ids=(5, 6, 7), params=SamplingParams(max_new_tokens=4), seed=1)])
+        (done,) = engine.poll(6)
+        return seen, done.token_ids, done.logprobs
+
+    alone, shared = responses(2 << 20), responses(0)
+    assert alone[0] == [1, 1, 1]
+    assert shared[0] == [2, 2, 2]
+    assert shared[1:] == alone[1:]

@@ -168,7 +168,9 @@ class DecodeStep:
         step = _Step(cos, sin, cache.seen(extra=1), large)
         for layer, layer_cache in zip(self._layers, cache.layers, strict=True):
             hidden = layer(hidden, step, layer_cache)
-        return self._head(self._norm(hidden))
+        hidden = self._norm(hidden)
+        with large:
+            return self._head(hidden)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles = positions[:, None, None, None].float() * self._frequencies
