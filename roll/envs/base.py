@@ -41,9 +41,12 @@ class Observation:
         return "\n".join(message.content for message in self.messages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepResult:
-    """What an action led to."""
+    """What an action led to.
+
+    Not frozen, though nobody changes one: two are made of every step, and a frozen one takes over twice as long.
+    """
 
     reward: float
     """In an environment of several roles: what all of them get alike, 0 in a zero-sum game."""

@@ -110,7 +110,7 @@ def load_package(spec: EnvSpec) -> None:
             raise EnvLoadError(f"custom_envs.{spec.tag}.env_type: {spec.env_type}: {error}") from error
 
 
-def build_env(spec: EnvSpec) -> Env:
+def build_env(spec: EnvSpec) -> ResponseEnv:
     """Build the environment of an episode: `step` gets a response, scripts play their roles, the time is limited."""
     try:
         env = bare_env(spec)

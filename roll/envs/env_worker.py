@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from roll.envs import env_messages as messages
-from roll.envs.base import Env
 from roll.envs.env_messages import Packed
 from roll.envs.env_registry import build_env, check_spec, load_env, load_package
-from roll.envs.wrappers import EnvSpec
+from roll.envs.wrappers import EnvSpec, ResponseEnv
 from roll.isolation.processes.child import short_traceback
 from roll.isolation.processes.child_requests import resident_mb
 
@@ -26,7 +25,7 @@ class EnvHandler:
         for spec in self._specs.values():
             check_spec(spec)
             load_package(spec)
-        self._envs: dict[int, tuple[Env, EnvSpec]] = {}
+        self._envs: dict[int, tuple[ResponseEnv, EnvSpec]] = {}
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> tuple[Any, ...]:
         """Return what a reset or a step gave, or what went wrong; then the instance is closed."""
@@ -38,7 +37,7 @@ class EnvHandler:
         try:
             if kind == "step":
                 env, spec = self._envs[instance]
-                return "ok", messages.pack_step(env.step(arguments[0]))
+                return "ok", messages.pack_plain_step(env.respond(arguments[0]))
             tag, seed, options, responses = arguments
             doing, spec = "__init__", self._specs[tag]
             env = build_env(spec)
@@ -48,7 +47,7 @@ class EnvHandler:
             for step, response in enumerate(responses, 1):
                 doing = f"step {step}"
                 restart_clock()
-                result = messages.pack_step(env.step(response))
+                result = messages.pack_plain_step(env.respond(response))
             return "ok", result
         except BaseException as error:  # noqa: BLE001 - the boundary: it becomes a status with this text
             text = f"{_described(error, spec, doing)}\n{short_traceback(skip=1)}"

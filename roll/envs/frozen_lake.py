@@ -14,6 +14,7 @@ from roll.envs.pixels import Pixels
 from roll.utils.seeding import stable_hash
 
 SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
+SHOWN = str.maketrans(SYMBOLS)
 PLAYER = "P"
 
 TILE = 24
@@ -90,7 +91,7 @@ class FrozenLake(Env):
         self._lake = Lake(rows, self._success_rate)
         self._seed, self._step, self._cell = seed, 0, self._lake.start
         self._signs = "".join(self._lake.rows)
-        self._empty = "\n".join(" ".join(SYMBOLS[sign] for sign in row) for row in self._lake.rows)
+        self._empty = "\n".join([" ".join(row) for row in self._lake.rows]).translate(SHOWN)
         return self._observe()
 
     def step(self, action: str) -> StepResult:
@@ -104,7 +105,9 @@ class FrozenLake(Env):
         self._step += 1
         sign = self._signs[self._cell]
         over = sign in "GH"
-        metrics = {"moved": float(self._cell != before), **({"success": float(sign == "G")} if over else {})}
+        metrics = {"moved": float(self._cell != before)}
+        if over:
+            metrics["success"] = float(sign == "G")
         observation = None if over else self._observe()
         return StepResult(reward=self._rewards[sign], terminated=over, observation=observation, metrics=metrics)
 

@@ -16,6 +16,7 @@ from roll.utils.seeding import stable_hash
 
 ACTIONS = ("Left", "Down", "Right", "Up")  # Each one's neighbours in this circle are the directions one may slip to
 OFFSETS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # Rows and columns that an action moves by
+Outcomes = tuple[tuple[float, int], ...]
 _ATTEMPTS = 100
 
 
@@ -50,15 +51,11 @@ class Lake:
         """Return the cell that one gets to by going this way; at the edge one stays."""
         return _moves(len(self.rows), self.width)[cell][direction]
 
-    def outcomes(self, cell: int, action: int) -> tuple[tuple[float, int], ...]:
+    def outcomes(self, cell: int, action: int) -> Outcomes:
         """Return (probability, cell) of everything that an action may lead to; goal and holes aren't left."""
         if self.sign(cell) in "GH":
             return ((1.0, cell),)
-        reached = _moves(len(self.rows), self.width)[cell]
-        if self.success_rate == 1.0:
-            return ((1.0, reached[action]),)
-        aside = (1.0 - self.success_rate) / 2
-        return ((aside, reached[action - 1]), (self.success_rate, reached[action]), (aside, reached[(action + 1) % 4]))
+        return _outcomes(len(self.rows), len(self.rows[0]), self.success_rate)[cell][action]
 
     def after(self, cell: int, action: int, draw: float) -> int:
         """Return the one outcome that a number in [0, 1) stands for."""
@@ -81,6 +78,22 @@ def _moves(height: int, width: int) -> tuple[tuple[int, ...], ...]:
         )
         for row in range(height)
         for column in range(width)
+    )
+
+
+@lru_cache(maxsize=64)
+def _outcomes(height: int, width: int, success_rate: float) -> tuple[tuple[Outcomes, ...], ...]:
+    """Return (probability, cell) of everything that each action may lead to from each cell, holes or not."""
+    moves, actions = _moves(height, width), range(len(ACTIONS))
+    if success_rate == 1.0:
+        return tuple(tuple(((1.0, reached[action]),) for action in actions) for reached in moves)
+    aside = (1.0 - success_rate) / 2
+    return tuple(
+        tuple(
+            ((aside, reached[action - 1]), (success_rate, reached[action]), (aside, reached[(action + 1) % 4]))
+            for action in actions
+        )
+        for reached in moves
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
@@ -31,6 +32,8 @@ MOVES = "Actions: Up, Down, Left, Right. Each moves you by one cell; a move that
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = (ord(sign) for sign in SIGNS)
 LEFT_BEHIND = {PLAYER: FLOOR, PLAYER_ON_TARGET: TARGET}
 STEPPED_ON = {FLOOR: PLAYER, TARGET: PLAYER_ON_TARGET, BOX: PLAYER, BOX_ON_TARGET: PLAYER_ON_TARGET}
+_SYMBOLS_SHOWN = {ord("\n"): "\n"} | {ord(sign): f"{name} " for sign, name in SYMBOLS.items()}
+_WORDS_SHOWN = {ord("\n"): "\n"} | {ord(sign): f"{name} " for sign, name in WORDS.items()}
 _BARE = str.maketrans("$*@+", " . .")
 PUSHED_TO = {FLOOR: BOX, TARGET: BOX_ON_TARGET}
 
@@ -88,7 +91,7 @@ class Sokoban(Env):
         self._levels = _levels(level_file, level_indices, self._room)
         self.one_episode = len(self._levels) == 1
         self._shown_as = observation
-        self._names = {ord(sign): name for sign, name in (WORDS if observation == "text" else SYMBOLS).items()}
+        self._names = _WORDS_SHOWN if observation == "text" else _SYMBOLS_SHOWN
         rewards = {
             "reward_step": reward_step,
             "reward_box": reward_box,
@@ -123,12 +126,9 @@ class Sokoban(Env):
         self._player = board.player
         self._num_boxes = board.boxes.bit_count()
         self._num_done = (board.boxes & board.targets).bit_count()
-        self._shown = []
-        for i, sign in enumerate(grid):
-            if sign != "\n":
-                self._shown.append(self._names[ord(sign)] + (" " if grid[i + 1 : i + 2].strip("\n") else ""))
-            else:
-                self._shown.append("\n")
+        self._shown = [self._names[sign] for sign in self._cells]
+        for row_end in range(board.width - 1, len(grid), board.stride):
+            self._shown[row_end] = self._names[WALL].rstrip()
         return self._observe()
 
     def step(self, action: str) -> StepResult:
@@ -185,7 +185,7 @@ class Sokoban(Env):
 
     def _put(self, cell: int, sign: int) -> None:
         self._cells[cell] = sign
-        self._shown[cell] = self._names[sign] + " "  # a wall always follows in the row
+        self._shown[cell] = self._names[sign]  # and a blank: a wall always follows in the row
 
     def _not_an_action(self, action: str) -> Exception:
         if not self._offsets:
@@ -193,6 +193,7 @@ class Sokoban(Env):
         return InvalidAction(f"got {action!r}, expected one of {', '.join(ACTIONS)}")
 
 
+@cache
 def _instructions(observation: str) -> str:
     if observation == "coordinates":
         return f"{GOAL}Positions are given as (row, column); row 1 is the top, column 1 the left.\n{MOVES}"

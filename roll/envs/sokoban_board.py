@@ -14,6 +14,16 @@ WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "# .$*@+"
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 
+_SIGNS = frozenset("# .$*@+")
+
+
+def _bits(cells: str) -> dict[int, str]:
+    """Return what `str.translate` makes 1 of these cells with, and 0 of all others."""
+    return {ord(sign): "1" if sign in cells else "0" for sign in "# .$*@+\n"}
+
+
+_FLOOR_BITS, _TARGET_BITS, _BOX_BITS = _bits(" .$*@+"), _bits(".*+"), _bits("$*")
+
 
 @dataclass(frozen=True)
 class Board:
@@ -45,13 +55,12 @@ class Board:
         """Rows, one below the other."""
         cells = list("\n".join([WALL * self.width] * self.height))
         for i in members(self.floor):
-            on_target = self.targets >> i & 1
-            if i == self.player:
-                cells[i] = PLAYER_ON_TARGET if on_target else PLAYER
-            elif self.boxes >> i & 1:
-                cells[i] = BOX_ON_TARGET if on_target else BOX
-            else:
-                cells[i] = TARGET if on_target else FLOOR
+            cells[i] = FLOOR
+        for i in members(self.targets):
+            cells[i] = TARGET
+        for i in members(self.boxes):
+            cells[i] = BOX_ON_TARGET if cells[i] == TARGET else BOX
+        cells[self.player] = PLAYER_ON_TARGET if cells[self.player] == TARGET else PLAYER
         return "".join(cells)
 
 
@@ -64,21 +73,22 @@ def parse_board(text: str) -> Board:
     for number, row in enumerate(rows, start=1):
         if len(row) != width:
             raise ValueError(f"row {number} has {len(row)} cells, the first row {width}: all rows must be equally long")
-        unknown = sorted(set(row) - set("# .$*@+"))
+        unknown = set(row) - _SIGNS
         if unknown:
-            raise ValueError(f"row {number} has {unknown[0]!r}, expected only '#', ' ', '.', '$', '*', '@' and '+'")
+            raise ValueError(f"row {number} has {min(unknown)!r}, expected only '#', ' ', '.', '$', '*', '@' and '+'")
         if row[0] != WALL or row[-1] != WALL or (number in (1, len(rows)) and set(row) != {WALL}):
             raise ValueError(f"row {number} has a gap in the outer wall: every cell at the edge must be '#'")
-    players = [i for i, cell in enumerate(text) if cell in "@+"]
-    if len(players) != 1:
-        raise ValueError(f"got {len(players)} players, expected one '@' or '+'")
-    floor, targets, boxes = (_cells(text, symbols) for symbols in (" .$*@+", ".*+", "$*"))
+    players = text.count(PLAYER) + text.count(PLAYER_ON_TARGET)
+    if players != 1:
+        raise ValueError(f"got {players} players, expected one '@' or '+'")
+    floor, targets, boxes = (int(text[::-1].translate(bits), 2) for bits in (_FLOOR_BITS, _TARGET_BITS, _BOX_BITS))
     if not boxes or boxes.bit_count() != targets.bit_count():
         raise ValueError(
             f"got {boxes.bit_count()} boxes ('$', '*') and {targets.bit_count()} targets ('.', '*', '+'), "
             "expected the same number of both, at least 1"
         )
-    return Board(len(rows), width, floor, targets, boxes, players[0])
+    player = max(text.find(PLAYER), text.find(PLAYER_ON_TARGET))
+    return Board(len(rows), width, floor, targets, boxes, player)
 
 
 def members(cells: int) -> list[int]:
@@ -89,7 +99,3 @@ def members(cells: int) -> list[int]:
         result.append(lowest.bit_length() - 1)
         cells ^= lowest
     return result
-
-
-def _cells(text: str, symbols: str) -> int:
-    return sum(1 << i for i, cell in enumerate(text) if cell in symbols)

@@ -72,23 +72,32 @@ def _carve(settings: RoomSettings, rng: random.Random, *, at_least: float) -> Bo
     share = max(0.5 + 0.4 * rng.random(), at_least)
     wanted = min(inner, max(round(share * inner), settings.num_boxes + 2, 4))
     row, column = 1 + _below(rng, height - 2), 1 + _below(rng, width - 2)
-    floor, dug = 0, 0
-    while dug < wanted:
-        for below, right in SHAPES[_below(rng, len(SHAPES))]:
-            if row + below <= height - 2 and column + right <= width - 2 and dug < wanted:
-                cell = 1 << ((row + below) * stride + column + right)
-                dug += not floor & cell
-                floor |= cell
-        step = 1 if rng.random() < 0.5 else -1
-        if rng.random() < 0.5:
-            row = min(max(row + step, 1), height - 2)
+    shapes, inside = _shape_cells(height, width)
+    draw, floor, missing = rng.random, 0, wanted
+    while missing:
+        dug = shapes[int(draw() * len(shapes))] << (row * stride + column) & inside & ~floor
+        while dug.bit_count() > missing:
+            dug ^= 1 << dug.bit_length() - 1  # the last cell of the shape isn't needed
+        floor |= dug
+        missing -= dug.bit_count()
+        step = 1 if draw() < 0.5 else -1
+        if draw() < 0.5:
+            row += step if 1 <= row + step <= height - 2 else 0
         else:
-            column = min(max(column + step, 1), width - 2)
+            column += step if 1 <= column + step <= width - 2 else 0
     cells = members(floor)
     targets = 0
     for _ in range(settings.num_boxes):
         targets |= 1 << cells.pop(_below(rng, len(cells)))
     return Board(height, width, floor, targets, boxes=targets, player=cells[_below(rng, len(cells))])
+
+
+@lru_cache(maxsize=64)
+def _shape_cells(height: int, width: int) -> tuple[tuple[int, ...], int]:
+    """Return `SHAPES` as sets of cells around cell 0, and the cells inside the outer wall."""
+    stride = width + 1
+    shapes = tuple(sum(1 << (below * stride + right) for below, right in shape) for shape in SHAPES)
+    return shapes, sum(1 << (row * stride + column) for row in range(1, height - 1) for column in range(1, width - 1))
 
 
 def _scramble(board: Board, settings: RoomSettings, rng: random.Random, *, all_off_target: bool) -> Board | None:

@@ -100,13 +100,16 @@ def _next_layer(board: Board, layer: Layer, visited: Layer, alive: int) -> Layer
 
 def _previous_layer(board: Board, layer: Layer, visited: Layer) -> Layer:
     earlier: Layer = {}
+    floor, shifts = board.floor, board.shifts
     for boxes, players in layer.items():
-        free = board.floor & ~boxes
+        free = floor & ~boxes
         walked = 0
-        for left, right in board.shifts:
+        for left, right in shifts:
             walked |= (players << left) >> right
             # The player stepped this way to where it is now, and pushed the box that is one cell further.
-            pulled = players & ((boxes << right) >> left) & ((free << left) >> right)
+            pulled = players & ((boxes << right) >> left)
+            if pulled:  # seldom, so only then where it was free
+                pulled &= (free << left) >> right
             while pulled:
                 cell = pulled & -pulled
                 pulled ^= cell

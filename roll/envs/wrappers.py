@@ -6,15 +6,16 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
+from roll.envs.env_messages import PlainStep
 from roll.envs.watched import Watched
 from roll.utils.importing import FILE_MODULE
 
@@ -71,7 +72,7 @@ def parse_actions(response: str, spec: CustomEnv) -> list[str]:
         last = _last_match(spec.action_pattern, text[-SEARCHED:])
         text = (last.group(1) or "") if last else ""
     pieces = text.split(spec.action_separator) if spec.max_actions_per_step > 1 else [text]
-    return [piece.strip() for piece in pieces if piece.strip()]
+    return [action for piece in pieces if (action := piece.strip())]
 
 
 def _last_match(pattern: str, text: str) -> re.Match[str] | None:
@@ -128,12 +129,16 @@ class ResponseEnv(Env):
         return observation
 
     def step(self, action: str) -> StepResult:
+        return _as_result(self.respond(action))
+
+    def respond(self, action: str) -> PlainStep:
+        """Return what `step` does, in the fields that this class fills: to be sent on, which needs no `StepResult`."""
         if self._last is None:
             raise ResetNeeded(f"{_name(self._env)}.step without an episode: call reset first")
         named, role = parse_actions(action, self._spec), self._last.role
         if not named and self._env.reads_responses and (visible := visible_text(action, self._spec).strip()):
             named = [visible]
-        done: list[_Checked] = []
+        done: list[PlainStep] = []
         problems: list[str] = (
             [] if named else [f"No action was found in your response{_example(self._spec.action_pattern)}."]
         )
@@ -156,7 +161,7 @@ class ResponseEnv(Env):
             return result
         self._last = None
         failed = dict.fromkeys([f"success/{name}" for name in self.roles] or ["success"], 0.0)
-        return replace(result, truncated=True, observation=None, metrics={**failed, **result.metrics})
+        return result._replace(truncated=True, observation=None, metrics={**failed, **result.metrics})
 
     def render(self) -> Any:
         return self._env.render()
@@ -176,65 +181,54 @@ class ResponseEnv(Env):
         return name
 
     def _together(
-        self, done: Sequence[_Checked], named: Sequence[str], problems: Sequence[str], role: str, surplus: int
-    ) -> StepResult:
+        self, done: Sequence[PlainStep], named: Sequence[str], problems: Sequence[str], role: str, surplus: int
+    ) -> PlainStep:
         """Return one result for all actions of a response, which is the role's."""
         spec = self._spec
+        reward, terminated, truncated, shown, own, metrics, role_rewards = done[0] if len(done) == 1 else _summed(done)
+        if done:
+            self._last = shown  # None where it is over
+        else:
+            shown = self._last
+        if shown is not None and problems:
+            shown = _with_note(shown, problems, again=not done)
         invalid = len(problems) if named else 0
-        own: dict[str, float] = {}
-        for result in done:
-            for name, value in result.reward_parts.items():
-                own[f"env/{name}"] = own.get(f"env/{name}", 0.0) + value
-        parts = {
-            "env": math.fsum([result.reward for result in done]),
-            "format_penalty": 0.0 if named else spec.format_penalty,
-            "invalid_action_penalty": invalid * spec.invalid_action_penalty,
-        }
-        metrics = _summed(done)
-        metrics |= {
-            "actions": float(len(done)),
-            "format_errors": float(not named),
-            "invalid_actions": float(invalid),
-            "surplus_actions": float(surplus),
-        }
-        role_rewards = _added([result.role_rewards for result in done])
+        format_penalty = 0.0 if named else spec.format_penalty
+        action_penalty = invalid * spec.invalid_action_penalty
+        parts = {f"env/{name}": value for name, value in own.items()} if own else {}
+        parts["env"], parts["format_penalty"], parts["invalid_action_penalty"] = reward, format_penalty, action_penalty
+        metrics["actions"] = float(len(done))
+        metrics["format_errors"] = 0.0 if named else 1.0
+        metrics["invalid_actions"] = float(invalid)
+        metrics["surplus_actions"] = float(surplus)
         if self.roles:
-            penalty = parts["format_penalty"] + parts["invalid_action_penalty"]
-            role_rewards[role] = role_rewards.get(role, 0.0) + penalty
-        over = bool(done) and (done[-1].terminated or done[-1].truncated)
-        if over:
-            self._last = None
-        elif done:
-            self._last = done[-1].observation
-        return StepResult(
-            reward=parts["env"] if self.roles else math.fsum(parts.values()),
-            terminated=over and done[-1].terminated,
-            truncated=over and done[-1].truncated,
-            observation=None if self._last is None else _with_note(self._last, problems, again=not done),
-            reward_parts=own | parts,
-            metrics=metrics,
-            role_rewards=role_rewards,
-        )
+            role_rewards[role] = role_rewards.get(role, 0.0) + (format_penalty + action_penalty)
+        else:
+            reward = math.fsum((reward, format_penalty, action_penalty))
+        return PlainStep(reward, terminated, truncated, shown, parts, metrics, role_rewards)
 
 
-def _added(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sums of values of the same name."""
-    sums: dict[str, float] = {}
-    for mapping in mappings:
-        for name, value in mapping.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
-
-
-def _summed(results: Sequence[_Checked]) -> dict[str, float]:
-    """Return their metrics, summed; `success` as the last of them says."""
-    sums: dict[str, float] = {}
+def _summed(results: Sequence[PlainStep]) -> PlainStep:
+    """Return the results of any number of actions as one; `success` as the last of them says."""
+    parts: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+    role_rewards: dict[str, float] = {}
+    if not results:
+        return PlainStep(0.0, False, False, None, parts, metrics, role_rewards)
     for result in results:
-        for name in [name for name in sums if name == "success" or name.startswith("success/")]:
-            del sums[name]
-        for name, value in result.metrics.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
+        for name in [name for name in metrics if name == "success" or name.startswith("success/")]:
+            del metrics[name]
+        _add(parts, result.reward_parts)
+        _add(metrics, result.metrics)
+        _add(role_rewards, result.role_rewards)
+    reward = math.fsum([result.reward for result in results])
+    last = results[-1]
+    return PlainStep(reward, last.terminated, last.truncated, last.observation, parts, metrics, role_rewards)
+
+
+def _add(sums: dict[str, float], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + value
 
 
 def _names(actions: Sequence[str], lookup: Mapping[str, str]) -> dict[str, str]:
@@ -254,8 +248,6 @@ def _example(pattern: str | None) -> str:
 
 def _with_note(observation: Observation, problems: Sequence[str], *, again: bool) -> Observation:
     """Return the observation below what was wrong with the response; the state is the same as without it."""
-    if not problems:
-        return observation
     *before, last = observation.messages
     noted = replace(last, content="\n".join([*problems, last.content]))
     if again:  # a system message stands at the beginning of a conversation only
@@ -288,46 +280,44 @@ def checked_observation(env: Env, method: str, observation: object) -> Observati
     if not isinstance(messages, tuple) or not messages or [m for m in messages if not isinstance(m, Message)]:
         raise _wrong(env, method, f"an Observation with messages {_shape(messages)}", "a tuple of at least one Message")
     texts = [observation.state, *[message.content for message in messages]]
-    if [text for text in texts if not isinstance(text, str)]:
-        raise _wrong(env, method, f"an Observation with texts {_shape(texts)}", "strings as contents and state")
+    for text in texts:
+        if not isinstance(text, str):
+            raise _wrong(env, method, f"an Observation with texts {_shape(texts)}", "strings as contents and state")
     if observation.role not in (env.roles or ("",)):
         expected = f"one of its roles, {', '.join(env.roles)}" if env.roles else "none: the class names no roles"
         raise _wrong(env, method, f"an Observation with role {_shape(observation.role)}", expected)
     return observation
 
 
-class _Checked(NamedTuple):
-    """A step's result in plain floats and bools."""
-
-    reward: float
-    terminated: bool
-    truncated: bool
-    observation: Observation | None
-    reward_parts: dict[str, float]
-    metrics: dict[str, float]
-    role_rewards: dict[str, float]
-
-
 def checked_result(env: Env, result: object) -> StepResult:
     """Return `result` with plain floats and bools, if it is a `StepResult` of finite numbers; else `TypeError`."""
-    return StepResult(**_checked(env, result)._asdict())
+    return _as_result(_checked(env, result))
 
 
-def _checked(env: Env, result: object) -> _Checked:
+def _as_result(step: PlainStep) -> StepResult:
+    return StepResult(
+        reward=step.reward,
+        terminated=step.terminated,
+        truncated=step.truncated,
+        observation=step.observation,
+        reward_parts=step.reward_parts,
+        metrics=step.metrics,
+        role_rewards=step.role_rewards,
+    )
+
+
+def _checked(env: Env, result: object) -> PlainStep:
     if not isinstance(result, StepResult):
         raise _wrong(env, "step", _shape(result), "a StepResult(reward=..., terminated=..., observation=...)")
-    for name, flag in (("terminated", result.terminated), ("truncated", result.truncated)):
-        if not isinstance(flag, bool) and not _is_numpy_bool(flag):
-            raise _wrong(env, "step", f"a StepResult with {name} = {_shape(flag)}", "True or False")
-    terminated, truncated = bool(result.terminated), bool(result.truncated)
-    over = terminated or truncated
-    if not over:
-        checked_observation(env, "step", result.observation)
-    return _Checked(
+    terminated, truncated = result.terminated, result.truncated
+    if type(terminated) is not bool or type(truncated) is not bool:
+        terminated, truncated = _flag(env, "terminated", terminated), _flag(env, "truncated", truncated)
+    observation = None if terminated or truncated else checked_observation(env, "step", result.observation)
+    return PlainStep(
         _finite(env, "reward", result.reward),
         terminated,
         truncated,
-        None if over else result.observation,
+        observation,
         _numbers(env, "reward_parts", result.reward_parts),
         _numbers(env, "metrics", result.metrics),
         _of_roles(env, _numbers(env, "role_rewards", result.role_rewards)),
@@ -335,11 +325,17 @@ def _checked(env: Env, result: object) -> _Checked:
 
 
 def _of_roles(env: Env, rewards: dict[str, float]) -> dict[str, float]:
-    unknown = [role for role in rewards if role not in env.roles]
-    if unknown:
-        known = f"its roles, {', '.join(env.roles)}" if env.roles else "none: the class names no roles"
-        raise _wrong(env, "step", f"a StepResult with role_rewards of {_shape(unknown[0])}", known)
+    for role in rewards:
+        if role not in env.roles:
+            known = f"its roles, {', '.join(env.roles)}" if env.roles else "none: the class names no roles"
+            raise _wrong(env, "step", f"a StepResult with role_rewards of {_shape(role)}", known)
     return rewards
+
+
+def _flag(env: Env, name: str, flag: object) -> bool:
+    if not isinstance(flag, bool) and not _is_numpy_bool(flag):
+        raise _wrong(env, "step", f"a StepResult with {name} = {_shape(flag)}", "True or False")
+    return bool(flag)
 
 
 def _is_numpy_bool(flag: object) -> bool:
@@ -355,11 +351,16 @@ def _finite(env: Env, what: str, value: object) -> float:
 
 
 def _numbers(env: Env, what: str, values: object) -> dict[str, float]:
-    if type(values) is dict and not values:
-        return {}
-    if not isinstance(values, Mapping) or [name for name in values if not isinstance(name, str)]:
+    if type(values) is not dict and not isinstance(values, Mapping):
         raise _wrong(env, "step", f"a StepResult with {what} = {_shape(values)}", "a dict of floats by name")
-    return {
-        name: value if type(value) is float and math.isfinite(value) else _finite(env, f"{what}[{name!r}]", value)
-        for name, value in values.items()
-    }
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise _wrong(env, "step", f"a StepResult with {what} = {_shape(values)}", "a dict of floats by name")
+        if type(value) is float and math.isfinite(value):
+            numbers[name] = value
+        elif type(value) is int:
+            numbers[name] = float(value)
+        else:
+            numbers[name] = _finite(env, f"{what}[{name!r}]", value)
+    return numbers

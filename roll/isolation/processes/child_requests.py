@@ -29,7 +29,7 @@ from roll.isolation.processes.limits import limit_memory
 
 _GATHER_MS = 2
 """What comes within so many milliseconds of each other is served together, in mode `batch`."""
-_FLUSH_NS = 1_000_000
+_FLUSH_NS = 2_000_000
 """How long answers may wait for those that go with them: the parent has something to do while the rest is done."""
 _SHARE_NS = 10_000_000
 """What wasn't begun by then may be another process's, in mode `share`."""
