@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from same_runs import exported, logged
 from toy import metrics_of, run_toy, write_toy
 
-from roll.configs.schema.run_config import RunConfig
 from roll.distributed.worker import Worker
 from roll.pipelines.run import role_offload as module
 from roll.pipelines.run.role_offload import ENGINE, DeviceOffloader
 from roll.pipelines.workers.infer_worker import InferWorker
 from roll.pipelines.workers.train_worker import ForwardWorker
 from roll.strategies.engines.hf.hf_infer import HfInfer
-from roll.strategies.hf.fsdp2 import Fsdp2Strategy
 
 ALL = {"parameters", "gradients", "optimizer"}
 ROLES = ("actor_train", "actor_infer", "reference", "critic")
@@ -120,29 +117,6 @@ def test_roles_that_share_nothing_and_machines_without_accelerators_are_left_alo
         offloader.onload("critic")
 
 
-def test_in_one_process_on_the_host_the_engine_alone_gives_memory_back():
-    device = OnOneDevice(99)
-
-    class OnCpu(FakeCluster):
-        def call(self, method, *args):
-            return ["cpu"] if method is Worker.device else super().call(method, *args)
-
-    offloader = DeviceOffloader(EVERYBODY, frees_engine=True)
-    for role in ROLES:
-        device.cluster(role)
-        offloader.add(role, OnCpu(device, role))
-    with offloader.while_syncing():
-        assert set(device.used[ENGINE]) == {"weights"}
-    offloader.onload(ENGINE)
-    offloader.onload("actor_train")  # to save
-    assert set(device.used[ENGINE]) == {"weights"}
-    offloader.onload(ENGINE)
-    offloader.mark_engine_stale()
-    offloader.onload("reference")
-    assert device.used[ENGINE] == {}
-    assert {role for _, role, _ in device.log} == {ENGINE}
-
-
 def test_a_reward_model_works_while_others_do():
     device, offloader = built([*EVERYBODY, ("reward_model", "actor_infer")])
     offloader.add("reward_model", FakeCluster(device, "reward_model"))
@@ -167,47 +141,6 @@ def test_a_real_run_that_takes_turns_takes_the_same_steps(tiny_model, tmp_path, 
     assert metrics_of(tmp_path / "turns" / "output" / "logs")
 
 
-REFERENCE = ("use_kl_loss=true", "kl_loss_coef=0.1", "reference.infer_batch_size=16")
-TURNS = {
-    "plain": (),
-    "greedy responses, a reference": ("adv_estimator=remax", *REFERENCE),
-    "several steps": ("ppo_epochs=2",),
-    "more prompts": ("max_additional_running_prompts=3", "is_use_additional_prompts=true"),
-    "half precision": ("actor_infer.model_args.dtype=bf16",),
-    "adapters": ("actor_train.model_args.lora_rank=4", "actor_train.model_args.lora_target=[q_proj]"),
-    "checksums": ("verify_weight_sync=checksum",),
-}
-
-
-@pytest.mark.parametrize("name", TURNS)
-def test_a_run_whose_engine_leaves_the_host_while_others_work_takes_the_same_steps(
-    tiny_model, tmp_path, monkeypatch, name
-):
-    settings = ("max_steps=3", "eval_steps=1", "save_steps=2", *TURNS[name])
-    sizes, engines = [], []
-    train_step, build = Fsdp2Strategy.train_step, HfInfer.__init__
-
-    def built(engine, model, **options):
-        engines.append(model)
-        build(engine, model, **options)
-
-    def watched(strategy, *args):
-        sizes.append(sum(parameter.untyped_storage().nbytes() for parameter in engines[-1].parameters()))
-        return train_step(strategy, *args)
-
-    monkeypatch.setattr(HfInfer, "__init__", built)
-    monkeypatch.setattr(Fsdp2Strategy, "train_step", watched)
-    run_toy(write_toy(tmp_path / "leaves", tiny_model), *settings)
-    away, sizes[:] = set(sizes), []
-    monkeypatch.setattr(RunConfig, "frees_engine", False)
-    run_toy(write_toy(tmp_path / "stays", tiny_model), *settings)
-    assert 0 < min(sizes) == max(sizes)
-    # What a checksum has read as an array of numpy can't be freed any more, which says so.
-    assert max(away) < sizes[0] if name == "checksums" else away == {0}
-    assert logged(tmp_path / "leaves") == logged(tmp_path / "stays")
-    assert exported(tmp_path / "leaves") == exported(tmp_path / "stays")
-
-
 def test_an_engine_that_slept_before_a_mere_validation_gets_its_weights_back(tiny_model, tmp_path, monkeypatch):
     settings = ("val_only=true", "val_before_train=false")
     plain = run_toy(write_toy(tmp_path / "plain", tiny_model), *settings)
@@ -217,12 +150,8 @@ def test_an_engine_that_slept_before_a_mere_validation_gets_its_weights_back(tin
     assert [row["val/accuracy"] for row in turns] == [row["val/accuracy"] for row in plain]
 
 
-wake = HfInfer.wake
-
-
 def wake_without_weights(engine, parts):
     """vLLM and SGLang don't always keep what slept."""
-    wake(engine, parts)
     if "weights" in parts:
         for _, tensor in engine.loaded_weights():
             tensor.data.fill_(float("nan"))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from roll.configs.catalog.strategy_table import is_lockstep
 from roll.configs.catalog.tracker_table import TRACKERS
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
@@ -238,14 +237,6 @@ class RunConfig:
     def only_validates(self) -> bool:
         """Return whether nothing is trained."""
         return False
-
-    @property
-    def frees_engine(self) -> bool:
-        """Return whether the engine's weights leave the host's memory while others work: in one process whatever trains
-        takes their place at once, and every sync brings them again."""
-        engine = self.roles.get("actor_infer")
-        inside = self.executor == "inline" and not self.only_validates
-        return inside and engine is not None and is_lockstep(engine.strategy_args.strategy_name)
 
     @property
     def joins_ray(self) -> bool:

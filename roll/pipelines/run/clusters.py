@@ -139,7 +139,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
             from roll.pipelines.run.shared_folders import check_shared_folders
 
             check_shared_folders(config, executor)
-        offloader = DeviceOffloader(config.placement.colocated(), frees_engine=config.frees_engine)
+        offloader = DeviceOffloader(config.placement.colocated())
         started: dict[str, Cluster] = {}
         models = ("actor_train", "actor_infer", "reference", "teacher", "teachers", "critic")
         order = (*models, "reward_model", "reward_models", "judge")

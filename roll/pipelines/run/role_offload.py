@@ -5,9 +5,7 @@
     sync       actor_train, engine's weights     KV cache offloaded, so that two copies of the weights have room
     save       one trainer, engine's weights     the engine keeps what it was just sent
 
-Without accelerators only an engine in the trainer's own process gives its weights back: gradients and activations take
-their place, and the next sync brings them again. Elsewhere, and where no two roles share a slot, nothing is ever
-offloaded and every call here does nothing.
+Without accelerators, or where no two roles share a slot, nothing is ever offloaded and every call here does nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 ENGINE = "actor_infer"
 TRAINER = "actor_train"
-_PARTS: dict[str, tuple[str, ...]] = {ENGINE: ENGINE_PARTS}  # Of all other roles: STATE_PARTS
 _ALWAYS_LOADED = ("reward_model", "judge")  # Roles that work while responses are generated; they are never offloaded
 
 
@@ -35,16 +32,14 @@ class DeviceOffloader:
 
     Args:
         colocated: pairs of roles that share a slot.
-        frees_engine: whether the engine gives memory of the host back, too.
     """
 
-    def __init__(self, colocated: Iterable[tuple[str, str]], *, frees_engine: bool = False) -> None:
+    def __init__(self, colocated: Iterable[tuple[str, str]]) -> None:
         self._neighbours: dict[str, set[str]] = {}
         for one, other in colocated:
             if not (one.startswith(_ALWAYS_LOADED) or other.startswith(_ALWAYS_LOADED)):
                 self._neighbours.setdefault(one, set()).add(other)
                 self._neighbours.setdefault(other, set()).add(one)
-        self._frees_engine = frees_engine
         self._clusters: dict[str, Cluster] = {}
         self._offloaded: dict[str, set[str]] = {}
         self._engine_is_fresh = False
@@ -54,12 +49,11 @@ class DeviceOffloader:
 
     def add(self, role: str, cluster: Cluster) -> None:
         """Register a role that has just been built, and offload it at once, so that its neighbours find room."""
-        frees = role == ENGINE and self._frees_engine
-        if role not in self._neighbours or not (frees or cluster.call(Worker.device)[0].startswith("cuda")):
+        if role not in self._neighbours or not cluster.call(Worker.device)[0].startswith("cuda"):
             return
         self._clusters[role] = cluster
         self._offloaded[role] = set()
-        self._offload(role, _PARTS.get(role, STATE_PARTS))
+        self._offload(role, _parts(role))
 
     @property
     def offloaded(self) -> Mapping[str, set[str]]:
@@ -70,8 +64,8 @@ class DeviceOffloader:
         """Bring back all of a role that is about to work, after offloading those it shares devices with."""
         for other in sorted(self._neighbours.get(role, ())):
             keeps_weights = other == ENGINE and self._engine_is_fresh
-            self._offload(other, ("kv_cache",) if keeps_weights else _PARTS.get(other, STATE_PARTS))
-        self._onload(role, _PARTS.get(role, STATE_PARTS))
+            self._offload(other, ("kv_cache",) if keeps_weights else _parts(other))
+        self._onload(role, _parts(role))
 
     def mark_engine_stale(self) -> None:
         """Note that nobody samples until the next sync: the engine needn't keep its weights."""
@@ -101,3 +95,7 @@ class DeviceOffloader:
         if wanted:
             self._clusters[role].call(InferWorker.wake if role == ENGINE else ForwardWorker.wake, wanted)
             self._offloaded[role] -= set(wanted)
+
+
+def _parts(role: str) -> tuple[str, ...]:
+    return ENGINE_PARTS if role == ENGINE else STATE_PARTS

@@ -220,7 +220,7 @@ class _Planner:
 
     def _sleeps(self, role: str, while_working: str) -> bool:
         """Return whether a role has freed memory while another works, as `pipelines/run/role_offload.py` decides."""
-        if role == while_working or not (self._on_accelerator or (role == ENGINE and self._config.frees_engine)):
+        if not self._on_accelerator or role == while_working:
             return False
         if role.startswith(_ALWAYS_AWAKE) or while_working.startswith(_ALWAYS_AWAKE):
             return False
@@ -331,9 +331,8 @@ class _Planner:
             if phase == "start" and role != working and self._built_later(role, working):
                 continue
             building = phase == "start" and role == working
-            asleep = self._sleeps(role, working) and (self._on_accelerator or phase != "sync")
             for memory, count in others.values():
-                yield from self._on_host(memory, count, asleep=asleep, building=building)
+                yield from self._on_host(memory, count, asleep=self._sleeps(role, working), building=building)
         for role in _at_work(working, phase):
             for memory, count in counts.get(role, {}).values():
                 yield from self._passing_on_host(memory, count, phase)
@@ -349,9 +348,8 @@ class _Planner:
             size = memory.host_asleep if asleep else memory.host_awake
             size = 0 if building else size
             return [(memory.role, Item("offloaded, and processes", size * count))] if size else []
-        there = memory.asleep if asleep else memory.awake
-        there = tuple(item for item in there if not building or item.what == "process")
-        items = [(memory.role, Item(item.what, item.nbytes * count)) for item in there]
+        awake = [item for item in memory.awake if not building or item.what == "process"]
+        items = [(memory.role, Item(item.what, item.nbytes * count)) for item in awake]
         if memory.host_awake and not building:
             items.append((memory.role, Item("offloaded, and processes", memory.host_awake * count)))
         return items

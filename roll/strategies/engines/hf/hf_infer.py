@@ -8,7 +8,7 @@ alike share the prefill of their beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, TypeVar
 
@@ -128,7 +128,6 @@ class HfInfer(InferEngine):
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
         self._version = 0
-        self._asleep = False
         self._counters = EngineCounters()
 
     @property
@@ -139,8 +138,6 @@ class HfInfer(InferEngine):
         return named_tensors(self._model)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        if self._asleep:
-            raise RuntimeError("hf_infer sleeps without its weights: wake it, and update them, first")
         known = {s.request.id for s in (*self._waiting, *self._running)}
         for request in requests:
             self._rules.check(request, known)
@@ -174,6 +171,15 @@ class HfInfer(InferEngine):
         load_named_tensors(self._model, weights)
         self._version = version
 
+    def borrow_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Compute with these tensors of the trainer, by their names, in place of equal ones of its own."""
+        for name, parameter in self._model.named_parameters():
+            lent = weights.get(name)
+            if lent is not None and (lent.dtype, lent.shape) == (parameter.dtype, parameter.shape):
+                parameter.data = lent
+        if self._decode_step is not None:
+            self._decode_step = type(self._decode_step)(self._model)  # it holds the tensors themselves
+
     def take_counters(self) -> EngineCounters:
         counters, self._counters = self._counters, EngineCounters()
         return counters
@@ -182,29 +188,14 @@ class HfInfer(InferEngine):
         if self._running or self._waiting:
             under_way = len(self._running) + len(self._waiting)
             raise RuntimeError(f"hf_infer can't sleep: {under_way} requests are on their way")
-        if "weights" not in parts:
+        if "weights" not in parts or self._device.type == "cpu":
             return 0
-        self._asleep = True
-        if self._device.type != "cpu":
-            self._model.to("cpu")
-            return sum(tensor.nbytes for tensor in self._model.state_dict().values())
-        freed = 0
-        for parameter in self._model.parameters():
-            memory = parameter.untyped_storage()
-            if memory.nbytes() == parameter.nbytes and memory.resizable():
-                memory.resize_(0)  # emptied, not replaced: decode steps hold views of it
-                freed += parameter.nbytes
-        return freed
+        self._model.to("cpu")
+        return sum(tensor.nbytes for tensor in self._model.state_dict().values())
 
     def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
-        if "weights" not in parts:
-            return
-        self._asleep = False
-        self._model.to(self._device)
-        for parameter in self._model.parameters():
-            memory = parameter.untyped_storage()
-            if not memory.nbytes():
-                memory.resize_(parameter.nbytes)
+        if "weights" in parts:
+            self._model.to(self._device)
 
     def _step(self) -> list[Completion]:
         """Feed each row its last token, take in waiting responses, draw one token for every response."""
