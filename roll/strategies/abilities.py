@@ -6,7 +6,7 @@ bundled backends have which; one of your own adds the methods that it can offer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -124,15 +124,6 @@ class ResidentWeights(Protocol, metaclass=_AbilityType):
         """
 
 
-@runtime_checkable
-class LendsWeights(Protocol, metaclass=_AbilityType):
-    """A trainer whose weights an engine of its process can compute with while it stands still."""
-
-    def lend_weights(self, dtype: torch.dtype | None, strides: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
-        """Lay tensors that `named_weights(dtype=dtype)` hands out as they are with these strides, by their names, and
-        return them: they are the trainer's for good, whose steps change them."""
-
-
 # --- of engines -------------------------------------------------------------------------------------------------------
 
 
@@ -150,17 +141,6 @@ class LoadedWeights(Protocol, metaclass=_AbilityType):
 
     def loaded_weights(self) -> NamedWeights | None:
         """Return the tensors that the model holds, under the names of `update_weights`; None: unknown."""
-
-
-@runtime_checkable
-class BorrowsWeights(Protocol, metaclass=_AbilityType):
-    """An engine with `LoadedWeights` that can compute with the tensors of a trainer in its process."""
-
-    def borrow_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take these in place of tensors of its own of the same type and shape, by the names of `update_weights`.
-
-        They change while nothing is sampled; `update_weights` then comes before the next request.
-        """
 
 
 @runtime_checkable

@@ -106,10 +106,6 @@ class FakeEngine(FakeTrainer):
         return incoming.summary()
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def weight_strides(self) -> dict[str, tuple[int, ...]]:
-        return {}
-
-    @dispatch(Dispatch.ONE_TO_ALL)
     def forget(self) -> None:
         self.weights, self.version, self.log, self.copy = {}, -1, [], WeightCopy()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,18 +219,6 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
-
-    def lend_weights(self, dtype: torch.dtype | None, strides: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
-        resident = set(map(id, self.resident_weights(dtype)))
-        named = {name: p for name, p in hf_module(self._model).named_parameters() if id(p) in resident}
-        states = {p: state for optimizer in self._optimizers for p, state in optimizer.state.items()}
-        for name, parameter in named.items():
-            if (wanted := strides.get(name, parameter.stride())) == parameter.stride():
-                continue
-            laid_out = [parameter, *(v for v in states.get(parameter, {}).values() if v.shape == parameter.shape)]
-            for tensor in laid_out:
-                tensor.data = torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor.data)
-        return {name: parameter.detach() for name, parameter in named.items() if name in strides}
 
     # --- states on the host ----------------------------------------------------------------------------------------
 

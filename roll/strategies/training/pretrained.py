@@ -277,11 +277,9 @@ def load_named_tensors(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) 
         if targets[name].shape != value.shape:
             raise ValueError(f"weight {name!r} has shape {tuple(value.shape)}, expected {tuple(targets[name].shape)}")
         target = targets[name]
-        missing.discard(name)
-        if target.data_ptr() == value.data_ptr():
-            continue  # the trainer's own tensor, which the engine computes with (`borrow_weights`)
         if target.dim() == 2 and not target.is_contiguous():  # by columns: torch is fast in this direction only
             target, value = target.t(), value.t()
         target.copy_(value)
+        missing.discard(name)
     if missing:
         raise ValueError(f"weight update left {len(missing)} tensors untouched, e.g. {sorted(missing)[:3]}")

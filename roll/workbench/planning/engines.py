@@ -107,14 +107,12 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     begins = cache * prompt // role.longest + prefill
     working = max(decoding, prefill) if role.waits else max(decoding, begins - cache)
     process = CONTEXT if role.on_accelerator else CPU_PROCESS
-    own = 0 if (borrows := _borrows(role)) else weights
-    awake = lasting(("weights", own), ("process", process))
+    awake = lasting(("weights", weights), ("process", process))
     return RoleMemory(
         role=role.role,
         awake=awake,
         asleep=lasting(("process", process)) if role.on_accelerator else awake,
         phases={
-            **({"start": passing(("weights", weights))} if borrows else {}),
             "generate": passing(
                 ("KV cache", cache),
                 ("activations", 0 if working == drawing else working),
@@ -127,16 +125,6 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
         host_start=HOST_PROCESS + weights if role.on_accelerator else 0,
         notes=(f"room for {rows} responses of {role.longest} tokens at once",),
     )
-
-
-def _borrows(role: EngineRole) -> bool:
-    """Return whether it computes with the trainer's weights from the first sync on, as `Fsdp2Strategy.lend_weights`."""
-    config, dtype = role.config, role.worker.model_args.dtype
-    trainer = config.roles.get("actor_train")
-    if trainer is None or role.role != ENGINE or role.on_accelerator or config.executor != "inline":
-        return False
-    lends = trainer.strategy_args.strategy_name == "fsdp2_train" and not trainer.model_args.uses_lora
-    return lends and dtype == "fp32" and not config.only_validates
 
 
 def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:

@@ -8,7 +8,7 @@ alike share the prefill of their beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, TypeVar
 
@@ -170,15 +170,6 @@ class HfInfer(InferEngine):
         self._running, self._cache = [], None
         load_named_tensors(self._model, weights)
         self._version = version
-
-    def borrow_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Compute with these tensors of the trainer, by their names, in place of equal ones of its own."""
-        for name, parameter in self._model.named_parameters():
-            lent = weights.get(name)
-            if lent is not None and (lent.dtype, lent.shape) == (parameter.dtype, parameter.shape):
-                parameter.data = lent
-        if self._decode_step is not None:
-            self._decode_step = type(self._decode_step)(self._model)  # it holds the tensors themselves
 
     def take_counters(self) -> EngineCounters:
         counters, self._counters = self._counters, EngineCounters()
