@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from roll.configs.catalog.strategy_table import STRATEGIES
 from roll.configs.checks.machine_checks import this_machine
@@ -82,5 +83,15 @@ def _modules(config: RunConfig) -> list[str]:
     backends = {STRATEGIES[worker.strategy_args.strategy_name].path for worker in config.roles.values()}
     shapes = [read_shape(config.model_path(role), {}) for role in config.roles]
     kinds = {shape.model_type for shape in shapes if shape is not None and shape.model_type}
-    models = [f"transformers.models.{kind}.modeling_{kind}" for kind in kinds]
+    models = [f"transformers.models.{kind}.modeling_{kind}" for kind in kinds if _has_module(kind)]
     return [*_WORKERS, *sorted(path.partition(":")[0] for path in backends), *sorted(models)]
+
+
+def _has_module(kind: str) -> bool:
+    """Return whether transformers has a module of this name: `gemma3_text` is in that of `gemma3`. Imports nothing."""
+    spec = importlib.util.find_spec("transformers")
+    return (
+        spec is not None
+        and spec.origin is not None
+        and (Path(spec.origin).parent / "models" / kind / f"modeling_{kind}.py").is_file()
+    )

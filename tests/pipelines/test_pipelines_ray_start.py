@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_the_warm_parent_imports_workers_backends_and_the_classes_of_the_models(
     assert "roll.pipelines.workers.train_worker" in modules
     assert {"roll.strategies.hf.fsdp2", "roll.strategies.engines.hf.hf_infer"} <= set(modules)
     assert [name for name in modules if name.startswith("transformers.models.")]
+
+
+def test_a_model_type_that_is_no_module_of_transformers_is_left_to_the_ranks(tmp_path):
+    # The warm parent forks nobody where an import fails.
+    for kind in ("gemma3_text", "gemma3"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        modules = ray_start._modules(make_config(pretrain=str(tmp_path)))
+        assert ("transformers.models.gemma3.modeling_gemma3" in modules) is (kind == "gemma3")
+        assert not any("gemma3_text" in module for module in modules)
 
 
 def test_ranks_have_the_variables_of_all_workers_and_their_share_of_the_cores(monkeypatch):

@@ -248,7 +248,7 @@ def head_size(config: Any) -> int:
 def leave_file(model: nn.Module) -> None:
     """Give weights that lie in a file mapped into memory, as safetensors are loaded, memory of their own.
 
-    One that stays keeps all of the file in memory. What has memory of its own can also be freed for a while.
+    One that stays keeps all of the file in memory.
     """
     for parameter in model.parameters():
         if not parameter.untyped_storage().resizable():
