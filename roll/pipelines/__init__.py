@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll.utils.processor import AMD, CPUINFO, this_processor
+
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig
     from roll.pipelines.run.run_result import RunResult
@@ -47,17 +49,14 @@ def load_pipeline(config: RunConfig) -> Any:
     return load_object(pipeline_of(config.pipeline).path, key="pipeline")
 
 
-def choose_products(processors: Path = Path("/proc/cpuinfo")) -> None:
+def choose_products(file: Path = CPUINFO) -> None:
     """Have MKL multiply by its code for AVX2 on a processor of AMD that has no more, unless the user has chosen.
 
     What it takes there by itself is slower with few rows (docs/benchmarks.md). Acts before the first product of a
     process, and on processes that it starts.
     """
-    try:
-        words = set(processors.read_text(encoding="utf-8").split())
-    except OSError:
-        return
-    if {"AuthenticAMD", "avx2"} <= words and "avx512f" not in words:
+    processor = this_processor(file)
+    if processor.maker == AMD and "avx2" in processor.features and "avx512f" not in processor.features:
         os.environ.setdefault("MKL_CBWR", "AVX2")
 
 

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 
 from roll.cli.__main__ import main
-from roll.configs.checks import machine_checks
 from roll.configs.checks.dtype_choice import auto_roles, choose_dtype, with_dtypes
-from roll.configs.checks.machine_checks import NATIVE_BF16, Machine, machine_warnings, this_machine
+from roll.configs.checks.machine_checks import Machine, machine_warnings
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.utils.processor import AMD, Processor, this_processor
 from roll.workbench.planning.machines import parse_machines, planned_dtype
 
 AUTO = ["++actor_train.model_args.dtype=auto", "++actor_infer.model_args.dtype=auto"]
-X86 = frozenset({"avx2", "avx512f"})
+INTEL = "GenuineIntel"
+
+
+def x86(*features, maker=AMD):
+    return Machine(cores=2, processor=Processor(maker, frozenset({"avx2", "avx512f", *features})))
+
+
 NEITHER = "the processor of a has neither avx512_bf16 nor amx_bf16"
 TABLE = {
-    "an old x86": (Machine(cpu_flags=X86), "fp32", NEITHER),
+    "an old x86": (x86(), "fp32", NEITHER),
     "another processor, or an unknown one": (Machine(), "fp32", NEITHER),
-    "Zen 4": (Machine(cpu_flags=X86 | {"avx512_bf16"}), "bf16", "the processor of a has avx512_bf16"),
-    "without AVX-512's": (Machine(cpu_flags=X86 | {"amx_bf16"}), "bf16", "the processor of a has amx_bf16"),
+    "Zen 4": (x86("avx512_bf16"), "bf16", "the processor of a has avx512_bf16"),
+    "Sapphire Rapids": (x86("avx512_bf16", "amx_bf16", maker=INTEL), "bf16", "the processor of a has amx_bf16"),
+    "Sapphire Rapids without AMX, as under some hypervisors": (
+        x86("avx512_bf16", maker=INTEL),
+        "fp32",
+        "the processor of a has avx512_bf16 without amx_bf16, which is slower than fp32 unless AMD made it",
+    ),
     "Ampere": (Machine(accelerators=("NVIDIA A100", "NVIDIA A100")), "bf16", "the accelerators of a compute in it"),
     "a driver that doesn't tell": (Machine(accelerators=("",)), "bf16", "the accelerators of a compute in it"),
     "AMD": (Machine(amd=True), "bf16", "the accelerators of a compute in it"),
     "Volta beside Ampere, in a host that has it": (
-        Machine(accelerators=("NVIDIA A100", "Tesla V100"), cpu_flags=frozenset(NATIVE_BF16)),
+        replace(x86("avx512_bf16"), accelerators=("NVIDIA A100", "Tesla V100")),
         "fp32",
         "Tesla V100 of a has no bf16 arithmetic",
     ),
@@ -43,7 +55,7 @@ def test_a_machine_by_its_features(name):
 
 
 def test_unequal_machines_take_what_all_of_them_have():
-    new, old = Machine(cpu_flags=frozenset({"avx512_bf16"})), Machine(cpu_flags=X86)
+    new, old = x86("avx512_bf16"), x86()
     assert choose_dtype({"10.0.0.1": new, "10.0.0.2": new}).dtype == "bf16"
     choice = choose_dtype({"10.0.0.1": new, "10.0.0.2": old, "10.0.0.3": new})
     assert choice.dtype == "fp32"
@@ -51,19 +63,18 @@ def test_unequal_machines_take_what_all_of_them_have():
 
 
 def test_the_kernel_lists_what_torch_finds():
-    flags, found = this_machine().cpu_flags, torch.cpu.get_capabilities()
-    assert {name: name in flags for name in ("avx2", *NATIVE_BF16)} == {
-        name: bool(found.get(name)) for name in ("avx2", *NATIVE_BF16)
-    }
-    assert ("avx512_bf16" in flags) is torch.cpu._is_avx512_bf16_supported()
+    features, found = this_processor().features, torch.cpu.get_capabilities()
+    known = ("avx2", "avx512_bf16", "amx_bf16")
+    assert {name: name in features for name in known} == {name: bool(found.get(name)) for name in known}
+    assert ("avx512_bf16" in features) is torch.cpu._is_avx512_bf16_supported()
 
 
-def test_a_machine_without_that_file_has_no_flags(monkeypatch):
-    def missing(*_, **__):
-        raise FileNotFoundError
-
-    monkeypatch.setattr("builtins.open", missing)
-    assert machine_checks._cpu_flags() == frozenset()
+def test_the_first_core_speaks_for_all(tmp_path):
+    file = tmp_path / "cpuinfo"
+    assert this_processor(file) == Processor()
+    core = "processor\t: {}\nvendor_id\t: GenuineIntel\nflags\t\t: fpu avx2\nbugs\t\t: avx512f\n\n"
+    file.write_text(core.format(0) + core.format(1))
+    assert this_processor(file) == Processor(INTEL, frozenset({"fpu", "avx2"}))
 
 
 def test_only_roles_with_auto_get_the_type_however_deep_they_are(job):
@@ -79,11 +90,13 @@ def test_only_roles_with_auto_get_the_type_however_deep_they_are(job):
 
 def test_bf16_that_is_slow_here_is_warned_of(job):
     config = load_config(".", "job", ["++actor_train.model_args.dtype=bf16"])
-    (warning,) = machine_warnings(config, Machine(cores=2, cpu_flags=X86))
+    (warning,) = machine_warnings(config, x86())
     assert warning.startswith("model_args.dtype: bf16 of actor_train is slower than fp32 on this processor, which has")
-    assert not [*machine_warnings(config, Machine(cores=2, cpu_flags=X86 | {"avx512_bf16"}))]
+    assert not [*machine_warnings(config, x86("avx512_bf16"))]
+    (warning,) = machine_warnings(config, x86("avx512_bf16", maker=INTEL))
+    assert "slower than fp32 on this processor, which has avx512_bf16 without amx_bf16" in warning
     assert not [*machine_warnings(config, Machine(cores=2))]  # nobody knows
-    assert not [*machine_warnings(load_config(".", "job", AUTO), Machine(cores=2, cpu_flags=X86))]
+    assert not [*machine_warnings(load_config(".", "job", AUTO), x86())]
 
 
 def test_deepspeeds_json_leaves_the_type_open_too(job):

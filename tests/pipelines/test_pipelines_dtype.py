@@ -20,9 +20,10 @@ from roll.pipelines.run import clusters, run_dtype
 from roll.pipelines.run.run_dtype import foreseen, settled
 from roll.strategies.engines.hf.hf_infer import HfInfer
 from roll.strategies.hf.fsdp2 import Fsdp2Strategy
+from roll.utils.processor import AMD, Processor
 
 AUTO = ("actor_train.model_args.dtype=auto", "++actor_infer.model_args.dtype=auto")
-NEW, OLD = Machine(cpu_flags=frozenset({"avx2", "avx512_bf16"})), Machine(cpu_flags=frozenset({"avx2"}))
+NEW, OLD = (Machine(processor=Processor(AMD, frozenset({"avx2", *more}))) for more in ({"avx512_bf16"}, ()))
 FP32 = "dtype: auto is fp32 for actor_train, actor_infer: the processor of this machine has neither avx512_bf16 nor"
 BF16 = "dtype: auto is bf16 for actor_train, actor_infer: the processor of this machine has avx512_bf16"
 
@@ -145,7 +146,7 @@ def test_the_machines_of_a_cluster_are_asked_once_and_all_roles_get_one_type(
 
 def test_accelerators_that_are_hidden_from_a_run_dont_choose_its_type(on, tiny_model, tmp_path, monkeypatch):
     config = config_of_unchecked(write_toy(tmp_path, tiny_model), *AUTO)
-    on(Machine(accelerators=("NVIDIA H100",), cpu_flags=OLD.cpu_flags))
+    on(Machine(accelerators=("NVIDIA H100",), processor=OLD.processor))
     for visible, dtype in (("0", "bf16"), ("", "fp32"), ("-1", "fp32")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert settled(config).actor_train.model_args.dtype == dtype

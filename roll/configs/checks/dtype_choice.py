@@ -1,9 +1,10 @@
 """What `model_args.dtype: auto` means on which machines: a table of features, never a timing.
 
     accelerators                      bf16, or fp32 if one of them is older than bf16
-    x86 with avx512_bf16 or amx_bf16  bf16
-    every other processor             fp32: without these instructions products in bf16 take several times longer, and
-                                      those of ARM weren't measured
+    AMD with avx512_bf16, x86 with    bf16
+    amx_bf16
+    every other processor             fp32: products in bf16 take longer, on those with neither set several times as
+                                      long; those of ARM weren't measured
 
 `benchmarks/processor_types.py` measures a processor.
 """
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from roll.configs.checks.machine_checks import BEFORE_BF16, NATIVE_BF16, Machine
+from roll.configs.checks.machine_checks import BEFORE_BF16, Machine
 from roll.configs.schema.key_values import changed
 from roll.configs.schema.run_config import RunConfig
 
@@ -43,10 +44,10 @@ def _choice(name: str, machine: Machine) -> DtypeChoice:
         return DtypeChoice("fp32", f"{old[0]} of {name} has no bf16 arithmetic")
     if machine.accelerators or machine.amd:
         return DtypeChoice("bf16", f"the accelerators of {name} compute in it")
-    present = [flag for flag in NATIVE_BF16 if flag in machine.cpu_flags]
-    if present:
-        return DtypeChoice("bf16", f"the processor of {name} has {present[0]}")
-    return DtypeChoice("fp32", f"the processor of {name} has neither {' nor '.join(NATIVE_BF16)}")
+    instructions = machine.processor.multiplies_in_bf16()
+    if instructions is not None:
+        return DtypeChoice("bf16", f"the processor of {name} has {instructions}")
+    return DtypeChoice("fp32", f"the processor of {name} {machine.processor.why_not_bf16()}")
 
 
 def auto_roles(config: RunConfig) -> tuple[str, ...]:

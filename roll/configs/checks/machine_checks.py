@@ -18,6 +18,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import WorkerConfig
+from roll.utils.processor import Processor, this_processor
 
 MISSING = {
     "deepspeed": "deepspeed is not installed: pip install --no-build-isolation -e '.[deepspeed]'",
@@ -43,9 +44,6 @@ MISSING = {
 BEFORE_BF16 = re.compile(r"\b(P4|P40|P100|V100|T4|GTX|TITAN|RTX 20\d\d|RTX [3-8]000)\b(?! Ada)")
 """Accelerators of compute capability below 8, which have no bf16 arithmetic."""
 
-NATIVE_BF16 = ("avx512_bf16", "amx_bf16")
-"""Instruction sets with which an x86 processor multiplies in bf16; without, it converts every number to fp32 first."""
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -63,8 +61,7 @@ class Machine:
     """Whether there is Nsight Systems' `nsys`."""
     cores: int | None = None
     """CPU cores that this process may use; None: nobody knows."""
-    cpu_flags: frozenset[str] = frozenset()
-    """Instruction sets of an x86 processor, as Linux spells them; empty: another processor, or nobody knows."""
+    processor: Processor = Processor()
 
 
 def this_machine() -> Machine:
@@ -84,19 +81,8 @@ def this_machine() -> Machine:
         compiler=shutil.which(os.environ.get("CXX", "g++")) is not None,
         nsight=shutil.which("nsys") is not None,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        cpu_flags=_cpu_flags(),
+        processor=this_processor(),
     )
-
-
-def _cpu_flags() -> frozenset[str]:
-    """Return the instruction sets that the kernel lists for the first core, as torch's `torch.cpu.get_capabilities` has
-    them; reading them takes no torch."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            named = next((line for line in lines if line.startswith("flags")), "")
-    except OSError:
-        return frozenset()
-    return frozenset(named.partition(":")[2].split())
 
 
 def _is_installed(name: str) -> bool:
@@ -149,10 +135,10 @@ def machine_warnings(config: RunConfig, machine: Machine) -> Iterator[str]:
             f"they share {machine.cores} cores; as many slots as cores, or fewer, are faster"
         )
     slow = [role for role, worker in config.roles.items() if worker.model_args.dtype == "bf16"]
-    if slow and machine.cpu_flags and not machine.cpu_flags.intersection(NATIVE_BF16):
+    if slow and machine.processor.features and machine.processor.multiplies_in_bf16() is None:
         yield (
-            f"model_args.dtype: bf16 of {', '.join(slow)} is slower than fp32 on this processor, which has neither "
-            f"{' nor '.join(NATIVE_BF16)}; auto takes it only where it is faster"
+            f"model_args.dtype: bf16 of {', '.join(slow)} is slower than fp32 on this processor, which "
+            f"{machine.processor.why_not_bf16()}; auto takes it only where it is faster"
         )
 
 
