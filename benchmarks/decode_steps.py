@@ -33,7 +33,7 @@ def engines(folder: Path) -> dict[str, Any]:
     import torch
 
     from roll.configs.schema.worker_config import ModelArgs
-    from roll.strategies.engines.hf import decode_step
+    from roll.strategies.engines.hf import hf_infer
     from roll.strategies.engines.hf.compute_threads import ForwardThreads
     from roll.strategies.engines.hf.hf_infer import HfInfer
     from roll.strategies.engines.hf.shared_heads import share_heads
@@ -49,7 +49,7 @@ def engines(folder: Path) -> dict[str, Any]:
         share_heads(model)
         return HfInfer(model, eos_token_ids=(), pad_token_id=0, max_running_requests=1024, max_context=2048)
 
-    with mock.patch.object(decode_step, "_lay_out_weights"):
+    with mock.patch.object(hf_infer, "lay_by_input"):
         result = {"weights by output": engine(), "through transformers": engine()}
     result |= {"all threads": engine(), AS_IT_IS: engine()}
     assert result[AS_IT_IS]._decode_step is not None

@@ -6,7 +6,7 @@ bundled backends have which; one of your own adds the methods that it can offer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -124,6 +124,18 @@ class ResidentWeights(Protocol, metaclass=_AbilityType):
         """
 
 
+@runtime_checkable
+class LendsWeights(Protocol, metaclass=_AbilityType):
+    """A trainer whose weights an engine of its process can compute with while it stands still."""
+
+    def lend_weights(self, dtype: torch.dtype | None) -> Mapping[str, Tensor]:
+        """Return the tensors that `named_weights(dtype=dtype)` hands out as they are, by their names.
+
+        They stay the trainer's, whose steps change them. How they lie in memory doesn't depend on whether they are
+        lent: sums are rounded in the order in which numbers lie.
+        """
+
+
 # --- of engines -------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +153,17 @@ class LoadedWeights(Protocol, metaclass=_AbilityType):
 
     def loaded_weights(self) -> NamedWeights | None:
         """Return the tensors that the model holds, under the names of `update_weights`; None: unknown."""
+
+
+@runtime_checkable
+class BorrowsWeights(Protocol, metaclass=_AbilityType):
+    """An engine that can compute with the tensors of a trainer in its process."""
+
+    def borrow_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take these in place of its own of the same type, shape and strides, by the names of `update_weights`.
+
+        They change while nothing is sampled; `update_weights` then comes before the next request.
+        """
 
 
 @runtime_checkable

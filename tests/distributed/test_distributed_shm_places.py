@@ -34,7 +34,7 @@ def opened(tensor: Tensor) -> Tensor:
     assert place is not None
     assert place.stays
     data = torch.from_numpy(attach(place.token).copy())
-    return data[place.start : place.start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return data[place.start : place.start + tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
 def test_a_model_trains_on_in_shared_memory_as_it_would_elsewhere() -> None:
@@ -55,14 +55,24 @@ def test_a_model_trains_on_in_shared_memory_as_it_would_elsewhere() -> None:
 
 
 def test_what_lies_there_stays_and_what_has_no_plain_memory_is_left_alone() -> None:
-    weight, crossed, empty = torch.randn(8, 8), torch.randn(8, 4).T, torch.empty(0)
-    number = torch.tensor(2.5)
-    assert share([weight, crossed, empty, number]) == weight.nbytes + number.nbytes
+    weight, gaps, empty = torch.randn(8, 8), torch.randn(8, 8)[:, ::2], torch.empty(0)
+    crossed, number = torch.randn(4, 5, 6).transpose(0, 1), torch.tensor(2.5)
+    assert share([weight, gaps, crossed, empty, number]) == weight.nbytes + number.nbytes
     before = weight.data_ptr()
-    assert share([weight, crossed, number]) == 0
+    assert share([weight, gaps, crossed, number]) == 0
     assert weight.data_ptr() == before
-    assert locate(crossed) is None
+    assert locate(gaps) is locate(crossed) is None
     assert opened(number) == 2.5
+
+
+def test_a_matrix_that_lies_by_columns_goes_on_to() -> None:
+    weight = torch.randn(7, 5).t()
+    expected = weight.clone()
+    assert share([weight]) == weight.nbytes
+    assert weight.stride() == (1, 5)
+    assert torch.equal(opened(weight), expected)
+    weight.add_(1)
+    assert torch.equal(opened(weight), expected + 1)
 
 
 def test_each_tensor_has_a_storage_of_its_own_for_files_and_copies(tmp_path: Any) -> None:
@@ -138,6 +148,7 @@ def mixed() -> dict[str, Tensor]:
     """Weights of which some lie in shared memory, among them neighbours, one alone, and the first and the last."""
     weights = {f"w{i}": torch.randn(300 + i) for i in range(9)}
     weights["w4"] = weights["w4"].bfloat16()
+    weights |= {"w7": torch.randn(30, 11).t(), "w8": torch.randn(20, 12).t()}  # linear layers on the host
     share(weights[name] for name in ("w0", "w3", "w4", "w8"))
     return weights
 
@@ -148,6 +159,7 @@ def test_every_engine_gets_every_bit_wherever_it_lies(store: RendezvousStore) ->
     for engine in got:
         assert list(engine) == list(weights)
         assert weights_checksum(engine.items()) == weights_checksum(weights.items())
+        assert [tensor.stride() for tensor in engine.values()] == [tensor.stride() for tensor in weights.values()]
     assert summaries[0] == summaries[1] == summaries[2]
     in_buckets = sum(weights[f"w{i}"].nbytes for i in (1, 2, 5, 6, 7))
     assert summaries[0].copied == in_buckets, "the account has the copies that were made, and no others"

@@ -42,6 +42,11 @@ class FakeTrainer(Worker):
         return True
 
     @dispatch(Dispatch.ONE_TO_ALL)
+    def lend_weights(self, dtype: str) -> dict[str, torch.Tensor]:
+        del dtype
+        return {}
+
+    @dispatch(Dispatch.ONE_TO_ALL)
     def gathers_on_host(self) -> bool:
         return False
 

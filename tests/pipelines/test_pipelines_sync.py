@@ -301,6 +301,7 @@ def test_an_engine_that_goes_on_with_old_weights_is_found_out(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: str, message: str
 ) -> None:
     monkeypatch.setattr(HfInfer, "update_weights", stale)
+    monkeypatch.setattr(HfInfer, "borrow_weights", None)  # what is the trainer's own can't be old
     arguments = (tmp_path, tiny_model, "actor_train.training_args.learning_rate=0.1", f"verify_weight_sync={verify}")
     with pytest.raises((WorkerFailed, WeightSyncError), match=message):
         run_small(*arguments)
@@ -310,6 +311,7 @@ def test_an_engine_that_cannot_tell_what_it_holds_is_found_out_by_its_logprobs(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HfInfer, "update_weights", stale)
+    monkeypatch.setattr(HfInfer, "borrow_weights", None)
     monkeypatch.setattr(HfInfer, "loaded_weights", lambda _: None)
     with pytest.raises(WeightSyncError, match="actor_infer rank 0 and the trainer disagree under weights of version 1"):
         run_small(tmp_path, tiny_model, "actor_train.training_args.learning_rate=0.1", "verify_weight_sync=logprob")

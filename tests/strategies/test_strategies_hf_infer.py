@@ -392,6 +392,29 @@ def test_a_greedy_token_is_that_of_the_largest_logit_even_where_log_probs_round_
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", ["llama", "granite"])  # with decode steps of its own, and through transformers
+def test_an_engine_computes_with_weights_that_it_borrows(model_of, family):
+    path = model_of(family)
+    (engine, model, _), (apart, other, _) = make_engine(path), make_engine(path)
+    asked = [request(str(i), range(5, 8 + i), order=i, max_new_tokens=9) for i in range(3)]
+    lent = {name: torch.sin(tensor * 1.3) for name, tensor in named_tensors(other)}
+    odd, crossed = next(iter(lent)), next(name for name in lent if name.endswith("q_proj.weight"))
+    apart_from = {odd: lent.pop(odd), crossed: lent.pop(crossed)}
+    unlike = {odd: apart_from[odd].double(), crossed: apart_from[crossed].contiguous(), "unknown": torch.zeros(2)}
+    engine.borrow_weights({**lent, **unlike})
+    for version in (1, 2):
+        weights = {**lent, **apart_from}
+        apart.update_weights(version, iter(weights.items()))
+        engine.update_weights(version, iter(weights.items()))
+        assert run(engine, asked) == run(apart, asked)
+        for tensor in weights.values():
+            tensor.mul_(1.1)  # a step of the trainer
+    borrowed = {
+        name for name, tensor in named_tensors(model) if tensor.data_ptr() in {t.data_ptr() for t in lent.values()}
+    }
+    assert borrowed == set(lent)
+
+
 def test_no_weight_of_an_engine_lies_in_the_file_that_it_was_read_from(model_of):
     for family in ("llama", "granite"):
         _, model, _ = make_engine(model_of(family))

@@ -12,7 +12,7 @@ from torch import Tensor
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports import NamedWeights
 from roll.distributed.transports.rendezvous import TransferChannel
-from roll.distributed.transports.shm_places import ShmRegion
+from roll.distributed.transports.shm_places import ShmRegion, by_columns
 from roll.distributed.transports.shm_segments import Token
 
 SLOTS = 2
@@ -25,7 +25,7 @@ _LARGEST = 16 * 2**20
 gets small buffers, and beyond the largest nothing is gained."""
 
 Entry: TypeAlias = "list[Any]"
-"""[name, dtype, shape, offset in bytes], as JSON has it."""
+"""[name, dtype, shape, offset in bytes, whether a matrix lies by columns], as JSON has it."""
 
 
 def buffer_size(index: int, bucket_bytes: int, device: torch.device) -> int:
@@ -64,13 +64,14 @@ class Bucket:
     def add(self, name: str, tensor: Tensor, region: ShmRegion | None) -> None:
         """Take in a tensor that it `takes`, by a copy unless it lies in a region of shared memory."""
         start = self._free if region is None else region.start
-        end = start + tensor.nbytes
         if self._flat is not None:
-            self._flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            entry = write_tensor(self._flat, name, tensor, start)
             if self._flat.device.type == "cpu":
                 count_copied(tensor.nbytes)
-        self.used = max(self.used, end)
-        self.entries.append(entry_of(name, tensor, start))
+        else:
+            entry = entry_of(name, tensor, start)
+        self.used = max(self.used, start + tensor.nbytes)
+        self.entries.append(entry)
 
     @property
     def _free(self) -> int:
@@ -103,21 +104,33 @@ def packed(
 
 
 def entry_of(name: str, tensor: Tensor, start: int) -> Entry:
-    """Say what lies at `start` of a buffer."""
-    return [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start]
+    """Say what lies at `start` of a buffer, as the tensor itself lies."""
+    return [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start, by_columns(tensor)]
+
+
+def write_tensor(flat: Tensor, name: str, tensor: Tensor, start: int) -> Entry:
+    """Copy a tensor to `start` of a buffer, a matrix in the order in which it lies; return its entry."""
+    entry = entry_of(name, tensor, start)
+    _view(flat, entry).copy_(tensor.detach())
+    return entry
 
 
 def entry_bytes(entry: Entry) -> int:
     """Return the size of a tensor in a buffer."""
-    _, type_name, shape, _ = entry
+    _, type_name, shape, *_ = entry
     return int(torch.Size(shape).numel() * getattr(torch, type_name).itemsize)
+
+
+def _view(flat: Tensor, entry: Entry) -> Tensor:
+    _, type_name, shape, start, columns = entry
+    numbers = flat[start : start + entry_bytes(entry)].view(getattr(torch, type_name))
+    return numbers.view(shape[::-1]).t() if columns else numbers.view(shape)
 
 
 def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
     """Yield the tensors of a bucket, as views of its buffer."""
     for entry in entries:
-        name, type_name, shape, start = entry
-        yield name, flat[start : start + entry_bytes(entry)].view(getattr(torch, type_name)).view(shape)
+        yield entry[0], _view(flat, entry)
 
 
 class Outbox(ABC):

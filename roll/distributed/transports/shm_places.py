@@ -56,7 +56,7 @@ def register(token: Token, memory: Bytes) -> None:
 
 def locate(tensor: Tensor) -> ShmRegion | None:
     """Return where other processes of the machine find this tensor; None if it lies in no registered memory."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.nbytes:
+    if not _is_plain(tensor):
         return None
     for token, ref in list(_regions.values()):
         memory = ref()
@@ -68,14 +68,26 @@ def locate(tensor: Tensor) -> ShmRegion | None:
     return None
 
 
+def by_columns(tensor: Tensor) -> bool:
+    """Return whether the numbers of a matrix lie one column after the other, as those of a transposed one do."""
+    return tensor.dim() == 2 and not tensor.is_contiguous() and tensor.t().is_contiguous()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether it is on the host and its bytes lie without gaps."""
+    lies = tensor.is_contiguous() or by_columns(tensor)
+    return tensor.device.type == "cpu" and lies and tensor.nbytes > 0
+
+
 @torch.no_grad()
 def share(tensors: Iterable[Tensor]) -> int:
     """Move tensors of the host into memory that other processes of the machine can open; returns the bytes moved.
 
     Each stays the object that it is and keeps its values, so optimizers and modules go on with it. What lies there
-    already stays; so does what isn't contiguous. The memory is freed when the last of the tensors is.
+    already stays; so does what lies otherwise than by rows or, a matrix, by columns. The memory is freed when the last
+    of the tensors is.
     """
-    moved = [t for t in tensors if t.device.type == "cpu" and t.is_contiguous() and t.nbytes and locate(t) is None]
+    moved = [tensor for tensor in tensors if _is_plain(tensor) and locate(tensor) is None]
     starts, size = [], 0
     for tensor in moved:
         starts.append(size)
@@ -90,8 +102,8 @@ def share(tensors: Iterable[Tensor]) -> int:
     register({"path": f"/proc/{os.getpid()}/fd/{fd}", "size": size, "name": _name(fd), "stays": True}, memory)
     for tensor, start in zip(moved, starts, strict=True):
         # A storage of its own for each: what looks at storages (checkpoints, sizes) finds them apart.
-        target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
-        tensor.data = target.copy_(tensor)
+        target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+        tensor.data = target.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
     return sum(tensor.nbytes for tensor in moved)
 
 

@@ -191,7 +191,19 @@ class WeightSync:
 
     @cached_property
     def _plan(self) -> SyncPlan:
-        return make_plan(self._config, self._trainer, self._engines, keeps=self._keeps)
+        plan = make_plan(self._config, self._trainer, self._engines, keeps=self._keeps)
+        if plan.transport.name == "in_process" and self._config.async_generation_ratio == 0:
+            self._lend()
+        return plan
+
+    def _lend(self) -> None:
+        """Have the engine compute with the trainer's own weights, where it can: both are in this process.
+
+        They take turns, and each turn of the engine begins with a sync, which has nothing to copy then.
+        """
+        lent = self._trainer.call_rank(0, TrainWorker.lend_weights, self._config.actor_infer.model_args.dtype)
+        if lent:
+            self._engines.call_rank(0, InferWorker.borrow_weights, lent)
 
     def _transport(self, plan: SyncPlan, version: int, part: WeightPart) -> Transport:
         """Return the transport of the next transfer."""

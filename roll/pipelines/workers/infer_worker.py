@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from roll.distributed.worker_errors import WorkerFailed
 from roll.pipelines.workers.engine_probe import EngineProbes, LoadedCheck
 from roll.pipelines.workers.train_worker import resolved_model_args
 from roll.strategies import build_engine
-from roll.strategies.abilities import CountsUpdates, Sleeps, TakesAdapters
+from roll.strategies.abilities import BorrowsWeights, CountsUpdates, Sleeps, TakesAdapters
 from roll.strategies.base import (
     Completion,
     EngineCounters,
@@ -108,6 +108,12 @@ class InferWorker(Worker):
         if not isinstance(self.engine, TakesAdapters):
             raise NotImplementedError(f"{type(self.engine).__name__} takes merged weights only")
         return self.engine.update_adapters
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def borrow_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Compute with these tensors of the trainer from now on, as far as the engine can."""
+        if isinstance(self.engine, BorrowsWeights):
+            self.engine.borrow_weights(weights)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def weight_copy(self) -> str:

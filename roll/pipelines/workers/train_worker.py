@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from torch import Tensor
 
 from roll.checkpoint.background import write_part
 from roll.checkpoint.files import FileRecord, hash_files
@@ -26,6 +28,7 @@ from roll.strategies import build_train_strategy
 from roll.strategies.abilities import (
     CastsWeights,
     GathersOnHost,
+    LendsWeights,
     ResidentWeights,
     SavesContents,
     SavesToFiles,
@@ -151,6 +154,13 @@ class TrainWorker(ForwardWorker):
             self._shared = True
             share(self.strategy.resident_weights(dtype) if isinstance(self.strategy, ResidentWeights) else ())
         return send(transport, weights, self.info.rank, delta=delta, copy=self._sent)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def lend_weights(self, dtype: str) -> Mapping[str, Tensor]:
+        """Return tensors that an engine of this process may compute with, by their names, see `LendsWeights`."""
+        if not isinstance(self.strategy, LendsWeights):
+            return {}
+        return self.strategy.lend_weights(DTYPES[dtype] if dtype else None)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def sends_from_every_rank(self) -> bool:

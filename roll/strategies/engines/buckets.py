@@ -22,7 +22,7 @@ from torch import Tensor
 
 from roll.configs.catalog.transport_table import MAX_SENDERS
 from roll.distributed.byte_account import count_copied
-from roll.distributed.transports.bucket_layout import ALIGN, SLOTS, Entry, entry_of, unpacked
+from roll.distributed.transports.bucket_layout import ALIGN, SLOTS, Entry, entry_of, unpacked, write_tensor
 from roll.distributed.transports.shm_places import ShmRegion, locate
 from roll.distributed.transports.shm_segments import DeviceSegment, attach
 from roll.distributed.weights import tensor_of
@@ -127,18 +127,18 @@ class SharedBucket:
 
     def _add(self, name: str, tensor: Tensor, location: ShmRegion | None) -> None:
         if location is not None:
-            self._path, self._stays, start = location.path, location.stays, location.start
+            self._path, self._stays = location.path, location.stays
             self._held.append(tensor)
+            entry = entry_of(name, tensor, location.start)
         else:
             if len(self._flat) < max(self._size, tensor.nbytes) or self._device != self._wanted(tensor):
                 self._grow(max(self._size, tensor.nbytes), self._wanted(tensor))
             self._path, start = self._own_path, self._used
-            end = start + tensor.nbytes
-            self._flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            entry = write_tensor(self._flat, name, tensor, start)
             if self._device.type == "cpu":
                 count_copied(tensor.nbytes)
-            self._used = -(-end // ALIGN) * ALIGN
-        self._entries.append(entry_of(name, tensor, start))
+            self._used = -(-(start + tensor.nbytes) // ALIGN) * ALIGN
+        self._entries.append(entry)
 
     def _grow(self, size: int, device: torch.device) -> None:
         self._device = device

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.state_files import StateFiles
 from roll.strategies.training.muon import Muon
 from roll.strategies.training.optim import adamw_kernels, begin_moments, decaying, parameter_groups, set_rates
-from roll.strategies.training.pretrained import DTYPES
+from roll.strategies.training.pretrained import DTYPES, lay_by_input
 from roll.strategies.training.state_offload import num_bytes
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -76,6 +76,8 @@ class Fsdp2Strategy(HfTrainStrategy):
             shard_module(model, layers, self._options, self._computed, self._device.type, self._info.world_size)
         if weights is not None:
             weights.fill(hf_module(model))
+        if self._as_engines:
+            lay_by_input(hf_module(model))  # before the optimizer makes its moments, which lie likewise
         waiting: dict[StatePart, bool] = {
             "parameters": self._options.param_offload,
             "optimizer": self._options.optimizer_offload,
@@ -219,6 +221,18 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+
+    @property
+    def _as_engines(self) -> bool:
+        """Return whether weights lie as those of an engine on the host do, which may then compute with them."""
+        return self._info.world_size == 1 and self._device.type == "cpu" and self._computed == torch.float32
+
+    def lend_weights(self, dtype: torch.dtype | None) -> Mapping[str, Tensor]:
+        if not self._as_engines:
+            return {}
+        resident = set(map(id, self.resident_weights(dtype)))
+        named = hf_module(self._model).named_parameters()
+        return {name: parameter.detach() for name, parameter in named if id(parameter) in resident}
 
     # --- states on the host ----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from roll.configs.schema.engine_config import EngineConfig, SglangConfig, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import WorkerConfig
 from roll.workbench.planning.activations import MicroBatchShape, Numbers, forward_bytes
 from roll.workbench.planning.architecture import Architecture
@@ -107,12 +108,14 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     begins = cache * prompt // role.longest + prefill
     working = max(decoding, prefill) if role.waits else max(decoding, begins - cache)
     process = CONTEXT if role.on_accelerator else CPU_PROCESS
-    awake = lasting(("weights", weights), ("process", process))
+    own = 0 if (borrows := _borrows(role)) else weights
+    awake = lasting(("weights", own), ("process", process))
     return RoleMemory(
         role=role.role,
         awake=awake,
         asleep=lasting(("process", process)) if role.on_accelerator else awake,
         phases={
+            **({"start": passing(("weights", weights))} if borrows else {}),
             "generate": passing(
                 ("KV cache", cache),
                 ("activations", 0 if working == drawing else working),
@@ -125,6 +128,19 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
         host_start=HOST_PROCESS + weights if role.on_accelerator else 0,
         notes=(f"room for {rows} responses of {role.longest} tokens at once",),
     )
+
+
+def _borrows(role: EngineRole) -> bool:
+    """Return whether it computes with the trainer's weights from the first sync on, as `Fsdp2Strategy.lend_weights`."""
+    config, trainer = role.config, role.config.roles.get("actor_train")
+    if trainer is None or role.role != ENGINE or role.on_accelerator or config.executor != "inline":
+        return False
+    options = trainer.strategy_args.strategy_config
+    if not isinstance(options, Fsdp2Config) or trainer.model_args.uses_lora:
+        return False
+    takes_turns = isinstance(config, RLConfig) and config.async_generation_ratio == 0 and not config.only_validates
+    computed = options.param_dtype or trainer.model_args.dtype
+    return takes_turns and role.worker.model_args.dtype == computed == "fp32"
 
 
 def _served(role: EngineRole, options: EngineConfig) -> RoleMemory:

@@ -92,6 +92,30 @@ def test_roles_that_share_devices_take_turns_and_others_do_not(tmp_path):
     assert {"weights", "optimizer"} <= set(sizes(use_of(host, "actor_infer", "generate"), "actor_train"))
 
 
+def test_an_engine_in_the_trainers_process_computes_with_its_weights_from_the_first_sync_on(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_7B)
+    job = rlvr_job(model, slots=1)
+    job["actor_infer"] = {**job["actor_infer"], "strategy_args": {"strategy_name": "hf_infer"}}
+    weights = 6_738_415_616 * 4
+    cases = {
+        "inline fp32 fp32": {"start": weights},
+        "inline fp32 bf16": {"generate": weights // 2},
+        "inline bf16 fp32": {"generate": weights},
+        "ray fp32 fp32": {"generate": weights},
+    }
+    for case, expected in cases.items():
+        executor, computed, dtype = case.split()
+        job["actor_train"]["model_args"], job["actor_infer"]["model_args"] = {"dtype": computed}, {"dtype": dtype}
+        host = plan_of(tmp_path, {**job, "executor": executor}, "cpu:512").hosts[0]
+        of_engine = {
+            use.phase: sizes(use, "actor_infer").get("weights", 0) for use in host.uses if use.role == "actor_infer"
+        }
+        assert {phase: of_engine.get(phase) for phase in expected} == expected
+        in_training = sizes(use_of(host, "actor_train", "train"), "actor_infer").get("weights", 0)
+        assert in_training == (0 if case == "inline fp32 fp32" else of_engine["generate"])
+        assert (of_engine["generate"] == 0) is (case == "inline fp32 fp32")
+
+
 def test_a_reference_shares_the_devices_of_the_trainer(tmp_path):
     model = model_folder(tmp_path / "model", LLAMA_7B)
     job = rlvr_job(model, slots=8, use_kl_loss=True, reference={"model_args": {"dtype": "bf16"},

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from roll.configs.catalog.family_table import FAMILIES, family_of
 from roll.strategies.engines.hf.shared_heads import attends_by_sdpa
 from roll.strategies.hf.cache import RowCache, forward
-from roll.strategies.training.pretrained import leave_file
 from roll.utils.importing import load_object
 
 logger = logging.getLogger(__name__)
@@ -154,12 +153,12 @@ class DecodeStep:
         """Return the steps of this model, or None if it must take them itself."""
         try:
             steps = _steps_of(model)
-            _check(steps(model), model)
+            step = steps(model)
+            _check(step, model)
         except (_OtherModel, AttributeError, RuntimeError) as error:  # the latter for other shapes
             logger.info("hf_infer decodes %s through transformers: %s", type(model).__name__, error)
             return None
-        _lay_out_weights(model)
-        return steps(model)
+        return step
 
     def __call__(self, tokens: Tensor, cache: RowCache, large: AbstractContextManager[object]) -> Tensor:
         """Return logits [B, V] after `tokens` int64 [B], which the cache keeps; `large` goes around large operators."""
@@ -199,20 +198,6 @@ def _steps_of(model: Any) -> type[DecodeStep]:
         raise _OtherModel("it isn't on a CPU")
     steps: type[DecodeStep] = load_object(path)
     return steps
-
-
-@torch.no_grad()
-def _lay_out_weights(model: Any) -> None:
-    """Lay linear layers out in memory as products of few rows read them fastest: by input, not by output.
-
-    They stay the same parameters of the same shape. An embedding that is the head, too, must stay together by rows.
-    None stays behind in the file: it would be in memory as a whole.
-    """
-    embedding = model.get_input_embeddings().weight
-    for module in model.modules():
-        if type(module) is nn.Linear and module.weight is not embedding and module.weight.dtype == torch.float32:
-            module.weight.data = module.weight.data.t().contiguous().t()
-    leave_file(model)
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ alike share the prefill of their beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, TypeVar
 
@@ -42,7 +42,7 @@ from roll.strategies.training.pretrained import (
     DTYPES,
     context_length,
     eos_token_ids,
-    leave_file,
+    lay_by_input,
     load_causal_lm,
     load_named_tensors,
     load_tokenizer,
@@ -121,9 +121,9 @@ class HfInfer(InferEngine):
             )
         self._num_layers: int = config.num_hidden_layers
         self._threads = ForwardThreads(model)
+        if self._device.type == "cpu":
+            lay_by_input(model)
         self._decode_step = DecodeStep.of(model)
-        if self._decode_step is None:
-            leave_file(model)
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
@@ -170,6 +170,15 @@ class HfInfer(InferEngine):
         self._running, self._cache = [], None
         load_named_tensors(self._model, weights)
         self._version = version
+
+    def borrow_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Compute with these tensors of the trainer, by their names, in place of those of its own that lie alike."""
+        for name, parameter in self._model.named_parameters():
+            lent = weights.get(name)
+            if lent is not None and _alike(lent, parameter):
+                parameter.data = lent
+        if self._decode_step is not None:
+            self._decode_step = type(self._decode_step)(self._model)  # it holds the tensors themselves
 
     def take_counters(self) -> EngineCounters:
         counters, self._counters = self._counters, EngineCounters()
@@ -299,6 +308,10 @@ class HfInfer(InferEngine):
             taken.add(row)
             sequence.row = row_of.setdefault((row, token), row)
         cache.repeat(copied, room=len(running))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride())
 
 
 def _joined(cache: RowCache | None, other: RowCache) -> RowCache:
