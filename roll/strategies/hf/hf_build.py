@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.strategies.base import TrainSpec
+from roll.strategies.hf.first_layers import first_layers
 from roll.strategies.hf.fused import require_liger, use_liger_layers
 from roll.strategies.hf.hf_model import PolicyModel, ValueModel
 from roll.strategies.hf.hf_packing import SequenceGroup, pack
@@ -93,8 +94,32 @@ def build_module(
     for key in ("use_liger", "use_fused_kernels"):
         if getattr(args, key):
             require_liger(f"{spec.role}.model_args.{key}", device)
-    module = _loaded(spec, stored) if weights is None else _around(weights.module, spec)
-    tried = module if weights is None else _around(weights.small, spec)
+    module = _loaded(spec, stored) if weights is None else module_around(weights.module, spec)
+    tried = _tried(module, spec) if weights is None else module_around(weights.small, spec)
+    shares_prefixes = make_ready(module, tried, spec, stored, computed, device, sequence, on_host=weights is not None)
+    if weights is not None:
+        weights.small = None
+    return module, shares_prefixes
+
+
+def make_ready(
+    module: RoleModule,
+    tried: RoleModule,
+    spec: TrainSpec,
+    stored: torch.dtype,
+    computed: torch.dtype,
+    device: torch.device,
+    sequence: SequenceGroup | None = None,
+    *,
+    on_host: bool = False,
+) -> bool:
+    """Change a role's module for its work and put it on `device`, unless it stays `on_host`; return whether it computes
+    what rows have in common at their beginnings once.
+
+    `tried` is the module, or a smaller one that computes alike: on it is proved that all rows are computed as
+    transformers computes each of them alone. Raises `ValueError` where that isn't so.
+    """
+    args = spec.worker.model_args
     models: list[Any] = [hf_module(each) for each in dict.fromkeys((module, tried))]
     for each in models:
         fix_rotations(each, spec.max_sequence_length)
@@ -108,7 +133,7 @@ def build_module(
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
     for each in models:
         _change(each, spec)
-    use_half_stream(model, device, stored, computed)
+        use_half_stream(each, device, stored, computed)
     padded, half = not (spec.worker.use_sequence_packing or sequence is not None), computed != torch.float32
     with torch.autocast(device.type, computed, enabled=computed != stored):
         if isinstance(tried, PolicyModel):
@@ -117,16 +142,27 @@ def build_module(
     if args.uses_lora:
         add_adapters(model, spec)
     tried.to(device)
+    if not on_host:
+        module.to(device)
     with torch.autocast(device.type, computed, enabled=computed != stored):
         if not padded:
             pack(_decoder(tried), flash=args.attn_implementation == "fa2", sequence=sequence, half=half)
         shares_prefixes = use_prefix_sharing(_decoder(tried), spec, sequence, half=half)
-    if weights is not None:
+    if tried is not module:
         _attend_alike(_decoder(module), _decoder(tried))
-        weights.small = None
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
-    return module, shares_prefixes
+    return shares_prefixes
+
+
+def _tried(module: RoleModule, spec: TrainSpec) -> RoleModule:
+    """Return a role's module to prove things of: itself, or one of its first layers."""
+    if isinstance(module, ScoreModel):
+        return module
+    model = hf_module(module)
+    with torch.random.fork_rng(devices=[]):
+        first = first_layers(model)
+        return module if first is model else module_around(first, spec)
 
 
 def _change(model: Any, spec: TrainSpec) -> None:
@@ -142,11 +178,13 @@ def _loaded(spec: TrainSpec, stored: torch.dtype) -> RoleModule:
     """Return the module of a role as its folder has it, on the CPU."""
     args = spec.worker.model_args
     if spec.kind != "reward":
-        return _around(load_causal_lm(args, stored) if spec.kind == "policy" else load_backbone(args, stored), spec)
+        return module_around(
+            load_causal_lm(args, stored) if spec.kind == "policy" else load_backbone(args, stored), spec
+        )
     return build_score_model(args, stored) if spec.trains else build_reward_model(spec, stored)
 
 
-def _around(model: Any, spec: TrainSpec) -> PolicyModel | ValueModel:
+def module_around(model: Any, spec: TrainSpec) -> PolicyModel | ValueModel:
     """Return the module of a role around its causal language model (a policy's), or its backbone."""
     if spec.kind == "policy":
         return PolicyModel(model, spec.temperature, fused=spec.worker.model_args.use_fused_kernels)

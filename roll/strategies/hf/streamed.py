@@ -11,8 +11,6 @@ Proofs that need a forward pass run on a small copy of the model, with two layer
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.description import checkpoint_tensors, generation_config
+from roll.strategies.hf.first_layers import parameters_on_meta, small_config
 from roll.strategies.hf.safetensor_files import StoredTensors, safetensors_files
 from roll.strategies.training.pretrained import attention_option, load_config, named_tensors, weights_folder
 from roll.utils.memory import return_freed_memory
@@ -31,8 +30,6 @@ from roll.utils.memory import return_freed_memory
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 32 << 20  # of a tensor at a time, in the type that it is stored in
-_SMALL_LAYERS = 2
-_SMALL_VOCABULARY = 256
 _SPELT = {torch.bfloat16: "BF16", torch.float16: "F16"}
 _SAMPLED = 1024  # values at the start of each weight that adapters remember their base model by
 
@@ -85,7 +82,7 @@ class StreamedWeights:
     def _empty(self) -> nn.Module:
         if getattr(self._config, "quantization_config", None) is not None:
             raise _Unusual("it is quantised")
-        with _parameters_on_meta():
+        with parameters_on_meta():
             module = self._from_config(self._config)
         keeps_fp32 = any(getattr(module, f"_keep_in_fp32_modules{which}", None) for which in ("", "_strict"))
         if keeps_fp32 and self._stored != torch.float32:
@@ -216,43 +213,13 @@ class StreamedWeights:
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)
-                return self._from_config(_small(self._config)).eval()
+                return self._from_config(small_config(self._config)).eval()
         except Exception as error:
             raise _Unusual(f"a small copy of it can't be built: {error}") from error
 
 
 class _Unusual(Exception):
     """Files from which transformers makes something that isn't known here."""
-
-
-def _small(config: Any) -> Any:
-    """Return the configuration of a model with a layer of every kind that there is, and a small vocabulary."""
-    config = copy.deepcopy(config)
-    text = config.get_text_config()
-    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
-    text.num_hidden_layers = max(_SMALL_LAYERS, len(kinds))
-    if kinds:
-        text.layer_types = (kinds * _SMALL_LAYERS)[: text.num_hidden_layers]
-    text.vocab_size = min(text.vocab_size, _SMALL_VOCABULARY)
-    text.pad_token_id = None
-    return config
-
-
-@contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Inside, modules are built without memory for parameters; buffers are computed as ever."""
-    register = nn.Module.register_parameter
-
-    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-        register(self, name, param)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _reserve(module: nn.Module) -> None:

@@ -149,12 +149,13 @@ class DecodeStep:
         self._norm, self._head = _Norm(decoder.norm), _Linear(model.lm_head)
 
     @staticmethod
-    def of(model: nn.Module) -> DecodeStep | None:
-        """Return the steps of this model, or None if it must take them itself."""
+    def of(model: nn.Module, tried: nn.Module | None = None) -> DecodeStep | None:
+        """Return the steps of this model, or None if it must take them itself, as is seen on `tried` if that is given:
+        a smaller model that computes alike."""
         try:
             steps = _steps_of(model)
             step = steps(model)
-            _check(step, model)
+            _check(steps(tried) if tried is not None else step, tried or model)
         except (_OtherModel, AttributeError, RuntimeError) as error:  # the latter for other shapes
             logger.info("hf_infer decodes %s through transformers: %s", type(model).__name__, error)
             return None

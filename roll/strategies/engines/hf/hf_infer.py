@@ -36,6 +36,7 @@ from roll.strategies.engines.hf.shared_heads import share_heads
 from roll.strategies.engines.hf.token_sampler import sample
 from roll.strategies.engines.responses import Response, ResponseRules
 from roll.strategies.hf.cache import RowCache, forward
+from roll.strategies.hf.first_layers import first_layers
 from roll.strategies.hf.rotations import fix_rotations
 from roll.strategies.hf.start_check import OTHER_ENGINES, RowsAlone, check_sampled_rows
 from roll.strategies.training.pretrained import (
@@ -90,7 +91,7 @@ class HfInfer(InferEngine):
     """See the module docstring. `model` is in eval mode; `pad_token_id` any valid id: padding is masked.
 
     `eos_token_ids`, `max_context` and `decode` are those of `ResponseRules`, `partial_rollout` is that of
-    `EngineSettings`.
+    `EngineSettings`. `tried`: a smaller model that computes alike, to check things on.
     """
 
     lockstep = True
@@ -105,6 +106,7 @@ class HfInfer(InferEngine):
         max_context: int,
         decode: Callable[[Sequence[int]], str] | None = None,
         partial_rollout: Literal["resume", "restart"] = "resume",
+        tried: torch.nn.Module | None = None,
     ) -> None:
         self._model = model
         self._pad = pad_token_id
@@ -113,17 +115,12 @@ class HfInfer(InferEngine):
         config = text_config(model)
         self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode, config.vocab_size)
         self._device = next(model.parameters()).device
-        other = set(getattr(config, "layer_types", None) or ()) - CACHED_LAYERS
-        if other:
-            raise ValueError(
-                f"hf_infer can't run {type(model).__name__}, which has layers of type {', '.join(sorted(other))}; it "
-                f"can run {', '.join(sorted(CACHED_LAYERS))}. {OTHER_ENGINES}"
-            )
+        require_cached_layers(model)
         self._num_layers: int = config.num_hidden_layers
         self._threads = ForwardThreads(model)
         if self._device.type == "cpu":
             lay_by_input(model)
-        self._decode_step = DecodeStep.of(model)
+        self._decode_step = DecodeStep.of(model, tried)
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
@@ -355,6 +352,16 @@ def _parts(items: Sequence[_Item], lengths: Sequence[int]) -> Iterator[Sequence[
         yield items[start:]
 
 
+def require_cached_layers(model: torch.nn.Module) -> None:
+    """Raise `ValueError` for a model with layers whose state isn't one key and value per position."""
+    other = set(getattr(text_config(model), "layer_types", None) or ()) - CACHED_LAYERS
+    if other:
+        raise ValueError(
+            f"hf_infer can't run {type(model).__name__}, which has layers of type {', '.join(sorted(other))}; it "
+            f"can run {', '.join(sorted(CACHED_LAYERS))}. {OTHER_ENGINES}"
+        )
+
+
 def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) -> HfInfer:
     """Return an engine with the model of `args`, on the accelerator if there is one.
 
@@ -365,9 +372,8 @@ def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) ->
     model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
     if torch.cuda.is_available():
         model = model.cuda()
-    fix_rotations(model, settings.max_sequence_length)
-    alone = RowsAlone(model, longest=settings.max_sequence_length)
-    share_heads(model)
+    tried = first_layers(model)
+    alone = ready_alone(model, tried, settings.max_sequence_length)
     engine = HfInfer(
         model,
         eos_token_ids=eos_token_ids(model, tokenizer),
@@ -376,6 +382,19 @@ def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) ->
         max_context=min(settings.max_sequence_length, context_length(model)),
         decode=tokenizer.decode,
         partial_rollout=settings.partial_rollout,
+        tried=tried,
     )
-    check_sampled_rows(alone, text_config(model).num_hidden_layers)
+    check_sampled_rows(alone, text_config(tried).num_hidden_layers)
     return engine
+
+
+def ready_alone(model: torch.nn.Module, tried: torch.nn.Module, longest: int) -> RowsAlone:
+    """Change a model for sampling rows of up to `longest` tokens, and one that computes alike; return what the latter
+    gave for single rows before attention was changed."""
+    models = list(dict.fromkeys((model, tried)))
+    for each in models:
+        fix_rotations(each, longest)
+    alone = RowsAlone(tried, longest=longest)
+    for each in models:
+        share_heads(each)
+    return alone
