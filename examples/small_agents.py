@@ -39,13 +39,18 @@ WORD = r"\n|[^\W_]+|[^\s]"
 
 
 def sokoban(config: SFTConfig) -> None:
-    """Write what agentic_sokoban_cpu.yaml needs."""
-    prepare(config, "sokoban", "agentic_sokoban_cpu")
+    """Write what agentic_sokoban_cpu.yaml needs. Solutions are long: more layers see further ahead."""
+    prepare(config, "sokoban", "agentic_sokoban_cpu", layers=4, episodes=3000)
 
 
 def frozen_lake(config: SFTConfig) -> None:
     """Write what agentic_frozen_lake_cpu.yaml needs."""
     prepare(config, "frozen_lake", "agentic_frozen_lake_cpu")
+
+
+def frozen_lake_8x8(config: SFTConfig) -> None:
+    """Write what agentic_frozen_lake_8x8_cpu.yaml needs. Ways are long: more layers see further ahead."""
+    prepare(config, "frozen_lake", "agentic_frozen_lake_8x8_cpu", layers=4, episodes=3000)
 
 
 def slippery_frozen_lake(config: SFTConfig) -> None:
@@ -103,20 +108,22 @@ def prepare(
     name: str,
     *,
     heads: int = 16,
+    layers: int = 2,
+    episodes: int = EPISODES,
     rows: Callable[[AgenticConfig, int], Iterable[dict[str, Any]]] = demonstrations,
 ) -> None:
-    """Make the demonstrations and the model for one game. Everything follows from the seed."""
+    """Make the demonstrations of so many episodes and the model for one game. Everything follows from the seed."""
     game = load_config(EXAMPLES / folder, name, [f"seed={config.seed}"])
     assert isinstance(game, AgenticConfig)
     (file,) = map(Path, config.actor_train.data_args.file_name)
     model = Path(config.pretrain or "")
     if file.is_file() and (model / "config.json").is_file():
         return
-    shown = list(rows(game, EPISODES))
+    shown = list(rows(game, episodes))
     write(file, shown)
     texts = [message["content"] for row in shown for message in row["messages"]]
     texts += [name for section in game.custom_envs.values() for name in section.action_lookup]
-    make_model(model, texts, config.seed, heads=heads)
+    make_model(model, texts, config.seed, heads=heads, layers=layers)
 
 
 def tower_moves(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
@@ -177,7 +184,7 @@ def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     temporary.replace(file)
 
 
-def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16) -> None:
+def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16, layers: int = 2) -> None:
     """Make a random model for the words of these texts. Many small heads find their way on a grid faster than few."""
     save_random_model(
         folder,
@@ -185,7 +192,7 @@ def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16
         seed,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=1024,

@@ -194,6 +194,21 @@ def test_a_small_agent_learns_for_one_step(bench, runs_start_here, tmp_path: Pat
     assert rows(printed) == ["seed", "1"]
 
 
+def test_settings_of_a_small_agent_are_tried_for_one_step(bench, runs_start_here, tmp_path: Path, monkeypatch):
+    import agentic_search
+
+    tries = {"one": agentic_search.Try(1, 1, layers=1, episodes=20)}
+    monkeypatch.setattr(
+        agentic_search, "SEARCHES", {"lake": ("examples/frozen_lake/agentic_frozen_lake_cpu.yaml", tries)}
+    )
+    printed = bench(
+        "agentic_search", "lake", "--seeds", 1, "--output", tmp_path, "--set", "eval_steps=1",
+        "train_env_manager.num_env_groups=1", "train_env_manager.group_size=4", "val_env_manager.num_env_groups=2",
+        "rollout_batch_size=4", "actor_train.training_args.per_device_train_batch_size=4",
+    )  # fmt: skip
+    assert rows(printed) == ["tried", "one"]
+
+
 def test_unmodified_agents_of_frameworks_learn_for_one_step(bench, runs_start_here, tmp_path: Path, monkeypatch):
     """From a random model, which calls no tool yet."""
     names = ["openai"]

@@ -30,7 +30,7 @@ def small_config(config: Any) -> Any:
     by_layer = {
         name: value for name, value in vars(text).items() if isinstance(value, list | tuple) and len(value) == layers
     }
-    kinds = [tuple(map(str, kind)) for kind in zip(*by_layer.values(), strict=True)] or ["" for _ in range(layers)]
+    kinds = [tuple(map(str, kind)) for kind in zip(*by_layer.values(), strict=True)] or [() for _ in range(layers)]
     text.num_hidden_layers = min(layers, max(_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds))))
     for name, value in by_layer.items():
         setattr(text, name, value[: text.num_hidden_layers])
