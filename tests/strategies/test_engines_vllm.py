@@ -33,7 +33,8 @@ from roll.strategies.base import EngineSettings, RequestRefused, SamplingParams
 from roll.strategies.engines.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.engines.vllm import vllm_engine as engine_module
 from roll.strategies.engines.vllm.vllm_engine import VllmBackend, build
-from roll.strategies.hf.description import checkpoint_tensors, describe_model
+from roll.strategies.hf.checkpoint_names import CheckpointNames, WayBack
+from roll.strategies.hf.description import describe_model
 from roll.strategies.training.pretrained import load_causal_lm, load_tokenizer, named_tensors
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
@@ -199,7 +200,8 @@ def test_names_for_engines_are_those_that_transformers_writes_into_checkpoints(m
     path = model_of(family)
     model = load_causal_lm(ModelArgs(model_name_or_path=str(path)), torch.float32)
     written = load_file(path / "model.safetensors")
-    made = dict(part for name, t in named_tensors(model) for part in checkpoint_tensors(family, name, t.detach()))
+    way_back = WayBack(CheckpointNames(model))
+    made = dict(part for name, t in named_tensors(model) for part in way_back.convert(name, t.detach()))
     assert made.keys() == written.keys()
     assert all(torch.equal(made[name], written[name]) for name in made)
 

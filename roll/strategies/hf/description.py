@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from roll.configs.catalog.family_table import family_of
 from roll.configs.schema.worker_config import ModelArgs
+from roll.strategies.hf.checkpoint_names import CheckpointNames, WayBack
 from roll.strategies.training.pretrained import (
     context_length,
     eos_token_ids,
@@ -37,6 +37,8 @@ class ModelDescription:
     """Tokens that end a response."""
     decode: Callable[[Sequence[int]], str]
     """Token ids -> text."""
+    names: CheckpointNames
+    """Of the tensors in files."""
 
     def bucket_bytes(self, most: int) -> int:
         """Return the size of a bucket for the weights: `most`, or what all of them need in case they are small."""
@@ -61,8 +63,9 @@ class ModelDescription:
 
     async def checkpoint(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
         """Yield `complete` weights under the names of checkpoints."""
+        way_back = WayBack(self.names)
         async for name, tensor in self.complete(weights):
-            for part in checkpoint_tensors(self.model_type, name, tensor):
+            for part in way_back.convert(name, tensor):
                 yield part
                 del part
             del tensor
@@ -84,6 +87,7 @@ def describe_model(args: ModelArgs) -> ModelDescription:
         vocab_size=text_config(model).vocab_size,
         eos_token_ids=eos_token_ids(model, tokenizer),
         decode=tokenizer.decode,
+        names=CheckpointNames(model),
     )
 
 
@@ -95,24 +99,3 @@ def generation_config(args: ModelArgs, model: Any) -> Any:
         return GenerationConfig.from_pretrained(str(args.model_name_or_path))
     except OSError:
         return model.generation_config
-
-
-def checkpoint_tensors(model_type: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensor or tensors of a checkpoint that hold `tensor` of a transformers module; views, not copies.
-
-    They differ for experts: modules have one stacked tensor per layer, checkpoints keep each expert's matrices apart.
-    """
-    experts = family_of(model_type).experts
-    if experts is not None:
-        name = name.replace(".mlp.", f".{experts.folder_in_files}.")
-    folder, _, last = name.rpartition(".")
-    if experts is None or not folder.endswith(".experts"):
-        yield name, tensor
-        return
-    gate, up, down = experts.parts_in_files
-    for expert, matrix in enumerate(tensor):
-        if last == "gate_up_proj":
-            yield f"{folder}.{expert}.{gate}.weight", matrix[: len(matrix) // 2]
-            yield f"{folder}.{expert}.{up}.weight", matrix[len(matrix) // 2 :]
-        else:
-            yield f"{folder}.{expert}.{down}.weight", matrix

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.description import checkpoint_tensors, generation_config
+from roll.strategies.hf.checkpoint_names import CheckpointNames
+from roll.strategies.hf.description import generation_config
 from roll.strategies.hf.first_layers import parameters_on_meta, small_config
 from roll.strategies.hf.safetensor_files import StoredTensors, safetensors_files
 from roll.strategies.training.pretrained import attention_option, load_config, named_tensors, weights_folder
@@ -50,6 +51,7 @@ class StreamedWeights:
         self._config = load_config(args)
         self.module: nn.Module = self._empty()
         """The transformers module, in eval mode; its parameters and saved buffers hold nothing yet."""
+        self._names = CheckpointNames(self.module)
         self._sources = {name: self._found(name, tensor) for name, tensor in named_tensors(self.module)}
         self._shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(self.module)}
         self._check_tied()
@@ -104,15 +106,17 @@ class StreamedWeights:
         shape = tuple(tensor.shape)
         if plain is not None and self._files.shapes[plain] == shape:
             return [plain]
-        model_type = str(self._config.get_text_config().model_type)
-        parts = []
-        # Tensors of experts are stacked in modules, and apart in files.
-        for part, matrix in checkpoint_tensors(model_type, name, torch.empty(shape, device="meta")):
+        try:
+            parts = self._names.stored(name, tensor)  # tensors of experts are stacked in modules, and apart in files
+        except ValueError as error:
+            raise _Unusual(str(error)) from error
+        sources = []
+        for part, part_shape in parts:
             stored = self._stored_name(part)
-            if stored is None or self._files.shapes[stored] != tuple(matrix.shape):
+            if stored is None or self._files.shapes[stored] != part_shape:
                 raise _Unusual(f"its files have no {name} of shape {shape}")
-            parts.append(stored)
-        return parts
+            sources.append(stored)
+        return sources
 
     def _stored_name(self, name: str) -> str | None:
         """Name in the files: that of the module, or of one with or without a head around the same backbone."""
