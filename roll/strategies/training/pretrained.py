@@ -21,6 +21,9 @@ from roll.utils.staging import staged
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+UNUSABLE = (AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError)
+"""What models raise where they lack something that is asked of them."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
