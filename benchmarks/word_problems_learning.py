@@ -28,7 +28,10 @@ sys.path.insert(0, str(FOLDER))
 from word_problems import HELD_OUT, SOLVED, Split, read, split, write_split  # noqa: E402 - a file of an example
 
 SEARCH_SEEDS = (101,)
-TRIED: Mapping[str, tuple[str, ...]] = {"as it is": ()}
+TRIED: Mapping[str, tuple[str, ...]] = {
+    "as it is": (),
+    "learning rate 2e-5": ("actor_train.training_args.learning_rate=2e-5",),
+}
 """Settings of the training by name."""
 
 

@@ -68,8 +68,9 @@ def test_no_held_out_problem_is_taught_nor_a_near_copy_of_it(example, mawps):
     assert other.solved != parts.solved
 
 
-def test_a_problem_with_two_answers_is_left_out(example, tmp_path):
+def test_a_problem_with_two_answers_or_with_a_fraction_that_was_cut_is_left_out(example, tmp_path):
     rows = [("How many are 2 and 3?", 5.0), ("How many are 2 and 3 ?", 6.0), ("How many are 2 and 4?", 6.0)]
+    rows += [("How many are 0.3333333333333333 and 1?", 1.3333), ("What is 1 of 3 parts?", 0.3333333333333333)]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"input": text, "target": target}) + "\n" for text, target in rows))
     assert [problem.text for problem in example.read(file)] == ["How many are 2 and 4?"]
@@ -86,6 +87,7 @@ def test_a_problem_with_two_answers_is_left_out(example, tmp_path):
         ("8 carrots, 7 turnips, 6 carrots", "14", None),  # 8 + 6, or (8 - 6) * 7
         ("2 and 2", "4", None),  # 2 + 2, or 2 * 2
         ("half of 30 for 4", "15", None),
+        ("$ 12.5 and $ 12.31", "24.81", "12.5 + 12.31 = 24.81"),
         ("1 and 3", "0.333333", None),
     ],
 )
