@@ -184,6 +184,26 @@ def test_a_tool_is_used_for_one_step(bench, runs_start_here, tmp_path: Path):
     assert rows(printed) == ["seed", "1"]
 
 
+@pytest.mark.parametrize("way", ["--search", "--seeds"])
+def test_word_problems_are_learnt_for_one_step(bench, runs_start_here, tmp_path: Path, way: str):
+    model = build_tiny_model(tmp_path / "model", max_position_embeddings=256)
+    problems = [{"input": f"Add {n} and {n + 5} {name}s.", "target": 2.0 * n + 5} for n in (8, 9) for name in "abcdef"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+    printed = bench(
+        "word_problems_learning", tmp_path / "rows.jsonl", *([way] if way == "--search" else [way, 7, 8]),
+        "--held-out", 4, "--solved", 2, "--output", tmp_path, "--only", "as it is", "--set-warm", f"pretrain={model}",
+        "max_steps=1", "actor_train.training_args.per_device_train_batch_size=2", "--set", "max_steps=1",
+        "eval_steps=1", "rollout_batch_size=2", "num_return_sequences_in_group=2", "response_length=4",
+        "actor_train.training_args.per_device_train_batch_size=4",
+        "actor_train.training_args.gradient_accumulation_steps=1",
+    )  # fmt: skip
+    if way == "--search":
+        assert rows(printed) == ["settings, seed", "as it is, 101"]
+    else:
+        assert rows(printed) == ["seed", "7", "8"]
+        assert "mean of 2 seeds on 4 problems: +0.0 points (+0.0 to +0.0)" in printed
+
+
 def test_a_small_agent_learns_for_one_step(bench, runs_start_here, tmp_path: Path):
     file = EXAMPLES / "custom_env" / "agentic_dial.yaml"
     printed = bench(
