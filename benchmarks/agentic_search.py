@@ -41,10 +41,14 @@ class Try:
     """Other keys of the training run."""
 
 
+def lake(rate: float, entropy: float) -> tuple[str, ...]:
+    """Return keys for a learning rate and a share of the entropy in the loss."""
+    return (f"actor_train.training_args.learning_rate={rate}", f"entropy_loss_coef={entropy}")
+
+
 def sokoban(rate: float, entropy: float, actions: int) -> tuple[str, ...]:
-    """Return a learning rate, a share of the entropy in the loss, and the actions of an episode of training."""
-    keys = ("actor_train.training_args.learning_rate", "entropy_loss_coef", "custom_envs.sokoban.max_steps")
-    return tuple(f"{key}={value}" for key, value in zip(keys, (rate, entropy, actions), strict=True))
+    """Return the same, and a key for the actions of an episode of training."""
+    return (*lake(rate, entropy), f"custom_envs.sokoban.max_steps={actions}")
 
 
 SEARCHES: Mapping[str, tuple[str, Mapping[str, Try]]] = {
@@ -58,9 +62,10 @@ SEARCHES: Mapping[str, tuple[str, Mapping[str, Try]]] = {
         "shipped": Try(250, 250, layers=4, episodes=3000, run=sokoban(7e-4, 0.05, 12)),
     }),
     "frozen_lake_8x8": ("examples/frozen_lake/agentic_frozen_lake_8x8_cpu.yaml", {
-        "as 4x4": Try(120, 150),
-        "more shown": Try(500, 1, episodes=3000),
-        "shipped": Try(500, 80, layers=4, episodes=3000),
+        "as 4x4": Try(120, 150, run=lake(1e-3, 0.01)),
+        "more shown": Try(500, 1, episodes=3000, run=lake(1e-3, 0.01)),
+        "four layers": Try(500, 80, layers=4, episodes=3000, run=lake(1e-3, 0.01)),
+        "shipped": Try(1000, 40, layers=4, episodes=3000, run=lake(5e-4, 0.02)),
     }),
 }  # fmt: skip
 """The shipped file and what was tried, for each environment."""
