@@ -19,6 +19,7 @@ import config_reference
 import endpoint_fields
 import families_page
 import metrics_page
+import models_page
 
 PARTS: dict[str, Callable[[], str]] = {
     "configuration": config_reference.reference,
@@ -26,6 +27,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "coming_from": coming_from.tables,
     "endpoint_fields": endpoint_fields.markdown_tables,
     "families": families_page.markdown_table,
+    "models": models_page.markdown_table,
 }
 _MARKER = re.compile(r"^<!-- built: (\S+) -->$", re.MULTILINE)
 _END = "<!-- end -->"

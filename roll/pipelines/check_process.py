@@ -30,6 +30,7 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import DataArgs
 from roll.pipelines.run.model_options import has_model_options, option_problems
+from roll.pipelines.run.model_proofs import proof_problems
 from roll.pipelines.run.template_check import answers, questions, tokenizer_args
 from roll.pipelines.run.warm_start import pending_warm_start
 
@@ -211,7 +212,9 @@ def look(config: RunConfig) -> CheckResult:
     if tokenizer is not None:
         answer.violations += [(*each, "") for each in answers(tokenizer, list(questions(config)))]
     answer.violations += option_problems(config)
-    answer.violations += family_problems(config)
+    families = list(family_problems(config))
+    refused = {key.partition(".strategy_args")[0].partition(".model_args")[0] for key, *_ in families}
+    answer.violations += [*families, *proof_problems(config, refused)]
     sections = _sections(config)
     if not sections or any(_elsewhere(config, data.file_name) is not None for data in sections.values()):
         return answer

@@ -132,3 +132,11 @@ def test_check_refuses_a_longrope_model_on_sglang_beyond_its_original_length(tmp
     tree = {**SHAPE, "model_type": "phi3", "rope_scaling": LONGROPE, "original_max_position_embeddings": 12}
     assert "type longrope" in found_for(tmp_path, tree, "sglang")[SAMPLER]
     assert found_for(tmp_path, tree, "sglang", ["response_length=4"]) == {}
+
+
+def test_sdpa_is_refused_for_a_model_that_caps_the_logits_of_its_attention(tmp_path):
+    key = "actor_train.model_args.attn_implementation"
+    tree = {**SHAPE, "model_type": "gemma2", "attn_logit_softcapping": 50.0}
+    assert "which sdpa leaves out" in found_for(tmp_path, tree, changes=[f"{key}=sdpa"])[key]
+    assert found_for(tmp_path, tree) == {}
+    assert found_for(tmp_path, {**tree, "attn_logit_softcapping": None}, changes=[f"{key}=sdpa"]) == {}

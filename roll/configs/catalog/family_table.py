@@ -75,6 +75,8 @@ class Family:
     """Class of `hf_infer` that computes its decode steps without its modules."""
     liger: Literal["norms", "norms and MLPs"] | None = None
     """Kernels of liger-kernel that gave transformers' numbers."""
+    multiplies_logits: bool = False
+    """Its logits are multiplied by `logits_scaling`, by which others divide them."""
     sglang_ties_head: bool = True
     """SGLang computes its head from the embeddings where config.json ties them."""
     vllm_copying_loader: str | None = None
@@ -202,6 +204,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family(tested=True),
     "gpt_oss": Family(tested=True, vllm_copying_loader="GptOssForCausalLM"),
     "opt": Family(tested=True),
+    "hyperclovax": Family(multiplies_logits=True),
     "gemma3": Family(trained_as_text=True),
     "gemma3n": Family(trained_as_text=True),
     "gemma4": Family(trained_as_text=True),

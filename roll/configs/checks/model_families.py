@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.catalog.family_table import family_of
+from roll.configs.catalog.family_ways import CAPPED, RECURRENT, Way, closed_ways
 from roll.configs.checks.engine_arguments import package_folder
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.errors import Violation, problem
@@ -32,6 +33,10 @@ CACHED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Layers whose state is one key and value per position, and whose mask only looks at distances: all that `hf_infer`
 can run."""
 OTHER_ENGINES = "sample with vllm or sglang, which pad no rows and have layers of their own, if they know this model"
+LOSES_CAP = (
+    "this model caps the logits of its attention (attn_logit_softcapping), which sdpa leaves out: it would be trained "
+    "as another model than engines sample from"
+)
 _PADDED = "; such layers train on padded rows (use_sequence_packing: false)"
 
 
@@ -43,6 +48,14 @@ def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
             continue
         name = worker.strategy_args.strategy_name
         key = f"{role}.strategy_args.strategy_name"
+        capped = tree.get("attn_logit_softcapping") is not None
+        if capped and name not in ("vllm", "sglang") and worker.model_args.attn_implementation == "sdpa":
+            yield problem(f"{role}.model_args.attn_implementation", LOSES_CAP, "auto or eager", "sdpa")
+        flash = worker.model_args.attn_implementation == "fa2"  # has caps and sinks, and packs by itself
+        if isinstance(worker, ForwardConfig) and not name.startswith("megatron") and not flash:
+            closed = CAPPED if capped else closed_ways(tree.get("model_type"))
+            if family_of(tree.get("model_type")).tested or RECURRENT in closed.values():  # others are measured
+                yield from _closed_ways(role, worker, closed)
         if name in ("vllm", "sglang") and role == "actor_infer":
             yield from _rotation(config, worker, tree, key)
         on_cpu = config.num_nodes == 1 and not (machine.accelerators or machine.amd)  # the others may have some
@@ -52,13 +65,13 @@ def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
 
 def has_untested_family(config: RunConfig) -> bool:
     """Return whether a role has a model of a type that isn't tested with every engine and trainer."""
-    return any(True for _ in _untested(config))
+    return any(True for _ in untested_roles(config))
 
 
 def family_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Yield (key, sentence, fix) of what engine or trainer would refuse of such a model; builds it without memory. A
     reward model is looked at when it is loaded."""
-    for role, worker, file in _untested(config):
+    for role, worker, file in untested_roles(config):
         name = worker.strategy_args.strategy_name
         key = f"{role}.strategy_args.strategy_name"
         if name == "hf_infer":
@@ -70,7 +83,8 @@ def family_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
                 yield f"{role}.model_args.disable_gradient_checkpointing" if switch else key, sentence, fix
 
 
-def _untested(config: RunConfig) -> Iterator[tuple[str, WorkerConfig, Path]]:
+def untested_roles(config: RunConfig) -> Iterator[tuple[str, WorkerConfig, Path]]:
+    """Yield (role, its section, its config.json) of roles with a model of a type that isn't tested with everything."""
     for role, worker in config.roles.items():
         file, tree = config_file(config.model_path(role)), _tree(config.model_path(role), worker.model_args)
         kind = None if tree is None or worker.model_args.trust_remote_code else tree.get("model_type")
@@ -93,6 +107,16 @@ def _tree(name: str, args: ModelArgs) -> dict[str, Any] | None:
         return None
     text = tree.get("text_config")
     return {**tree, **(text if isinstance(text, dict) else {}), **args.model_config_kwargs}
+
+
+def _closed_ways(role: str, worker: ForwardConfig, closed: Mapping[Way, str]) -> Iterator[Violation]:
+    packs = worker.use_sequence_packing or worker.model_args.sequence_ranks > 1
+    if packs and "packed" in closed:
+        fix = "false" if worker.use_sequence_packing else "false, and one rank to a row"
+        yield problem(f"{role}.use_sequence_packing", f"rows can't be laid end to end: {closed['packed']}", fix)
+    if worker.use_prefix_sharing and "shared" in closed:
+        sentence = f"what rows have in common can't be computed once: {closed['shared']}"
+        yield problem(f"{role}.use_prefix_sharing", sentence, "remove it")
 
 
 def _rotation(config: RunConfig, worker: WorkerConfig, tree: dict[str, Any], key: str) -> Iterator[Violation]:

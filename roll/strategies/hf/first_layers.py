@@ -26,7 +26,14 @@ def small_config(config: Any) -> Any:
     """Return the configuration of a model with the first layers, up to one of every kind, and a small vocabulary."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
-    layers = text.num_hidden_layers
+    text.vocab_size = min(text.vocab_size, _VOCABULARY)
+    if (getattr(text, "pad_token_id", None) or 0) >= text.vocab_size:
+        text.pad_token_id = None  # an embedding needs it to be one of its rows
+    try:
+        layers = text.num_hidden_layers
+        text.num_hidden_layers = layers
+    except NotImplementedError:  # ProphetNet has two numbers
+        return config
     by_layer = {
         name: value for name, value in vars(text).items() if isinstance(value, list | tuple) and len(value) == layers
     }
@@ -34,8 +41,6 @@ def small_config(config: Any) -> Any:
     text.num_hidden_layers = min(layers, max(_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds))))
     for name, value in by_layer.items():
         setattr(text, name, value[: text.num_hidden_layers])
-    text.vocab_size = min(text.vocab_size, _VOCABULARY)
-    text.pad_token_id = None
     return config
 
 

@@ -212,10 +212,10 @@ def _decoder(module: RoleModule) -> nn.Module:
 
 
 def freeze_parameters(model: nn.Module, prefixes: Sequence[str]) -> None:
-    """Take the parameters whose names begin so out of training."""
+    """Take the parameters whose names begin so out of training; those that a model itself never trains stay out."""
     names = [name for name, _ in model.named_parameters()]
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in names):
             raise ValueError(f"freeze_module_prefix: no parameter begins with {prefix!r}; the first is {names[0]!r}")
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.startswith(tuple(prefixes)))
+        parameter.requires_grad_(parameter.requires_grad and not name.startswith(tuple(prefixes)))

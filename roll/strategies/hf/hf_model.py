@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from roll.configs.catalog.family_table import family_of
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.hf_packing import row_arguments
 from roll.strategies.training.logits import HeadOutputs, HeadRequest, head_outputs
@@ -18,10 +19,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_MULTIPLIED, _DIVIDED = ("logit_scale", "lm_head_multiplier"), ("logits_scaling", "logits_mup_width_multiplier")
+"""Fields of configurations with a factor of the logits (Cohere, Falcon-H1), or a divisor (Granite, Inkling)."""
+
+
 def logit_factor(model: nn.Module) -> float:
-    """Return what the model multiplies the output of its head with: Cohere has a factor, Granite a divisor."""
-    config = text_config(model)
-    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    """Return what the model multiplies the output of its head with."""
+    config, factor = text_config(model), 1.0
+    for name in (*_MULTIPLIED, *_DIVIDED):
+        value = float(getattr(config, name, None) or 1.0)
+        factor *= 1 / value if name in _DIVIDED and not family_of(config.model_type).multiplies_logits else value
+    return factor
 
 
 _CHECKED_TOKENS = 256

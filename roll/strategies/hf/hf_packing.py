@@ -32,6 +32,7 @@ from roll.strategies.attention.attention import TreePlan, all_gathered, split_at
 from roll.strategies.attention.varlen_kernel import RowPlan
 from roll.strategies.attention.zigzag import RingPlan, zigzag_order
 from roll.strategies.training.micro import MicroLayout, lay_out, take_shard, zigzag
+from roll.strategies.training.pretrained import UNUSABLE
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_packed"  # name of our function among those of transformers
@@ -196,14 +197,21 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
             _use_packed_attention(decoder)
         packed_hidden = _together(decoder, batch, sequence)
         beside_others = _together(decoder, _every_other_row_changed(batch, vocabulary), sequence)
-    except (TypeError, ValueError) as error:
-        message = str(error).rstrip(".")
-        raise ValueError(f"{name} can't run rows laid end to end: {message}. {fix}") from error
+    except (ValueError, *UNUSABLE) as error:
+        raise ValueError(f"{name} can't run rows laid end to end: {reason_of(error)}. {fix}") from error
     unchanged = torch.repeat_interleave(torch.arange(len(batch)) % 2 == 1, batch.lengths)
     try:
         prove(name, packed_hidden, expected, beside_others, unchanged, half=half)
     except ValueError as error:
         raise ValueError(f"{error}. {fix}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a model can't be run in a way, of an error of ours or of its own; raise it if memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+    message = str(error).rstrip(".")
+    return message if isinstance(error, ValueError) else f"its code fails there ({type(error).__name__}: {message})"
 
 
 def prove(name: str, hidden: Tensor, expected: Tensor, beside_others: Tensor, unchanged: Tensor, *, half: bool) -> None:

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from roll.strategies.attention.prefix_tree import tree_of
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.hf_packing import SequenceGroup, hidden_apart, hidden_together, packed_attention, prove
+from roll.strategies.hf.hf_packing import (
+    SequenceGroup,
+    hidden_apart,
+    hidden_together,
+    packed_attention,
+    prove,
+    reason_of,
+)
 from roll.strategies.training.micro import lay_out, lay_out_tree, shares_prefixes
+from roll.strategies.training.pretrained import UNUSABLE
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_shared"  # name of our function among those of transformers
@@ -60,10 +68,10 @@ def _share(decoder: Any, sequence: SequenceGroup | None, *, packed: bool, half: 
                 raise ValueError(f"{type(decoder).__name__} goes by the name of its attention function")
         hidden, beside = (_tree_hidden(decoder, rows, sequence) for rows in (batch, changed))
         prove(type(decoder).__name__, hidden, expected, beside, unchanged, half=half)
-    except (TypeError, ValueError) as error:
+    except (ValueError, *UNUSABLE) as error:
         if not packed:
             decoder.set_attn_implementation(before)
-        raise ValueError(str(error).rstrip(".")) from error
+        raise ValueError(reason_of(error)) from error
 
 
 def _use_shared_attention(decoder: Any) -> None:

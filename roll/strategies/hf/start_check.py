@@ -17,7 +17,7 @@ from roll.strategies.hf.cache import RowCache, forward
 from roll.strategies.hf.hf_model import PolicyModel, picked_hidden
 from roll.strategies.training.logits import HeadRequest
 from roll.strategies.training.micro import lay_out
-from roll.strategies.training.pretrained import text_config
+from roll.strategies.training.pretrained import UNUSABLE, text_config
 from roll.types.batch import TokenBatch
 
 T = TypeVar("T")
@@ -28,9 +28,6 @@ _STEPS = 3
 """Tokens of each row that come one by one, as samples do."""
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
 """Of the spread: above rounding; in half precision of the middle token, where one near a tie may take other experts."""
-
-_UNUSABLE = (AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError)
-"""What models raise where they lack something that is asked of them."""
 
 
 class RowsAlone:
@@ -150,7 +147,7 @@ def usable(model: nn.Module, run: Callable[..., T], *args: Any, **options: Any) 
         return run(*args, **options)
     except torch.OutOfMemoryError:
         raise
-    except _UNUSABLE as error:
+    except UNUSABLE as error:
         message = f"{type(error).__name__}: {error}".rstrip(": .")
         raise ValueError(f"{type(model).__name__} can't compute a few rows of tokens here ({message})") from error
 

@@ -94,7 +94,7 @@ class StreamedWeights:
         return module.eval()
 
     def _from_config(self, config: Any) -> Any:
-        options = attention_option(self._args)
+        options = attention_option(self._args, config)
         trusts = self._args.trust_remote_code
         return self._kind.from_config(config, dtype=self._stored, trust_remote_code=trusts, **options)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from roll.configs.checks.model_families import LOSES_CAP
 from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
 from roll.utils.importing import load_module, long_imports
@@ -113,14 +114,23 @@ def _names_generic_tokenizer(name: str) -> bool:
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 
-def attention_option(args: ModelArgs) -> dict[str, str]:
-    """Return what tells transformers which attention a role wants; nothing where it may choose."""
-    return {} if args.attn_implementation == "auto" else {"attn_implementation": _ATTENTION[args.attn_implementation]}
+def attention_option(args: ModelArgs, config: Any) -> dict[str, str]:
+    """Return what tells transformers which attention a role wants; nothing where it may choose.
+
+    transformers' sdpa leaves out a cap of attention logits (Gemma 2), which inference engines compute: such a model is
+    run with eager attention, and `ValueError` is raised where sdpa is asked for.
+    """
+    caps = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    if caps and args.attn_implementation == "sdpa":
+        raise ValueError(f"attn_implementation: {LOSES_CAP}; write auto or eager")
+    if args.attn_implementation == "auto":
+        return {"attn_implementation": "eager"} if caps else {}
+    return {"attn_implementation": _ATTENTION[args.attn_implementation]}
 
 
 def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> Any:
-    options |= attention_option(args)
     options.setdefault("config", load_config(args))
+    options |= attention_option(args, options["config"])
     with quiet_transformers():
         source = source_of(args)
         if args.use_shm:
