@@ -39,7 +39,7 @@ def build_tiny_model(
 ) -> Path:
     """A random model of a few thousand parameters, saved with the character tokenizer.
 
-    `family` is a transformers model type: llama, qwen2, qwen3, mistral, or one of `_EXPERTS`; `options` are changes of
+    `family` is a transformers model type: llama, qwen2, qwen3, mistral, or one of `_SHAPES`; `options` are changes of
     its configuration.
     """
     import torch
@@ -59,7 +59,7 @@ def build_tiny_model(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "tie_word_embeddings": True,
-        **_EXPERTS.get(family, {}),
+        **_SHAPES.get(family, {}),
         **options,
     }
     config = AutoConfig.for_model(family, **shape)
@@ -71,14 +71,44 @@ def build_tiny_model(
     return folder
 
 
-_EXPERTS = {
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen2_moe": {
-        "num_experts": 4,
+_LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "num_hidden_layers": 3,
+}
+_QWEN_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+
+HYBRIDS = {
+    "qwen3_5_text": _LINEAR,
+    "qwen3_5_moe_text": {**_LINEAR, **_QWEN_EXPERTS},
+    "qwen3_next": {**_LINEAR, **_QWEN_EXPERTS},
+    "granitemoehybrid": {
+        **_MAMBA,
+        "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 48,
+        "shared_intermediate_size": 32,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_hidden_layers": 3,
     },
+    # Attention and a state-space layer side by side in every layer.
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
+    # Convolutions alone.
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
+}
+
+_SHAPES = {
+    **HYBRIDS,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": _QWEN_EXPERTS,
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
     # The first layer dense, the second with shared experts beside the routed ones.
     "deepseek_v3": {

@@ -22,6 +22,8 @@ BART = {
 }  # fmt: skip
 LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+CHUNKED = {"layer_types": ["chunked_attention"] * 2}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 JOB = """
 pipeline: rlvr
@@ -62,8 +64,11 @@ RECOMPUTES = "actor_train.model_args.disable_gradient_checkpointing"
         ("nemotron", {}, {}),
         ("olmoe", {"num_experts": 4}, {}),
         ("starcoder2", {}, {}),
-        ("qwen3_next", {**EXPERTS, **LINEAR}, {SAMPLER: "layers of type linear_attention"}),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, {SAMPLER: "layers of type conv"}),
+        ("qwen3_next", {**EXPERTS, **LINEAR}, {}),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, {}),
+        ("granitemoehybrid", MAMBA, {}),
+        ("granitemoehybrid", {**MAMBA, "time_step_limit": [0.001, 0.1]}, {SAMPLER: "between 0.001 and 0.1, and"}),
+        ("llama4_text", CHUNKED, {SAMPLER: "type chunked_attention", TRAINER: "its decoder"}),
         ("mbart", BART, {SAMPLER: "counts positions itself"}),
         ("bloom", {"n_layer": 2, "n_head": 4, "max_position_embeddings": None}, {SAMPLER: "states no context length"}),
         ("gemma4_text", {"num_kv_shared_layers": 1, "vocab_size_per_layer_input": 120}, {SAMPLER: "of their own"}),
@@ -79,10 +84,9 @@ def test_families_are_refused_for_what_their_modules_lack_and_no_others(tmp_path
         assert words in found[path]
 
 
-def test_the_way_out_of_a_hybrid_is_named(tmp_path):
-    message = found_for(tmp_path, tree_of("qwen3_next", **SHAPE, **EXPERTS, **LINEAR))[SAMPLER]
-    assert "sample with vllm or sglang" in message
-    assert "use_sequence_packing: false" in message
+def test_the_way_out_of_layers_that_hf_infer_cannot_run_is_named(tmp_path):
+    tree = tree_of("granitemoehybrid", **SHAPE, **MAMBA, time_step_limit=[0.001, 0.1])
+    assert "sample with vllm or sglang" in found_for(tmp_path, tree)[SAMPLER]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
@@ -140,3 +144,15 @@ def test_sdpa_is_refused_for_a_model_that_caps_the_logits_of_its_attention(tmp_p
     assert "which sdpa leaves out" in found_for(tmp_path, tree, changes=[f"{key}=sdpa"])[key]
     assert found_for(tmp_path, tree) == {}
     assert found_for(tmp_path, {**tree, "attn_logit_softcapping": None}, changes=[f"{key}=sdpa"]) == {}
+
+
+@pytest.mark.parametrize("key", ["ulysses_size", "ring_attention_size"])
+def test_layers_with_a_state_are_refused_to_ranks_that_share_rows(tmp_path, key):
+    kinds = {"layer_types": ["linear_attention", "full_attention"]}
+    tree = tree_of("granitemoehybrid", **{**SHAPE, **MAMBA, **kinds})
+    path, ranks = f"actor_train.model_args.{key}", ("executor=ray", "num_gpus_per_node=2", "actor_train.world_size=2")
+    changes = (f"{path}=2", *ranks)
+    found = found_for(tmp_path, tree, changes=changes)
+    assert "linear_attention carry a state through a row and need it whole" in found[path]
+    assert path not in found_for(tmp_path, tree_of("granite", **SHAPE), changes=changes)
+    assert path in found_for(tmp_path, tree_of("qwen3_next", **SHAPE, **EXPERTS, **LINEAR), changes=changes)

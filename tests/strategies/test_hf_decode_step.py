@@ -17,6 +17,7 @@ from roll.strategies.engines.hf.decode_step import DecodeStep
 from roll.strategies.engines.hf.hf_infer import HfInfer
 from roll.strategies.engines.hf.shared_heads import share_heads
 from roll.strategies.hf.cache import RowCache, forward
+from roll.strategies.hf.cache_layers import LayerStates
 from roll.strategies.training.pretrained import DTYPES, lay_by_input, load_causal_lm, load_named_tensors, named_tensors
 
 FAMILIES = {
@@ -89,7 +90,7 @@ def test_logits_in_half_precision_are_transformers_own(tmp_path, name):
     step = DecodeStep.of(model)
     assert step is not None
     padding, ids = torch.tensor([0, 3]), torch.arange(5, 17).view(2, 6)
-    caches = [RowCache(3, padding) for _ in range(2)]
+    caches = [RowCache([LayerStates()] * 3, padding) for _ in range(2)]
     with torch.inference_mode():
         for cache in caches:
             forward(model, ids, cache)
@@ -149,7 +150,7 @@ def test_a_class_of_the_same_name_and_another_attention_arent_trusted(tmp_path, 
 
 
 def test_rows_that_go_leave_the_others_whole():
-    cache = RowCache(2, torch.zeros(5, dtype=torch.int64))
+    cache = RowCache([LayerStates()] * 2, torch.zeros(5, dtype=torch.int64))
     states = torch.arange(5.0)[:, None, None, None].expand(5, 2, 3, 4)
     for layer in cache.layers:
         layer.update(states, states + 10)
@@ -164,7 +165,7 @@ def test_rows_that_go_leave_the_others_whole():
 
 
 def test_padding_that_no_row_needs_any_more_goes_with_its_row():
-    cache = RowCache(1, torch.tensor([0, 2, 1]))
+    cache = RowCache([LayerStates()], torch.tensor([0, 2, 1]))
     states = torch.arange(3.0)[:, None, None, None].expand(3, 1, 4, 2)
     cache.layers[0].update(states, states)
     assert cache.seen().sum(-1).flatten().tolist() == [4, 2, 3]
@@ -175,7 +176,7 @@ def test_padding_that_no_row_needs_any_more_goes_with_its_row():
 
 
 def test_copies_of_rows_go_to_the_end_and_into_room_that_is_there():
-    cache = RowCache(1, torch.tensor([1, 0]))
+    cache = RowCache([LayerStates()], torch.tensor([1, 0]))
     states = torch.arange(2.0)[:, None, None, None].expand(2, 1, 3, 2)
     layer = cache.layers[0]
     layer.update(states, states + 10)
@@ -190,7 +191,7 @@ def test_copies_of_rows_go_to_the_end_and_into_room_that_is_there():
 
 
 def test_rows_begin_as_others_do():
-    cache = RowCache(1, torch.tensor([1, 0]))
+    cache = RowCache([LayerStates()], torch.tensor([1, 0]))
     states = torch.tensor([[0.0, 1, 2, 3], [5, 6, 7, 8]])[:, None, :, None]
     cache.layers[0].update(states, -states)
     begun = cache.beginnings(torch.tensor([1, 0, 0, 1]), torch.tensor([4, 3, 1, -1]))

@@ -260,7 +260,7 @@ def test_a_call_without_a_mask_keeps_a_window_that_slides(tmp_path, window):
         assert torch.allclose(decoder(input_ids=ids, use_cache=False).last_hidden_state, before, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+@pytest.mark.parametrize("kind", ["mamba", "minimax"])
 def test_models_that_mix_tokens_by_other_means_are_found_out(kind):
     decoder = make_model(kind, REFUSED[kind][0]).get_decoder()
     before = decoder.config._attn_implementation

@@ -34,7 +34,6 @@ BART = {
     "decoder_ffn_dim": 32, "max_position_embeddings": 64, "is_decoder": True, "is_encoder_decoder": False,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 ARCHITECTURES = {
     "gpt2": GPT2,  # learned positions, names of its own
     "gpt_neox": {**COMMON, "rotary_pct": 0.5},
@@ -126,9 +125,9 @@ def test_logits_that_are_more_than_the_head_gives_are_refused():
         policy.check()
 
 
-def test_layers_without_keys_and_values_are_refused_by_name():
-    model = make_model("qwen3_next", {**COMMON, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16})
-    with pytest.raises(ValueError, match="can't run Qwen3NextForCausalLM, which has layers of type linear_attention"):
+def test_layers_whose_cache_is_another_one_are_refused_by_name():
+    model = make_model("llama4_text", {**COMMON, "head_dim": 8, "layer_types": ["chunked_attention"] * 2})
+    with pytest.raises(ValueError, match="can't run Llama4ForCausalLM, which has layers of type chunked_attention"):
         generated(model)
 
 

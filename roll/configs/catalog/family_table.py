@@ -31,6 +31,9 @@ class Decoder:
     """One matrix for queries, keys and values, one for gate and up."""
     window: Literal["layer_types", "sliding_window"] | None = None
     """layer_types: each layer says whether its window slides; sliding_window: all of them do if it is set."""
+    delta_rule: Literal["fused", "apart"] | None = None
+    """Layers of type `linear_attention` are a gated delta rule behind a short convolution, its input projections fused
+    into two or apart; attention beside them has gates, for which its queries' projection is twice as wide."""
     softcap: bool = False
     """Logits are soft-capped, which makes a float32 copy of them."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -143,6 +146,10 @@ def _with_biases(**more: Any) -> Decoder:
 
 
 _TIED = {"tie_word_embeddings": True}
+_QWEN_HYBRID = {
+    "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
 _GEMMA = {**_TIED, "head_dim": 256}
 _LLAMA_STEP = "roll.strategies.engines.hf.decode_step:DecodeStep"
 _LIKE_LLAMA: dict[str, Any] = {
@@ -188,6 +195,21 @@ FAMILIES: dict[str, Family] = {
         sglang_ties_head=False,
         models=_QWEN3_MOES,
     ),
+    "qwen3_5_text": Family(
+        decoder=_with_biases(qk_norm="head", window="layer_types", delta_rule="apart", defaults=_QWEN_HYBRID),
+        tested=True,
+    ),
+    "qwen3_5_moe_text": Family(
+        decoder=_with_biases(qk_norm="head", window="layer_types", delta_rule="apart", defaults=_QWEN_HYBRID),
+        experts=Experts(shared_width="shared_expert_intermediate_size", every_layer=True),
+        tested=True,
+    ),
+    "qwen3_next": Family(
+        decoder=_with_biases(qk_norm="head", window="layer_types", delta_rule="fused", defaults=_QWEN_HYBRID),
+        experts=Experts(shared_width="shared_expert_intermediate_size", normalised="norm_topk_prob"),
+        tested=True,
+    ),
+    "granitemoehybrid": Family(tested=True),
     "gemma": Family(decoder=_with_biases(defaults=_GEMMA)),
     "gemma2": Family(
         decoder=_with_biases(norms=_SANDWICH, window="layer_types", softcap=True, defaults=_GEMMA), tested=True

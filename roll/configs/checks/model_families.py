@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -24,14 +25,16 @@ from roll.configs.checks.machine_checks import Machine
 from roll.configs.errors import Violation, problem
 from roll.configs.rules.rotations_rules import rotation_obstacle
 from roll.configs.schema.engine_config import VllmConfig
-from roll.configs.schema.model_shape import config_file
+from roll.configs.schema.model_shape import RECURRENT_LAYERS, config_file
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import StrategyArgs
 from roll.configs.schema.worker_config import ForwardConfig, ModelArgs, TrainConfig, WorkerConfig
 
-CACHED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-"""Layers whose state is one key and value per position, and whose mask only looks at distances: all that `hf_infer`
-can run."""
+CACHED_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}
+)
+"""Layers whose state is one key and value per position, with a mask that only looks at distances, recurrent or
+convolution states, both, or nothing: all that `hf_infer` can run."""
 OTHER_ENGINES = "sample with vllm or sglang, which pad no rows and have layers of their own, if they know this model"
 LOSES_CAP = (
     "this model caps the logits of its attention (attn_logit_softcapping), which sdpa leaves out: it would be trained "
@@ -58,6 +61,10 @@ def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
                 yield from _closed_ways(role, worker, closed)
         if name in ("vllm", "sglang") and role == "actor_infer":
             yield from _rotation(config, worker, tree, key)
+        if name == "hf_infer" and (why := _clamped("this model", tree.get("time_step_limit"))):
+            yield problem(key, why, OTHER_ENGINES, name)
+        if isinstance(worker, ForwardConfig):
+            yield from _whole_rows(role, worker, tree)
         on_cpu = config.num_nodes == 1 and not (machine.accelerators or machine.amd)  # the others may have some
         if name == "vllm" and on_cpu and (why := head_obstacle(tree)):
             yield problem(key, why, "hf_infer or sglang", name)
@@ -119,6 +126,23 @@ def _closed_ways(role: str, worker: ForwardConfig, closed: Mapping[Way, str]) ->
         yield problem(f"{role}.use_prefix_sharing", sentence, "remove it")
 
 
+def _whole_rows(role: str, worker: ForwardConfig, tree: Mapping[str, Any]) -> Iterator[Violation]:
+    """Recurrent layers go through a row from its first token: no rank can do a part of it."""
+    kinds = tree.get("layer_types") or tree.get("layers_block_type") or ()
+    recurrent = sorted({kind for kind in kinds if kind in (*RECURRENT_LAYERS, "hybrid")})
+    decoder = family_of(tree.get("model_type")).decoder
+    if not recurrent and decoder is not None and decoder.delta_rule is not None:
+        recurrent = ["linear_attention"]
+    for key in ("ulysses_size", "ring_attention_size"):
+        size = getattr(worker.model_args, key)
+        if size > 1 and recurrent:
+            why = (
+                f"layers of type {', '.join(recurrent)} carry a state through a row and need it whole, and here every "
+                "rank has a part of it"
+            )
+            yield problem(f"{role}.model_args.{key}", why, "1", size)
+
+
 def _rotation(config: RunConfig, worker: WorkerConfig, tree: dict[str, Any], key: str) -> Iterator[Violation]:
     args: StrategyArgs = worker.strategy_args
     max_model_len = args.strategy_config.max_model_len if isinstance(args.strategy_config, VllmConfig) else None
@@ -159,6 +183,27 @@ def cpu_head_sizes() -> tuple[int, ...]:
     return ()
 
 
+def clamped_steps(model: Any) -> str:
+    """Return why decode steps of a transformers model compute something else than a pass over the row; empty: they
+    don't.
+
+    transformers clamps the time steps of state-space layers where it computes several tokens, and not in steps of one.
+    """
+    limits = (getattr(module, "time_step_limit", None) for module in model.modules())
+    return next((why for limit in limits if (why := _clamped(type(model).__name__, limit))), "")
+
+
+def _clamped(name: str, limit: Any) -> str:
+    # transformers writes an infinite number as {"__float__": "Infinity"}.
+    low, high = (float(end["__float__"] if isinstance(end, dict) else end) for end in limit or (0.0, math.inf))
+    if low <= 0 and high == math.inf:
+        return ""
+    return (
+        f"hf_infer can't run {name}: its state-space layers keep their time steps between {low:g} and {high:g}, and "
+        "transformers forgets that in steps of one token"
+    )
+
+
 def sampler_obstacles(file: Path) -> Iterator[tuple[str, str]]:
     """Yield why `hf_infer` would refuse the model of this config.json, and what to do instead."""
     model = _built(file)
@@ -177,6 +222,8 @@ def sampler_obstacles(file: Path) -> Iterator[tuple[str, str]]:
         yield f"hf_infer can't run {name}: its forward pass takes no cache of keys and values", OTHER_ENGINES
     elif shared:
         yield f"hf_infer can't run {name}: {shared} of its layers have no keys and values of their own", OTHER_ENGINES
+    elif why := clamped_steps(model):
+        yield why, OTHER_ENGINES
     elif "input_ids" in inner and "position_ids" not in inner:
         sentence = f"hf_infer can't run {name}: it pads rows at the left, and this model counts positions itself"
         yield sentence, OTHER_ENGINES

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+RECURRENT_LAYERS = ("linear_attention", "mamba", "conv")
+"""Types of layers with a state that goes through the row in place of attention, as config.json has them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -29,6 +32,8 @@ class ModelShape:
     """Experts per layer; 0: a dense model."""
     shared_expert: bool = False
     """Whether every token also passes an expert of its own."""
+    attending: float = 1.0
+    """Share of the layers that are attention; a recurrent one takes a token as long wherever it stands."""
 
     @property
     def attention_share(self) -> float:
@@ -36,12 +41,13 @@ class ModelShape:
         known.
 
         Matrices take 2 FLOPs per weight and token: 2 (2 h^2 + 2 h k + 3 h m) per layer, with hidden size h, width k of
-        keys, width m of a gated MLP; causal attention 2 h l per token of a sequence of l. Experts count as one.
+        keys, width m of a gated MLP; causal attention 2 h l per token of a sequence of l, in the layers that have it.
+        Experts count as one, recurrent layers as attention without the square.
         """
         if not (self.hidden and self.heads and self.kv_heads and self.intermediate):
             return 0.0
         keys = self.hidden * self.kv_heads / self.heads
-        return 1 / (2 * self.hidden + 2 * keys + 3 * self.intermediate)
+        return self.attending / (2 * self.hidden + 2 * keys + 3 * self.intermediate)
 
 
 def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
@@ -87,6 +93,8 @@ def shape_of(tree: Mapping[str, Any]) -> ModelShape:
         return next((value for value in values if type(value) is int), None)
 
     heads = size("num_attention_heads")
+    kinds = tree.get("layer_types") or tree.get("layers_block_type")
+    kinds = kinds if isinstance(kinds, list) and kinds else ["full_attention"]
     experts = size("num_local_experts", "num_experts", "n_routed_experts") or 0
     return ModelShape(
         model_type=tree.get("model_type"),
@@ -98,5 +106,6 @@ def shape_of(tree: Mapping[str, Any]) -> ModelShape:
         vocab=size("vocab_size"),
         positions=size("max_position_embeddings"),
         experts=experts,
+        attending=sum(kind not in (*RECURRENT_LAYERS, "mlp", "moe") for kind in kinds) / len(kinds),
         shared_expert=bool(size("shared_expert_intermediate_size", "n_shared_experts")),
     )

@@ -1,7 +1,8 @@
-"""A key/value cache whose rows come and go.
+"""A cache whose rows come and go.
 
 transformers' `DynamicCache` copies itself at every step and can't take in new rows. This one grows in blocks, is
-left-padded, and keeps all positions of every layer: sliding windows come from the attention mask.
+left-padded, and keeps all positions of every layer: sliding windows come from the attention mask. Recurrent layers have
+states instead of keys and values (`cache_layers`), which go with their rows.
 """
 
 from __future__ import annotations
@@ -11,61 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-_BLOCK = 64  # positions added at a time: a row of 512 tokens costs 8 copies instead of 512
-
-
-class _GrowingLayer(CacheLayerMixin):
-    """Keys and values of one layer, `[B or more, heads, length or more, dim]`: room for more rows and positions."""
-
-    def __init__(self, ahead: int) -> None:
-        super().__init__()
-        self.length = 0
-        self.ahead = ahead
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = _grown(key_states[:, :, :0], key_states.shape[2], self.ahead)
-        self.values = _grown(value_states[:, :, :0], value_states.shape[2], self.ahead)
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
-        rows, end = len(key_states), self.length + key_states.shape[2]
-        if end > self.keys.shape[2]:
-            self.keys = _grown(self.keys[:rows], end, self.ahead)
-            self.values = _grown(self.values[:rows], end, self.ahead)
-        self.keys[:rows, :, self.length : end] = key_states
-        self.values[:rows, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-def _grown(states: Tensor, length: int, ahead: int, rows: int = 0) -> Tensor:
-    """Return a copy with room for more positions than `length`, and for `rows`."""
-    buffer = _room(states, max(rows, len(states)), length, ahead)
-    buffer[: len(states), :, : states.shape[2]] = states
-    return buffer
-
-
-def _room(like: Tensor, rows: int, length: int, ahead: int) -> Tensor:
-    """Return room for more than `length` positions, not filled: nobody reads on behind the filled ones.
-
-    Of short responses a whole block would be mostly empty.
-    """
-    capacity = min(-(-(length + 1) // _BLOCK) * _BLOCK, length + max(ahead, 1))
-    return like.new_empty(rows, like.shape[1], capacity, like.shape[3])
+from roll.strategies.hf.cache_layers import BLOCK, KeyLayer, LayerStates, StateLayer
 
 
 class RowCache:
@@ -74,9 +23,10 @@ class RowCache:
     `ahead`: how many positions its rows may add to those that they begin with; more is possible, in further blocks.
     """
 
-    def __init__(self, num_layers: int, padding: Tensor, ahead: int = _BLOCK) -> None:
+    def __init__(self, layers: Sequence[LayerStates], padding: Tensor, ahead: int = BLOCK) -> None:
         self.ahead = ahead
-        self.layers = [_GrowingLayer(ahead) for _ in range(num_layers)]
+        self.layers: list[Any] = [layer.empty(ahead) for layer in layers]
+        self._states = tuple(layers)
         self.cache = Cache(layers=list(self.layers))
         self._pad(padding)
 
@@ -89,9 +39,18 @@ class RowCache:
         return len(self.padding)
 
     @property
+    def _keys(self) -> list[KeyLayer]:
+        return [layer for layer in self.layers if isinstance(layer, KeyLayer)]
+
+    @property
     def length(self) -> int:
         """Return filled positions, padding included; the same for every row."""
-        return self.layers[0].length
+        return self._keys[0].length
+
+    @property
+    def recurrent(self) -> bool:
+        """Return whether a layer has states, which are those after the last token and no other."""
+        return any(isinstance(layer, StateLayer) for layer in self.layers)
 
     def mask(self, extra: int = 0) -> Tensor:
         """Return the int64 [B, length + extra] attention mask."""
@@ -110,25 +69,15 @@ class RowCache:
             return
         self._pad(padding - cut)
         for layer in self.layers:
-            assert layer.keys is not None and layer.values is not None
-            layer.keys = layer.keys[rows, :, cut:]
-            layer.values = layer.values[rows, :, cut:]
-            layer.length -= cut
+            layer.select(rows, cut)
 
     def repeat(self, rows: Sequence[int], room: int) -> None:
         """Append copies of these rows; `room` is the number of rows that there may be later."""
         if not rows:
             return
-        count, index = len(self), torch.tensor(rows, device=self.padding.device)
-        end = count + len(rows)
+        index = torch.tensor(rows, device=self.padding.device)
         for layer in self.layers:
-            assert layer.keys is not None and layer.values is not None
-            if len(layer.keys) < end:
-                filled = (slice(count), slice(None), slice(layer.length))
-                layer.keys = _grown(layer.keys[filled], layer.length, self.ahead, max(room, end))
-                layer.values = _grown(layer.values[filled], layer.length, self.ahead, max(room, end))
-            for states in (layer.keys, layer.values):
-                states[count:end, :, : layer.length] = states[index, :, : layer.length]
+            layer.repeat(len(self), index, room)
         self._pad(torch.cat([self.padding, self.padding[index]]))
 
     def keep(self, rows: Sequence[int]) -> list[int]:
@@ -148,28 +97,28 @@ class RowCache:
             return order
         self._pad(self.padding[index])
         for layer in self.layers:
-            assert layer.keys is not None and layer.values is not None
-            for states in (layer.keys, layer.values):
-                filled = states[:, :, : layer.length]
-                for target, row in zip(free, moved, strict=True):
-                    filled[target] = filled[row]
+            layer.move(moved, free, len(order))
         return order
 
     def shorten(self, positions: int) -> None:
-        """Forget so many positions at the end."""
-        for layer in self.layers:
+        """Forget so many positions at the end; not of a recurrent cache."""
+        assert not self.recurrent
+        for layer in self._keys:
             layer.length -= positions
 
-    def beginnings(self, rows: Tensor, lengths: Tensor, ahead: int = _BLOCK) -> RowCache:
-        """Return a cache whose rows are the first `lengths` int64 [B] tokens of these rows of this one, int64 [B]."""
+    def beginnings(self, rows: Tensor, lengths: Tensor, ahead: int = BLOCK) -> RowCache:
+        """Return a cache whose rows are the first `lengths` int64 [B] tokens of these rows of this one, int64 [B].
+
+        Not of a recurrent cache, whose states are those after all tokens.
+        """
+        assert not self.recurrent
         length = int(lengths.max())
-        cache = RowCache(len(self.layers), length - lengths, ahead)
+        cache = RowCache(self._states, length - lengths, ahead)
         positions = torch.arange(length, device=rows.device)
         columns = positions[None, :] + (self.padding[rows] - cache.padding)[:, None]
         columns = columns.clamp(min=0)  # what stands for padding is any number
         for mine, theirs in zip(cache.layers, self.layers, strict=True):
-            assert theirs.keys is not None and theirs.values is not None
-            mine.update(*(states[rows[:, None], :, columns].transpose(1, 2) for states in (theirs.keys, theirs.values)))
+            mine.begin(theirs, rows, columns)
         return cache
 
     def adopt(self, other: RowCache) -> None:
@@ -177,29 +126,8 @@ class RowCache:
         length, self.ahead = max(self.length, other.length), max(self.ahead, other.ahead)
         padding = torch.cat([self.padding + length - self.length, other.padding + length - other.length])
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            assert mine.keys is not None and mine.values is not None
-            assert theirs.keys is not None and theirs.values is not None
-            first, second = (len(self), mine.length), (len(other), theirs.length)
-            mine.ahead = self.ahead
-            mine.keys = _stacked(mine.keys, first, theirs.keys, second, self.ahead)
-            mine.values = _stacked(mine.values, first, theirs.values, second, self.ahead)
-            mine.length = length
+            mine.adopt(len(self), theirs, len(other), self.ahead)
         self._pad(padding)
-
-
-def _stacked(
-    first: Tensor, first_size: tuple[int, int], second: Tensor, second_size: tuple[int, int], ahead: int
-) -> Tensor:
-    """Return the rows of both; sizes are (rows, positions) that are filled."""
-    length = max(first_size[1], second_size[1])
-    buffer = _room(first, first_size[0] + second_size[0], length, ahead)
-    start = 0
-    for states, (rows, filled) in ((first, first_size), (second, second_size)):
-        part = buffer[start : start + rows]
-        part[:, :, : length - filled] = 0  # padding is masked, which multiplies it by 0: it must be a number
-        part[:, :, length - filled : length] = states[:rows, :, :filled]
-        start += rows
-    return buffer
 
 
 def forward(model: Any, ids: Tensor, cache: RowCache, *, keep: int | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from roll.strategies.hf.lora import add_adapters
 from roll.strategies.hf.prefix_sharing import use_prefix_sharing
 from roll.strategies.hf.recomputation import recompute_activations
 from roll.strategies.hf.rotations import fix_rotations
+from roll.strategies.hf.row_states import cut_rows
 from roll.strategies.hf.start_check import RowsAlone, check_scored_rows, usable
 from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.training.pretrained import load_backbone, load_causal_lm
@@ -150,6 +151,8 @@ def make_ready(
         shares_prefixes = use_prefix_sharing(_decoder(tried), spec, sequence, half=half)
     if tried is not module:
         _attend_alike(_decoder(module), _decoder(tried))
+        if not padded or shares_prefixes:
+            cut_rows(_decoder(module))
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
     return shares_prefixes

@@ -2,8 +2,8 @@
 
 A packed line is one row of ids whose positions start over in every row of the batch. The attention function keeps rows
 apart: it is told where they end through keyword arguments that transformers hands down to every layer. With `fa2` it is
-transformers' own, otherwise `packed_attention`. Models that mix tokens by other means are found out before they are
-used.
+transformers' own, otherwise `packed_attention`. Recurrent layers and convolutions compute rows apart (`row_states`).
+Models that mix tokens by other means are found out before they are used.
 
 With DeepSpeed-Ulysses sequence parallelism (arXiv:2309.14509), consecutive ranks form a group that works on the same
 rows. Each rank runs the model on its shard of a line that is padded to a multiple of the group's size, attention
@@ -31,6 +31,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention.attention import TreePlan, all_gathered, split_attention
 from roll.strategies.attention.varlen_kernel import RowPlan
 from roll.strategies.attention.zigzag import RingPlan, zigzag_order
+from roll.strategies.hf.row_states import cut_rows
 from roll.strategies.training.micro import MicroLayout, lay_out, take_shard, zigzag
 from roll.strategies.training.pretrained import UNUSABLE
 from roll.types.batch import TokenBatch
@@ -195,6 +196,7 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
     try:
         if not flash or sequence is not None:
             _use_packed_attention(decoder)
+        cut_rows(decoder)
         packed_hidden = _together(decoder, batch, sequence)
         beside_others = _together(decoder, _every_other_row_changed(batch, vocabulary), sequence)
     except (ValueError, *UNUSABLE) as error:
@@ -217,8 +219,8 @@ def reason_of(error: Exception) -> str:
 def prove(name: str, hidden: Tensor, expected: Tensor, beside_others: Tensor, unchanged: Tensor, *, half: bool) -> None:
     """Raise `ValueError` unless a model computes for rows laid end to end what it computes for each by itself.
 
-    Hidden states [N, D]: `found`, `expected`, and `beside_others` beside changed rows, whose tokens aren't in `kept`
-    [N].
+    Hidden states [N, D]: `hidden`, `expected`, and `beside_others` beside changed rows, whose tokens aren't in
+    `unchanged` [N].
     """
     unchanged = unchanged.to(hidden.device)
     wrong, leaked = _difference(hidden, expected, half), _difference(beside_others[unchanged], hidden[unchanged], half)
@@ -227,7 +229,7 @@ def prove(name: str, hidden: Tensor, expected: Tensor, beside_others: Tensor, un
         raise ValueError(
             f"{name} computes something else for rows laid end to end than for each by itself (relative difference "
             f"{wrong:.2g}), or a row depends on those beside it ({leaked:.2g}): it mixes tokens by other means than "
-            "attention, or numbers positions by itself"
+            "attention, states and convolutions that can be cut at the ends of rows, or numbers positions by itself"
         )
 
 

@@ -1,7 +1,8 @@
 """Let a Hugging Face model compute rows that begin alike as a tree (`attention/prefix_tree.py`), and prove it.
 
 Where rows are packed, our attention runs anyhow. Where they are padded, it stands in for transformers' `sdpa`: a tree
-goes to it, everything else to `sdpa` as ever, bit for bit.
+goes to it, everything else to `sdpa` as ever, bit for bit. Recurrent layers carry their states from segment to segment
+(`row_states`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from roll.strategies.hf.hf_packing import (
     prove,
     reason_of,
 )
+from roll.strategies.hf.row_states import cut_rows
 from roll.strategies.training.micro import lay_out, lay_out_tree, shares_prefixes
 from roll.strategies.training.pretrained import UNUSABLE
 from roll.types.batch import TokenBatch
@@ -64,6 +66,7 @@ def _share(decoder: Any, sequence: SequenceGroup | None, *, packed: bool, half: 
         else:
             expected, ordinary = hidden_apart(decoder, batch), hidden_together(decoder, padded, None)
             _use_shared_attention(decoder)
+            cut_rows(decoder)
             if not torch.equal(hidden_together(decoder, padded, None), ordinary):
                 raise ValueError(f"{type(decoder).__name__} goes by the name of its attention function")
         hidden, beside = (_tree_hidden(decoder, rows, sequence) for rows in (batch, changed))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.strategies.hf.cache import RowCache, forward
+from roll.strategies.hf.cache_layers import layer_states
 from roll.strategies.hf.hf_model import PolicyModel, picked_hidden
 from roll.strategies.training.logits import HeadRequest
 from roll.strategies.training.micro import lay_out
@@ -92,7 +93,7 @@ def check_scored_rows(module: nn.Module, alone: RowsAlone, *, padded: bool, half
 
 
 @torch.no_grad()
-def check_sampled_rows(alone: RowsAlone, num_layers: int) -> None:
+def check_sampled_rows(alone: RowsAlone) -> None:
     """Raise `ValueError` unless rows padded at the left, in a cache that rows leave, have the logits of rows alone."""
     model, batch, steps = alone.model, alone.batch, _STEPS
     name = type(model).__name__
@@ -101,15 +102,19 @@ def check_sampled_rows(alone: RowsAlone, num_layers: int) -> None:
     device = next(model.parameters()).device
     rows = [batch.row("token_ids", i) for i in range(len(lengths))]
     ids = torch.stack([torch.cat([row.new_zeros(width - len(row)), row]) for row in rows]).to(device)
-    cache = RowCache(num_layers, torch.tensor([width - length for length in lengths], device=device))
-    half = (width - steps) // 2  # as where prompts begin alike: what follows is computed with what is in the cache
-    usable(model, forward, model, ids[:, :half], cache)
+    layers = layer_states(text_config(model))
+    cache = RowCache(layers, torch.tensor([width - length for length in lengths], device=device))
+    half = 0
+    if not cache.recurrent:  # as where prompts begin alike: what follows is computed with what is in the cache
+        half = (width - steps) // 2
+        usable(model, forward, model, ids[:, :half], cache)
     logits_of_steps = [usable(model, forward, model, ids[:, half : width - steps], cache)]
-    bare = [number for number, layer in enumerate(cache.layers) if layer.keys is None]
+    bare = [number for number, layer in enumerate(cache.layers) if layers[number].keys and layer.keys is None]
     if bare:
+        have, their = ("has", "its") if len(bare) == 1 else ("have", "their")
         raise ValueError(
-            f"hf_infer can't run {name}: {_layers(bare)} of {num_layers} {'has' if len(bare) == 1 else 'have'} no keys "
-            f"and values of {'its' if len(bare) == 1 else 'their'} own in the cache. {OTHER_ENGINES}"
+            f"hf_infer can't run {name}: {_layers(bare)} of {len(layers)} {have} no keys and values of {their} own in "
+            f"the cache. {OTHER_ENGINES}"
         )
     order = list(range(len(lengths)))
     rows_of = [order]

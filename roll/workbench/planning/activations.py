@@ -15,6 +15,8 @@ SLICE = 1 << 24
 CHUNK = 1 << 25
 CHUNK_ON_ACCELERATOR = 1 << 28
 """Logits that exist at a time."""
+_CHUNK = 64
+"""Tokens that a gated delta rule computes at once."""
 IN_FLIGHT = 1 << 28
 """Bytes of offloaded activations that are on the device while they are copied, see
 `roll/strategies/training/activation_offload.py`; one tensor may be larger."""
@@ -79,7 +81,9 @@ class Activations:
         return self.saved + max(self.moment, self.logits)
 
 
-def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: bool, shared: int = 1) -> int:
+def layer_bytes(
+    arch: Architecture, numbers: Numbers, *, sparse: bool, masked: bool, shared: int = 1, recurrent: bool = False
+) -> int:
     """Return bytes per token that a layer saves without checkpointing; `shared`: ranks that split heads and MLP."""
     b, r, h = numbers.computed, numbers.residual, arch.hidden
     query, key = arch.query // shared, arch.key // shared
@@ -93,6 +97,10 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     attention = b * (query + outputs * query + 2 * keys) + 4 * arch.heads // shared
     if arch.decoder.qk_norm:
         attention += (query + key) * (8 if b == 4 else 6)
+    if arch.decoder.delta_rule:
+        attention += 3 * b * query  # gates, what they are computed from and what they multiply
+    if recurrent:
+        attention = _delta_rule(arch, numbers)
     mlp = _experts(arch, numbers, shared) if sparse else 4 * b * arch.intermediate // shared
     sandwich = len(arch.decoder.norms) > 2
     return (
@@ -102,6 +110,16 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
         + mlp
         + (2 * norm if sandwich else 0)
     )
+
+
+def _delta_rule(arch: Architecture, numbers: Numbers) -> int:
+    """Return bytes per token of a gated delta rule as transformers computes it without a kernel: chunks in float32."""
+    rule, b = arch.delta_rule, numbers.computed
+    assert rule is not None, "layers of attention alone have none"
+    keys, values, chunk = rule.value_heads * rule.key_head_dim, rule.value, _CHUNK * rule.value_heads
+    # Queries and keys: as they come, normalised, with decays and betas. Of a chunk: five matrices of its tokens' pairs.
+    inside = 4 * (9 * keys + 5 * values + 5 * chunk + rule.value * rule.key_head_dim // _CHUNK)
+    return inside + 2 * b * rule.convolved + (3 * b + 4) * values
 
 
 def selective_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, shared: int = 1) -> int:
@@ -166,7 +184,10 @@ def activations(
     tokens, r, h = batch.tokens, numbers.residual, arch.hidden
     masked = not batch.packed and batch.rows > 1
     sparse = any(arch.sparse)
-    each = [layer_bytes(arch, numbers, sparse=kind_of, masked=masked, shared=shared) for kind_of in arch.sparse[:count]]
+    each = [
+        layer_bytes(arch, numbers, sparse=kind_of, masked=masked, shared=shared, recurrent=recurrent)
+        for kind_of, recurrent in zip(arch.sparse[:count], arch.recurrent or (False,) * count, strict=False)
+    ]
     worst = max(each)
     ends = tokens * (r * h * 2 + 4 * h) + batch.scored * h * numbers.computed + batch.mask
     retained = [

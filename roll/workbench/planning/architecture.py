@@ -39,8 +39,36 @@ class Weight:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaRule:
+    """Layers of a gated delta rule behind a short convolution."""
+
+    key: int
+    """Width of all key heads, and that of all query heads."""
+    value_heads: int
+    value_head_dim: int
+    key_head_dim: int
+    kernel: int
+    """Tokens that the convolution sees."""
+
+    @property
+    def value(self) -> int:
+        """Return the width of all value heads."""
+        return self.value_heads * self.value_head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Return the width of queries, keys and values together."""
+        return 2 * self.key + self.value
+
+    @property
+    def states(self) -> int:
+        """Return numbers of a row's state and of the tokens that the convolution remembers."""
+        return self.value * self.key_head_dim + self.convolved * self.kernel
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A decoder of attention and gated MLPs, dense or with experts."""
+    """A decoder of attention, or of a gated delta rule in some layers, and gated MLPs, dense or with experts."""
 
     model_type: str
     layers: int
@@ -65,6 +93,14 @@ class Architecture:
     sparse: tuple[bool, ...] = ()
     """Which layers have experts."""
     positions: int | None = None
+    delta_rule: DeltaRule | None = None
+    recurrent: tuple[bool, ...] = ()
+    """Which layers are a gated delta rule; empty: none."""
+
+    @property
+    def attending(self) -> int:
+        """Return layers of attention."""
+        return self.layers - sum(self.recurrent)
 
     @property
     def decoder(self) -> Decoder:
@@ -86,7 +122,8 @@ class Architecture:
     def layer(self, number: int) -> list[Weight]:
         """Return weights of a decoder layer, in the order of the module."""
         mlp = self._experts() if self.sparse[number] else self._mlp("mlp", self.intermediate, bias=self.mlp_bias)
-        return [*self._attention(), *mlp, *(Weight(f"{name}.weight", (self.hidden,)) for name in self.decoder.norms)]
+        mixer = self._delta_rule() if self.recurrent and self.recurrent[number] else self._attention()
+        return [*mixer, *mlp, *(Weight(f"{name}.weight", (self.hidden,)) for name in self.decoder.norms)]
 
     @property
     def embedding(self) -> Weight:
@@ -124,7 +161,8 @@ class Architecture:
             yield Weight("self_attn.o_proj.weight", (hidden, self.query), linear=True)
             yield Weight("self_attn.qkv_proj.weight", (self.query + 2 * self.key, hidden), linear=True)
             return
-        for name, width in (("q", self.query), ("k", self.key), ("v", self.key)):
+        queries = self.query * (2 if decoder.delta_rule is not None else 1)  # with their gates
+        for name, width in (("q", queries), ("k", self.key), ("v", self.key)):
             yield Weight(f"self_attn.{name}_proj.weight", (width, hidden), linear=True)
             if self.qkv_bias:
                 yield Weight(f"self_attn.{name}_proj.bias", (width,))
@@ -135,6 +173,24 @@ class Architecture:
             widths = (self.head_dim,) * 2 if decoder.qk_norm == "head" else (self.query, self.key)
             for name, width in zip("qk", widths, strict=True):
                 yield Weight(f"self_attn.{name}_norm.weight", (width,))
+
+    def _delta_rule(self) -> Iterator[Weight]:
+        rule, hidden = self.delta_rule, self.hidden
+        assert rule is not None, "layers of attention alone have none"
+        yield Weight("linear_attn.dt_bias", (rule.value_heads,))
+        yield Weight("linear_attn.A_log", (rule.value_heads,))
+        yield Weight("linear_attn.conv1d.weight", (rule.convolved, 1, rule.kernel))
+        norm = Weight("linear_attn.norm.weight", (rule.value_head_dim,))
+        out = Weight("linear_attn.out_proj.weight", (hidden, rule.value), linear=True)
+        if self.decoder.delta_rule == "fused":
+            for name, width in (("qkvz", rule.convolved + rule.value), ("ba", 2 * rule.value_heads)):
+                yield Weight(f"linear_attn.in_proj_{name}.weight", (width, hidden), linear=True)
+            yield from (norm, out)
+            return
+        yield from (norm, out)
+        widths = {"qkv": rule.convolved, "z": rule.value, "b": rule.value_heads, "a": rule.value_heads}
+        for name, width in widths.items():
+            yield Weight(f"linear_attn.in_proj_{name}.weight", (width, hidden), linear=True)
 
     def _mlp(self, prefix: str, width: int, *, bias: bool = False) -> Iterator[Weight]:
         if self.decoder.fused:
@@ -238,7 +294,7 @@ def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architectur
         heads=heads,
         kv_heads=kv_heads if type(kv_heads) is int else heads,
         head_dim=head_dim if type(head_dim) is int else hidden // heads,
-        intermediate=number("intermediate_size"),
+        intermediate=0 if all(sparse) and "intermediate_size" not in tree else number("intermediate_size"),
         vocab=number("vocab_size"),
         tied=bool(tree.get("tie_word_embeddings", False)),
         qkv_bias=flag(decoder.qkv_bias),
@@ -250,7 +306,25 @@ def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architectur
         shared_width=number(experts.shared_width) if experts and any(sparse) and experts.shared_width else 0,
         sparse=sparse,
         positions=tree.get("max_position_embeddings"),
+        delta_rule=DeltaRule(
+            key=number("linear_num_key_heads") * number("linear_key_head_dim"),
+            value_heads=number("linear_num_value_heads"),
+            value_head_dim=number("linear_value_head_dim"),
+            key_head_dim=number("linear_key_head_dim"),
+            kernel=number("linear_conv_kernel_dim"),
+        )
+        if decoder.delta_rule is not None
+        else None,
+        recurrent=recurrent_layers(tree, layers) if decoder.delta_rule is not None else (),
     )
+
+
+def recurrent_layers(tree: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Return which layers are no attention: by their types, or all but each `full_attention_interval`th."""
+    kinds, interval = tree.get("layer_types"), tree.get("full_attention_interval", 4)
+    if isinstance(kinds, list):
+        return tuple(kind == "linear_attention" for kind in kinds[:layers])
+    return tuple(bool((layer + 1) % interval) for layer in range(layers))
 
 
 def _sparse(tree: Mapping[str, Any], experts: Experts | None, layers: int) -> tuple[bool, ...]:

@@ -74,7 +74,13 @@ class EngineRole:
     def cache_per_token(self, devices: int = 1) -> int:
         """Return bytes of keys and values of a position on one device; fewer key heads than devices are repeated."""
         heads = max(1, self.arch.kv_heads // devices)
-        return 2 * self.arch.layers * heads * self.arch.head_dim * self.width
+        return 2 * self.arch.attending * heads * self.arch.head_dim * self.width
+
+    @property
+    def states_per_row(self) -> int:
+        """Return bytes of what recurrent layers keep of a row: states in float32, and the last tokens."""
+        rule = self.arch.delta_rule
+        return 0 if rule is None else 4 * rule.states * sum(self.arch.recurrent)
 
 
 def engine_memory(role: EngineRole) -> RoleMemory:
@@ -92,11 +98,11 @@ def _hf_infer(role: EngineRole) -> RoleMemory:
     # The last token of a response is never fed. Where the first block is large enough, only what may come has room.
     blocks = -(-(role.longest - 1) // BLOCK) * BLOCK
     positions = min(role.longest, blocks) if prompt + 1 > blocks - BLOCK else blocks
-    cache = rows * positions * role.cache_per_token()
+    cache = rows * (positions * role.cache_per_token() + role.states_per_row)
     # Keys and then values of a layer are copied where they grow. Rows of different lengths need a mask, with which an
     # accelerator's kernel gets them repeated for every query head; the CPU's doesn't
     # (`strategies/engines/hf/shared_heads.py`).
-    layer = cache // arch.layers
+    layer = rows * positions * role.cache_per_token() // max(1, arch.attending)
     repeated = layer * arch.heads // arch.kv_heads if role.on_accelerator else layer // 2
     fill = max(prompt, min(PREFILL, rows * prompt))
     at_once = MicroBatchShape(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from roll.configs.catalog.family_table import FAMILIES, family_of
 from roll.strategies.engines.hf.shared_heads import attends_by_sdpa
 from roll.strategies.hf.cache import RowCache, forward
+from roll.strategies.hf.cache_layers import LayerStates
 from roll.utils.importing import load_object
 
 logger = logging.getLogger(__name__)
@@ -210,7 +211,7 @@ def _check(step: DecodeStep, model: Any) -> None:
         padding = torch.tensor([width - length for length in lengths])
         ids = (torch.arange(len(lengths) * width).view(-1, width) * 7 + 3) % vocabulary
         tokens = torch.stack([(ids[:, -1] * 5 + shift) % vocabulary for shift in (1, 2)], dim=1)
-        cache = RowCache(len(model.model.layers), padding)
+        cache = RowCache([LayerStates()] * len(model.model.layers), padding)
         # One pass over the rows with both tokens: what it leaves behind them is written anew by the steps.
         whole = forward(model, torch.cat([ids, tokens], dim=1), cache, keep=2).float()
         cache.shorten(2)

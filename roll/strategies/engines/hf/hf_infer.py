@@ -3,7 +3,7 @@
 Lockstep and deterministic: work happens only inside `poll`, responses enter in the order of the plan and draw from
 their own keys, so what shares a batch with what is a function of plan and tokens, never of timing. Responses that
 finish leave the batch at once. Those of one prompt are one row until they draw different tokens, and prompts that begin
-alike share the prefill of their beginning.
+alike share the prefill of their beginning, unless layers are recurrent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.configs.checks.model_families import CACHED_LAYERS
+from roll.configs.checks.model_families import CACHED_LAYERS, clamped_steps
 from roll.configs.schema.strategy_options import StrategyConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import (
@@ -36,6 +36,7 @@ from roll.strategies.engines.hf.shared_heads import share_heads
 from roll.strategies.engines.hf.token_sampler import sample
 from roll.strategies.engines.responses import Response, ResponseRules
 from roll.strategies.hf.cache import RowCache, forward
+from roll.strategies.hf.cache_layers import layer_states
 from roll.strategies.hf.first_layers import first_layers
 from roll.strategies.hf.rotations import fix_rotations
 from roll.strategies.hf.start_check import OTHER_ENGINES, RowsAlone, check_sampled_rows
@@ -116,7 +117,8 @@ class HfInfer(InferEngine):
         self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode, config.vocab_size)
         self._device = next(model.parameters()).device
         require_cached_layers(model)
-        self._num_layers: int = config.num_hidden_layers
+        self._layers = layer_states(config)
+        self._recurrent = any(layer.states for layer in self._layers)
         self._threads = ForwardThreads(model)
         if self._device.type == "cpu":
             lay_by_input(model)
@@ -232,9 +234,10 @@ class HfInfer(InferEngine):
     def _prefill(self, contexts: Sequence[_Tokens], ahead: int) -> Iterator[_Prefilled]:
         """Run different contexts; what some begin with is computed once, where that is worth a pass of its own.
 
-        `ahead`: at most so many tokens come after one of them.
+        Not with recurrent layers: they have states after the last token alone, and rests of several lengths would need
+        padding behind it. `ahead`: at most so many tokens come after one of them.
         """
-        whole, alike = _by_beginning(contexts)
+        whole, alike = (contexts, []) if self._recurrent else _by_beginning(contexts)
         yield from self._prefill_whole(whole, ahead)
         beginnings: RowCache | None = None
         for _, _, cache in self._prefill_whole([group[0][:shared] for shared, group in alike], 0):
@@ -255,7 +258,7 @@ class HfInfer(InferEngine):
         for part in _parts(contexts, [len(context) for context in contexts]):
             width = max(map(len, part))
             padding = torch.tensor([width - len(context) for context in part], device=self._device)
-            yield self._prefilled(part, width, RowCache(self._num_layers, padding, ahead))
+            yield self._prefilled(part, width, RowCache(self._layers, padding, ahead))
 
     def _prefilled(self, contexts: Sequence[_Tokens], width: int, cache: RowCache) -> _Prefilled:
         """Run the last `width` tokens of contexts whose other tokens the cache has."""
@@ -353,13 +356,15 @@ def _parts(items: Sequence[_Item], lengths: Sequence[int]) -> Iterator[Sequence[
 
 
 def require_cached_layers(model: torch.nn.Module) -> None:
-    """Raise `ValueError` for a model with layers whose state isn't one key and value per position."""
+    """Raise `ValueError` for a model with layers whose states the cache can't carry."""
     other = set(getattr(text_config(model), "layer_types", None) or ()) - CACHED_LAYERS
     if other:
         raise ValueError(
             f"hf_infer can't run {type(model).__name__}, which has layers of type {', '.join(sorted(other))}; it "
             f"can run {', '.join(sorted(CACHED_LAYERS))}. {OTHER_ENGINES}"
         )
+    if why := clamped_steps(model):
+        raise ValueError(f"{why}. {OTHER_ENGINES}")
 
 
 def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) -> HfInfer:
@@ -384,7 +389,7 @@ def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) ->
         partial_rollout=settings.partial_rollout,
         tried=tried,
     )
-    check_sampled_rows(alone, text_config(tried).num_hidden_layers)
+    check_sampled_rows(alone)
     return engine
 
 
