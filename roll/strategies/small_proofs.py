@@ -19,7 +19,7 @@ from roll.strategies.engines.hf.hf_infer import ready_alone, require_cached_laye
 from roll.strategies.hf.first_layers import parameters_on_meta, small_config
 from roll.strategies.hf.hf_build import make_ready, module_around
 from roll.strategies.hf.start_check import check_sampled_rows
-from roll.strategies.training.pretrained import attention_option, context_length, load_config, text_config
+from roll.strategies.training.pretrained import attention_option, context_length, load_config
 
 _MOST = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp", "dff", "n_inner"), 64),
@@ -68,7 +68,7 @@ def sampler_refusal(args: ModelArgs, longest: int) -> str:
         context_length(model)
         alone = ready_alone(model, model, longest)
         require_cached_layers(model)
-        check_sampled_rows(alone, text_config(model).num_hidden_layers)
+        check_sampled_rows(alone)
 
     return _refusal(args, "policy", start)
 

@@ -189,14 +189,14 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         self._change(other, by=lambda mine, theirs: torch.cat([mine, theirs]))
 
 
-class KeyAndStateLayer(StateLayer, KeyLayer):
+class KeyAndStateLayer(StateLayer, KeyLayer):  # type: ignore[override]  # transformers' own bases disagree
     """Keys and values of attention beside the states of a recurrent half of the same layer."""
 
     def __init__(self, ahead: int, number_of_states: int = 1) -> None:
         KeyLayer.__init__(self, ahead)
         StateLayer.__init__(self, number_of_states)
 
-    def lazy_initialization(self, *states: Tensor, **_: object) -> None:
+    def lazy_initialization(self, *states: Tensor, **_: object) -> None:  # type: ignore[override]
         KeyLayer.lazy_initialization(self, *states)
 
     def select(self, rows: Tensor, cut: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -103,7 +103,7 @@ class _Mixer:
             out = self._mixed(hidden, call.mask, cache)
             if call.keeps and cache is not None:
                 for row, segment in enumerate(call.segments):
-                    left[segment] = _copied(cache.layers[-1], lambda states, row=row: states[row])
+                    left[segment] = _copied(cast(StateLayer, cache.layers[-1]), lambda states, row=row: states[row])
             outputs.append(out.flatten(0, 1).index_select(0, call.real))
         return torch.cat(outputs).index_select(0, segments.order)
 
