@@ -31,6 +31,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
         fault(self)
 
     monkeypatch.setattr(HfInfer, "update_weights", with_fault)
+    monkeypatch.delattr(HfInfer, "borrow_weights")  # a fault in weights that are the trainer's, too, would be in both
 
 
 @torch.no_grad()

@@ -53,15 +53,6 @@ def test_weights_and_all_that_lies_like_them_lie_by_input_from_the_start_to_afte
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.named_weights())
 
 
-def test_a_gradient_lies_as_its_weight_and_needs_no_copy(model_of):
-    strategy, found = build(spec_of(model_of)), []
-    for parameter in matrices(strategy).values():
-        parameter.register_hook(lambda gradient: found.append(gradient))
-    strategy.train_step(make_batch(), LOSS)
-    assert found
-    assert lie_by_input(found) == {True}
-
-
 def test_a_reference_lies_as_the_policy(model_of):
     spec = spec_of(model_of)
     assert lie_by_input(matrices(build(dataclasses.replace(spec, trains=False))).values()) == {True}
