@@ -31,7 +31,8 @@ _OF_CODE = frozenset({OWN_ATTENTION, SINKS, EAGER, NO_HEAD, HEAD, RECURRENT, NOT
 # By fields that other models of the family may have otherwise.
 CAP = "its attention caps logits, which packed rows have no code for"
 MIXES = "layers other than attention go on from row to row, or it numbers positions itself"
-STATES = "it has layers whose state isn't one key and value per position"
+STATES = "it has layers whose states hf_infer's cache doesn't carry"
+CLAMPED = "steps of one token leave out its bounds of time steps"
 LENDS = "some of its layers use the keys and values of others"
 LENGTH = "it states no context length"
 PADDING = "what a row gives depends on padding beside it, or on its mask"
@@ -48,7 +49,7 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "aria_text": {},
     "axk1": {},
     "axk2": {"packed": RAISES, "shared": NAME, "sampled": STATES},
-    "bamba": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "bamba": {},
     "biogpt": {},
     "bitnet": {},
     "bloom": {"packed": OWN_ATTENTION, "shared": EAGER, "sampled": POSITIONS},
@@ -74,7 +75,7 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "exaone4": {},
     "exaone_moe": {},
     "falcon": {"packed": OWN_ATTENTION, "shared": OWN_ATTENTION},
-    "falcon_h1": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "falcon_h1": {},
     "falcon_mamba": {"packed": MIXES, "shared": EAGER, "sampled": STATES},
     "flex_olmo": {},
     "gemma": {},
@@ -99,7 +100,7 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "granite_swa": {"packed": SINKS, "shared": EAGER},
     "granitemoe": {},
     "granitemoe_swa": {"packed": SINKS, "shared": EAGER},
-    "granitemoehybrid": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "granitemoehybrid": {},
     "granitemoeshared": {},
     "helium": {},
     "hrm_text": {},
@@ -108,14 +109,14 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "hy_v3": {},
     "hy_v4": {"packed": RAISES, "shared": PADDING, "sampled": STATES},
     "hyperclovax": {},
-    "inkling_text": {"packed": OWN_MASK, "shared": OWN_MASK, "sampled": STATES},
+    "inkling_text": {"packed": OWN_MASK, "shared": OWN_MASK},
     "jais2": {},
-    "jamba": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "jamba": {"shared": MIXES},
     "jetmoe": {},
-    "kimi_linear": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "kimi_linear": {},
     "laguna": {},
-    "lfm2": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
-    "lfm2_moe": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "lfm2": {},
+    "lfm2_moe": {},
     "llama": {},
     "llama4_text": {"padded": NO_HEAD, "packed": NO_HEAD, "shared": NO_HEAD, "sampled": STATES},
     "longcat_flash": {},
@@ -135,11 +136,11 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "mpt": {"packed": OWN_ATTENTION, "shared": EAGER, "sampled": POSITIONS},
     "nanochat": {},
     "nemotron": {"packed": OWN_ATTENTION, "shared": MIXES},
-    "nemotron_h": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "nemotron_h": {"sampled": CLAMPED},
     "olmo": {},
     "olmo2": {},
     "olmo3": {},
-    "olmo_hybrid": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "olmo_hybrid": {},
     "olmoe": {},
     "openai-gpt": {"packed": OWN_ATTENTION, "shared": EAGER, "sampled": NO_CACHE},
     "opt": {},
@@ -150,10 +151,10 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "qwen2": {},
     "qwen2_moe": {},
     "qwen3": {},
-    "qwen3_5_moe_text": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
-    "qwen3_5_text": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "qwen3_5_moe_text": {},
+    "qwen3_5_text": {},
     "qwen3_moe": {},
-    "qwen3_next": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "qwen3_next": {},
     "qwen4_exp_text": {"packed": RAISES, "shared": RAISES, "sampled": STATES},
     "recurrent_gemma": {"padded": PADDING, "packed": PADDING, "shared": PADDING, "sampled": RAISES},
     "rwkv": {"packed": OWN_ATTENTION, "shared": EAGER, "sampled": NO_CACHE},
@@ -166,9 +167,9 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "xglm": {"packed": OWN_ATTENTION, "shared": EAGER},
     "xlstm": {"padded": PADDING, "packed": PADDING, "shared": PADDING, "sampled": NO_CACHE},
     "youtu": {},
-    "zamba": {"packed": RECURRENT, "shared": RECURRENT, "sampled": STATES},
-    "zamba2": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
-    "zaya": {"packed": MIXES, "shared": MIXES, "sampled": STATES},
+    "zamba": {"packed": RECURRENT, "shared": RECURRENT},
+    "zamba2": {"sampled": CLAMPED},
+    "zaya": {"packed": RAISES, "shared": RAISES},
 }
 """Decoders by `model_type`: the ways that are closed, each with the reason."""
 
