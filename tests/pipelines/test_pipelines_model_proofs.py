@@ -48,12 +48,16 @@ def test_a_large_model_that_can_be_run_is_accepted(tmp_path, kind):
     assert problems(tmp_path, kind) == {}
 
 
+def test_a_large_hybrid_is_accepted_packed(tmp_path):
+    assert problems(tmp_path, "qwen3_next", [f"{PACKED}=true"], **HYBRID) == {}
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "options", "key", "words"),
     [
         ("stablelm", [f"{PACKED}=true"], {}, PACKED, "isn't told where rows end"),
         ("stablelm", [f"{SHARED}=true"], {}, SHARED, "computes something else"),
-        ("qwen3_next", [f"{PACKED}=true"], HYBRID, PACKED, "a row depends on those beside it"),
+        ("minimax", [f"{PACKED}=true"], {}, PACKED, "a row depends on those beside it"),
         ("recurrent_gemma", [], {"head_dim": None}, TRAINER, "that isn't supported"),
     ],
 )
