@@ -224,8 +224,10 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     @property
     def _as_engines(self) -> bool:
-        """Return whether weights lie as those of an engine on the host do, which may then compute with them."""
-        return self._info.world_size == 1 and self._device.type == "cpu" and self._computed == torch.float32
+        """Return whether weights lie as those of an engine on the host do, which may then compute with them. Whether
+        there is one doesn't matter: a replay has none, and must round alike."""
+        on_host = self._info.world_size == 1 and self._device.type == "cpu"
+        return on_host and self._computed == torch.float32 and self._spec.kind == "policy"
 
     def lend_weights(self, dtype: torch.dtype | None) -> Mapping[str, Tensor]:
         if not self._as_engines:
