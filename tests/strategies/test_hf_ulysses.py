@@ -123,10 +123,7 @@ def test_a_size_that_does_not_divide_the_heads_is_refused_with_the_numbers(model
 
 @pytest.mark.parametrize(
     ("family", "options", "message"),
-    [
-        ("gemma2", {"sliding_window": 4}, "softcap=50.0"),
-        ("qwen3_next", {}, "needs its rows whole"),
-    ],
+    [("gemma2", {"sliding_window": 4}, "softcap=50.0"), ("qwen3_next", {}, "needs its rows whole")],
 )
 def test_models_that_mix_tokens_in_other_ways_are_refused(ranks, tmp_path, family, options, message):
     spec = make_spec(build_tiny_model(tmp_path, family, **options), model={"ulysses_size": 2})
