@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from roll.configs.checks import model_families
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.model_families import cpu_head_sizes, family_checks, family_problems, head_obstacle
 from roll.configs.errors import problem
@@ -156,3 +157,8 @@ def test_layers_with_a_state_are_refused_to_ranks_that_share_rows(tmp_path, key)
     assert "linear_attention carry a state through a row and need it whole" in found[path]
     assert path not in found_for(tmp_path, tree_of("granite", **SHAPE), changes=changes)
     assert path in found_for(tmp_path, tree_of("qwen3_next", **SHAPE, **EXPERTS, **LINEAR), changes=changes)
+
+
+@pytest.mark.parametrize("limit", [3.0, "ab", [1], [0.0, {"a": 1}]])
+def test_bounds_of_time_steps_that_are_no_pair_of_numbers_end_nothing(limit):
+    assert model_families._clamped("a model", limit) == ""

@@ -195,7 +195,10 @@ def clamped_steps(model: Any) -> str:
 
 def _clamped(name: str, limit: Any) -> str:
     # transformers writes an infinite number as {"__float__": "Infinity"}.
-    low, high = (float(end["__float__"] if isinstance(end, dict) else end) for end in limit or (0.0, math.inf))
+    try:
+        low, high = (float(end["__float__"] if isinstance(end, dict) else end) for end in limit or (0.0, math.inf))
+    except (KeyError, TypeError, ValueError):
+        return ""  # no pair of numbers: transformers says so where it reads the file
     if low <= 0 and high == math.inf:
         return ""
     return (
