@@ -75,14 +75,14 @@ def accuracy_table(folders: dict[int, Path]) -> str:
     for seed, folder in folders.items():
         rows = rows_of(folder)
         validated = [row for row in rows if "val/accuracy" in row]
-        before, after = validated[0], validated[-1]
-        cells = [
-            f"{before[name]:.1%} -> {after[name]:.1%}"
-            for name in ("val/sums/accuracy", "val/products/accuracy", "val/accuracy")
-        ]
-        gain = 100 * (after["val/accuracy"] - before["val/accuracy"])
+        cells = ["not validated"] * 4
+        if validated:
+            before, after = validated[0], validated[-1]
+            names = ("val/sums/accuracy", "val/products/accuracy", "val/accuracy")
+            cells = [f"{before[name]:.1%} -> {after[name]:.1%}" for name in names]
+            cells.append(f"{100 * (after['val/accuracy'] - before['val/accuracy']):+.1f} points")
         wall = json.loads((folder / "wall.json").read_text())
-        lines.append(f"| {seed} | {' | '.join(cells)} | +{gain:.1f} points | {rows[-1]['step']:.0f} | {wall:.0f} s |")
+        lines.append(f"| {seed} | {' | '.join(cells)} | {rows[-1]['step']:.0f} | {wall:.0f} s |")
     return "\n".join(lines)
 
 

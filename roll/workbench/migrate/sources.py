@@ -34,7 +34,7 @@ _LEFT_OVER = re.compile(rf"--[a-z]|{_IN_A_LIST.pattern}")
 _LISTED = re.compile(r"-\s+['\"]?(\+?\+?[A-Za-z_][\w.@/-]*=|~\w)")
 _LAUNCH_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
 _LAUNCHERS = {"nproc_per_node": "each", "nnodes": "machines", "num_processes": "all", "num_machines": "machines",
-              "num_gpus": "all"}  # fmt: skip
+              "num_gpus": "each", "num_nodes": "machines"}  # fmt: skip
 """Options of torchrun, accelerate and deepspeed that say how many processes there are."""
 _LONGEST = 4 * 2**20
 _INCLUDES = 50
@@ -207,7 +207,7 @@ def _of_job(job: _Job, file: Path, script: Script) -> PeerFile:
     base = _named_file(str(name), file, script) if name and (folder or not hydra) else PeerFile(tree={})
     source = _source(overrides, table("verl")["verl_sft" if "sft" in job.name else "verl"] if hydra else {}, base)
     source.system, source.job = job.system, job.name + (" megatron" if "megatron" in str(name) else "")
-    _launched(job.before, source)
+    _launched(job.before, source, file.parent)
     for word in overrides.unread:
         what = "isn't set in the script" if word.unexpanded else "is neither key=value nor an option"
         source.notes.append(f"line {word.line}: {word.text[:60]} {what}: what it says isn't in here")
@@ -257,9 +257,16 @@ def _stopped(node: Any, parts: Sequence[str]) -> Any:
     return Unexpanded(node, inside) if inside else node
 
 
-def _launched(words: list[Word], source: PeerFile) -> None:
-    """Enter the processes that torchrun, accelerate or deepspeed start."""
+def _launched(words: list[Word], source: PeerFile, folder: Path) -> None:
+    """Enter the processes that torchrun, accelerate or deepspeed start, as their options or accelerate's file say."""
     options = read_flags(words).tree
+    if isinstance(name := options.get("config_file"), str):
+        told = next((path for path in (folder / name, Path(name)) if path.is_file()), None)
+        if told is None:
+            source.notes.append(f"--config_file={name}: accelerate's settings; there is no such file here, so what it "
+                                "says of processes, DeepSpeed or FSDP isn't in here")  # fmt: skip
+        else:
+            options = {**_from_yaml(told).tree, **options}
     for flag, name in _LAUNCHERS.items():
         value = options.get(flag)
         value = value[0] if isinstance(value, list) and value else value

@@ -14,6 +14,7 @@ from roll.workbench.migrate.draft import Draft, Step, coerced
 from roll.workbench.migrate.overrides import at
 from roll.workbench.migrate.report import KeyUse
 from roll.workbench.migrate.table import DOMAIN
+from roll.workbench.migrate.trl_devices import count_of, place
 
 TRAINERS = {"SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "rlvr", "RLOOConfig": "rlvr", "KTOConfig": "dpo",
             "RewardConfig": "reward_model", "DistillationConfig": "distill"}  # fmt: skip
@@ -312,13 +313,6 @@ def finish_trl(draft: Draft) -> None:
             decisions.append(f"{role}.model_args.dtype: {kind}, as the trainer computes")
 
 
-def _launcher(draft: Draft) -> str:
-    """Return what starts the processes, with what its options say."""
-    words = {"all": "num_processes", "each": "nproc_per_node", "machines": "num_machines"}
-    options = ", ".join(f"{words[name]} {count}" for name, count in draft.processes.items())
-    return f"accelerate ({options})" if options else "accelerate"
-
-
 def _rows(draft: Draft) -> None:
     """Finish pairs, tokens and lengths of trainers that learn from rows."""
     say, key_path, pipeline = draft.report.decisions.append, f"{_ARGS}.per_device_train_batch_size", draft.pipeline
@@ -331,9 +325,7 @@ def _rows(draft: Draft) -> None:
         say(f"{key_path}: {2 * value} sequences, {value} pairs")
     draft.put("truncation", "filter" if pipeline == "reward_model" else "right")
     say(f"truncation: {draft.get('truncation')}, what TRL does to rows of more than max_length tokens")
-    say(f"the batch is that of one device, TRL takes its processes from {_launcher(draft)}: set "
-        "actor_train.device_mapping and num_gpus_per_node for yours; epochs follow each other without a smaller batch "
-        "between them")  # fmt: skip
+    say(f"the batch is {place(draft)}; epochs follow each other without a smaller batch between them")
     if pipeline == "reward_model":
         say("the head starts at 0 here, in TRL at random; a response that is text ends with </s> in TRL, where it is "
             "scored, and here with its last token")  # fmt: skip
@@ -354,26 +346,26 @@ def _rollouts(draft: Draft) -> None:
         f"{_ARGS}.per_device_train_batch_size", f"{_ARGS}.gradient_accumulation_steps", "ppo_epochs",
         "num_return_sequences_in_group"))  # fmt: skip
     n = n if draft.has("num_return_sequences_in_group") or draft.pipeline == "distill" else 8
-    updates, loss = 1.0, taken(draft, "loss_type")
+    updates, loss, devices, placed = 1.0, taken(draft, "loss_type"), count_of(draft), place(draft)
     if all(isinstance(size, int) and size > 0 for size in (per_device, passes, n, rounds)):
         size, use = next((draft.memo[key] for key in ("generation_batch_size", "steps_per_generation")
                           if key in draft.memo), (passes, None))  # fmt: skip
-        completions = size if use and use.key == "generation_batch_size" else per_device * size
+        completions = size if use and use.key == "generation_batch_size" else per_device * devices * size
         prompts = max(1, completions // n)
         draft.put("rollout_batch_size", prompts)
         if use is not None:
             use.note = f"{completions} completions / {n} = prompts"
-        say(f"rollout_batch_size: {prompts} prompts of {n} completions for one device; TRL takes its processes from "
-            f"{_launcher(draft)}: set actor_train.device_mapping, num_gpus_per_node and this for yours")  # fmt: skip
+        more = ", and this" if placed.endswith("yours") else ""
+        say(f"rollout_batch_size: {prompts} prompts of {n} completions {placed}{more}")
         if completions % n:
-            ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of one device",
-                "no whole groups, so TRL runs it on several: write the prompts of a step of all of them")  # fmt: skip
+            ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of {devices} device(s)",
+                "no whole groups, so TRL runs it on others: write the prompts of a step of all of them")  # fmt: skip
         say(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here they are in "
             "the next batch")  # fmt: skip
-        if completions > per_device * passes and loss in ("dapo", "cispo"):
+        if completions > per_device * devices * passes and loss in ("dapo", "cispo"):
             say(f"loss_type {loss}: an optimizer step divides by its own tokens; in TRL by the mean of the "
                 "generation's steps")  # fmt: skip
-        updates = completions / (per_device * passes) * rounds
+        updates = completions / (per_device * devices * passes) * rounds
     _in_steps(draft, updates)
     if draft.get("max_len_mask") and (mode.startswith("seq-mean") or is_for(draft, "RLOO")):
         say("max_len_mask: a response that is left out isn't one of the mean over responses; in TRL it counts as 0")

@@ -347,10 +347,42 @@ def test_a_bound_of_completions_that_rows_dont_have_is_asked_for(tmp_path: Path)
     assert asked(tree) == {"exp_name"}
 
 
-def test_processes_that_a_launcher_starts_are_named(tmp_path: Path):
-    (tmp_path / "job.sh").write_text("accelerate launch --num_processes 8 dpo.py --dataset_name a/b --beta 0.1\n")
+@pytest.mark.parametrize(
+    ("launcher", "devices"),
+    [
+        ("accelerate launch --num_processes 8", {"num_gpus_per_node": 8}),
+        ("accelerate launch --config_file eight.yaml", {"num_gpus_per_node": 8}),
+        ("accelerate launch --config_file eight.yaml --num_processes 2", {"num_gpus_per_node": 2}),
+        ("accelerate launch --num_machines 2 --num_processes 8", {"num_gpus_per_node": 4, "num_nodes": 2}),
+        ("torchrun --nnodes 2 --nproc_per_node 4", {"num_gpus_per_node": 4, "num_nodes": 2}),
+        ("deepspeed --num_nodes 2 --num_gpus 4", {"num_gpus_per_node": 4, "num_nodes": 2}),
+    ],
+)
+def test_a_launchers_processes_are_devices_and_their_batch(launcher: str, devices: dict[str, int], tmp_path: Path):
+    # 1.16.0's GRPOConfig: per_device_train_batch_size * world_size * steps_per_generation completions a generation.
+    (tmp_path / "eight.yaml").write_text("distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 8\n")
+    count = devices["num_gpus_per_node"] * devices.get("num_nodes", 1)
+    for job, keys in (("grpo", "--gradient_accumulation_steps 2"), ("dpo", "--beta 0.1")):
+        file = tmp_path / f"{job}.sh"
+        file.write_text(f"{launcher} {job}.py --dataset_name a/b --model_name_or_path m --output_dir o {keys}\n")
+        report, tree = migrate(file, "trl")
+        assert {key: tree[key] for key in devices} == devices
+        assert tree["actor_train"]["device_mapping"] == f"0-{count - 1}"
+        assert any(f"for {count} devices" in line for line in report.decisions)
+    (tmp_path / "grpo.sh").write_text(
+        f"{launcher} grpo.py --dataset_name a/b --num_generations 8 --generation_batch_size 64 --max_steps 100\n"
+    )
+    _, tree = migrate(tmp_path / "grpo.sh", "trl")
+    # 64 completions of all devices; an optimizer step has 8 on each, so a generation is 8 / count steps.
+    assert (tree["rollout_batch_size"], tree["max_steps"]) == (8, max(1, round(100 * count / 8)))
+    assert tree["actor_infer"]["device_mapping"] == f"0-{count - 1}"
+
+
+def test_settings_of_a_launcher_that_arent_here_are_named(tmp_path: Path):
+    (tmp_path / "job.sh").write_text("accelerate launch --config_file far.yaml dpo.py --dataset_name a/b --beta 0.1\n")
     report, _ = migrate(tmp_path / "job.sh", "trl")
-    assert any("one device" in line and "num_processes 8" in line for line in report.decisions)
+    assert any("--config_file=far.yaml" in line for line in report.decisions)
+    assert any("for one device" in line for line in report.decisions)
 
 
 def test_kto_is_kto(tmp_path: Path):
