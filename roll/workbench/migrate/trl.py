@@ -358,7 +358,7 @@ def _rollouts(draft: Draft) -> None:
         more = ", and this" if placed.endswith("yours") else ""
         say(f"rollout_batch_size: {prompts} prompts of {n} completions {placed}{more}")
         if completions % n:
-            ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of {devices} device(s)",
+            ask(draft, "rollout_batch_size", "num_generations", f"{n}, {completions} completions of all devices",
                 "no whole groups, so TRL runs it on others: write the prompts of a step of all of them")  # fmt: skip
         say(f"the last prompts of an epoch that don't fill a batch of {prompts} are left out in TRL, here they are in "
             "the next batch")  # fmt: skip
