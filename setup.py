@@ -129,7 +129,7 @@ setup(
         "roll.workbench.migrate": ["*.keys", "*.json"],
     },
     cmdclass={"build_py": BuildWithExamples},
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.11,<3.14",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     entry_points={"console_scripts": ["roll=roll.cli.__main__:main"]},

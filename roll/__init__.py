@@ -8,6 +8,12 @@
 import importlib
 import sys
 
+if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, but not a checkout on PYTHONPATH
+    raise ImportError(
+        f"roll needs Python 3.11 or later, and {sys.executable} is {sys.version_info[0]}.{sys.version_info[1]}; "
+        "make an environment with python3.11 -m venv"
+    )
+
 from roll.utils.moved_modules import MovedModules
 
 __version__ = "0.2.0"

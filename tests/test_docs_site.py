@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +16,6 @@ from urllib.parse import unquote, urlparse
 
 import built_parts
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
 
 ROOT = Path(__file__).parents[1]
 
@@ -75,7 +73,6 @@ def test_what_belongs_to_an_item_of_a_list_stays_in_it():
     assert SITE.reindented(text) == expected
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is in Python 3.11 and later")
 def test_the_navigation_has_every_page_once():
     def pages(entries: list) -> list[str]:
         values = [value for entry in entries for value in entry.values()]

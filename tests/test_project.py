@@ -247,7 +247,33 @@ def test_make_knows_its_targets_without_a_terminal(target: str):
 def test_make_says_what_is_missing_when_no_python_runs(tmp_path: Path):
     done = made("install", "PYTHON=", f"VENV={tmp_path / 'venv'}")
     assert done.returncode != 0
-    assert "no Python 3.10-3.12" in done.stderr
+    assert "no Python 3.11-3.13" in done.stderr
+
+
+def test_the_range_of_python_is_the_same_wherever_it_stands():
+    (wanted,) = re.findall(r'python_requires=">=3\.(\d+),<3\.(\d+)"', (ROOT / "setup.py").read_text("utf-8"))
+    first, end = map(int, wanted)
+    for file in ("Makefile", ".ci/run"):
+        text = (ROOT / file).read_text("utf-8")
+        assert f"(3, {first}) <= sys.version_info[:2] < (3, {end})" in text, file
+        assert f"no Python 3.{first}-3.{end - 1} " in text, file
+        assert set(re.findall(r"python3\.(\d+)\b(?!>)", text)) == {str(minor) for minor in range(first, end)}, file
+    for file in ("README.md", "docs/dependencies.md"):
+        assert f"Python 3.{first} to 3.{end - 1}." in (ROOT / file).read_text("utf-8"), file
+    assert f'target-version = "py3{first}"' in (ROOT / "pyproject.toml").read_text("utf-8")
+    from roll.isolation.processes import interpreter
+
+    assert interpreter.OLDEST[1] == first
+
+
+def test_an_older_python_is_told_which_one_is_needed():
+    code = "import sys; sys.version_info = (3, 10, 13, 'final', 0); import roll"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1].startswith("ImportError: roll needs Python 3.11 or later, and ")
+    assert "is 3.10;" in done.stderr
 
 
 def test_the_ci_script_is_executable_and_parses():

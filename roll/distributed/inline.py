@@ -84,7 +84,7 @@ class InlineCluster(Cluster):
         limit = self._limit(timeout)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), limit)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise self._late(rank, name, limit) from None
 
     def _invoke(self, name: str, args: tuple[Any, ...], timeout: float | None, context: CallContext | None) -> Any:

@@ -126,7 +126,7 @@ class RayCluster(Cluster):
         ref = self._submit(rank, name, args)
         try:
             value = await asyncio.wait_for(asyncio.wrap_future(ref.future()), limit)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise await asyncio.to_thread(self._late, [rank], name, limit) from None
         except ray.exceptions.RayError as error:
             raise self._attributed(error, rank, name) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -38,12 +37,9 @@ class GatewayLimits:
 async def read_json(chunks: AsyncIterator[bytes], limits: GatewayLimits) -> Any:
     """Return what a body holds; raises `RefusedCall`."""
     try:
-        if sys.version_info >= (3, 11):  # wait_for makes a task for a body that is there already as a rule
-            async with asyncio.timeout(limits.body_seconds):
-                data = await _read(chunks, limits.body_bytes)
-        else:
-            data = await asyncio.wait_for(_read(chunks, limits.body_bytes), limits.body_seconds)
-    except asyncio.TimeoutError:
+        async with asyncio.timeout(limits.body_seconds):
+            data = await _read(chunks, limits.body_bytes)
+    except TimeoutError:
         raise RefusedCall(408, f"the body didn't arrive within {limits.body_seconds:g} s") from None
     return parsed(data, limits)
 

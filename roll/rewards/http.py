@@ -71,7 +71,7 @@ async def http(
             if error.code not in _TRY_AGAIN:
                 break
             pause = _seconds(error.headers.get("Retry-After"))
-        except (OSError, asyncio.TimeoutError, TimeoutError) as error:
+        except (OSError, TimeoutError) as error:
             problem, pause = f"{type(error).__name__}: {error}", None
         if attempt + 1 < attempts:
             await asyncio.sleep(min(_PAUSE_S * 2**attempt if pause is None else pause, _MAX_PAUSE_S))

@@ -238,7 +238,7 @@ class ContinuousDriver(EngineDriver):
 
         try:
             await asyncio.wait_for(repaired(), self._timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RolloutStalled(self._stall_message()) from None
         if self._error is not None:
             raise self._error

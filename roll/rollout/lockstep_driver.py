@@ -135,7 +135,7 @@ class LockstepDriver(EngineDriver):
             await self._stop_cancelled()  # a step that ends leaves nothing in engines that nobody waits for
             try:
                 await asyncio.wait_for(self._idle.wait(), self._timeout)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
                 raise RolloutStalled(
                     f"no progress for {self._timeout:.0f} s; waiting for {len(self._busy)} episodes: {waiting}. "
@@ -157,7 +157,7 @@ class LockstepDriver(EngineDriver):
     async def _wait_for_news(self) -> None:
         try:
             await asyncio.wait_for(self._news.wait(), self._timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RolloutStalled(
                 f"no progress for {self._timeout:.0f} s: every episode waits for somebody else, such as an agent that "
                 "asks for work. Raise rpc_timeout if they are merely slow."

@@ -138,7 +138,7 @@ class Endpoint:
             async with self._session.post(self._url, json=dict(body), allow_redirects=False) as reply:
                 data = await self._read(reply.content, largest)
                 status, wait = reply.status, _seconds(reply.headers.get("Retry-After"))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise _PassingError(f"{who} didn't answer within {self._timeout:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise _PassingError(self.clean(f"{who} can't be reached: {type(error).__name__}: {error}")) from None

@@ -225,7 +225,7 @@ def installed(name: str) -> Path:
         words += [line for line in npm.read_text().splitlines() if not line.startswith("#")]
     else:
         first = pins.read_text().splitlines()[0]
-        python = interpreter(first.rpartition(" ")[2] if "Python >= " in first else "3.10")
+        python = interpreter(first.rpartition(" ")[2] if "Python >= " in first else "3.11")
         subprocess.run([python, "-m", "venv", str(folder)], check=True)
         words = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-compile"]
         words += ["-r", str(pins)]

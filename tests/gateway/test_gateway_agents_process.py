@@ -325,7 +325,7 @@ def test_a_process_that_hangs_or_leaves_children_is_not_used_again(tmp_path, do)
         first = await played.play(request("well"), AgentLog())
         try:
             await asyncio.wait_for(played.play(request(do), AgentLog()), 0.5)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             assert do == "hangs"
         assert not is_alive(first["pid"])
         second = await played.play(request("well"), AgentLog())

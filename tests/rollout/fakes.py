@@ -177,7 +177,7 @@ class ThreadedEnv:
     async def _run(self, call):
         try:
             return await asyncio.wait_for(asyncio.to_thread(call), self._timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise EpisodeError("timeout", f"{type(self._env).__name__} took over {self._timeout:g} s") from None
         except Exception as error:
             raise EpisodeError("env_error", f"{type(self._env).__name__}: {type(error).__name__}: {error}") from error

@@ -169,7 +169,7 @@ class EnvWorkers:
     memory_limit_mb: int = number(4096, ge=64)
     """A process above this gets no further episodes: a successor does, and it is ended after its last one."""
     python: str | None = None
-    """Interpreter of the processes, e.g. `/path/to/venv/bin/python`, Python 3.10 or newer: for environments whose
+    """Interpreter of the processes, e.g. `/path/to/venv/bin/python`, Python 3.11 or newer: for environments whose
     packages clash with those of the run. It needs those packages and nothing of this project. null: that of the run."""
 
     @property

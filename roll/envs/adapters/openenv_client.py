@@ -126,7 +126,7 @@ class WebSocketSession:
 
         try:
             return self._loop.run_until_complete(asyncio.wait_for(doing, self._timeout_s))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise OpenEnvError(f"{self._url} gave no answer to {what} in {self._timeout_s:g} s") from None
         except (OSError, aiohttp.ClientError) as error:
             raise OpenEnvError(f"{self._url} can't be reached: {error}") from None
@@ -151,7 +151,7 @@ class WebSocketSession:
             try:
                 await asyncio.wait_for(self._socket.send_str('{"type": "close"}'), 1.0)
                 await asyncio.wait_for(self._socket.close(), 2.0)
-            except (OSError, asyncio.TimeoutError):
+            except (TimeoutError, OSError):
                 pass  # it is gone already
         if self._client is not None:
             await self._client.close()

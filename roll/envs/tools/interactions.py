@@ -196,7 +196,7 @@ class UserSession:
         future = self._loop.submit(asyncio.wait_for(call(*args, **arguments), timeout))
         try:
             return await asyncio.wrap_future(future)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             problem = f"the simulated user {name} took longer than timeout_s = {timeout:g} s in {method}"
             raise EpisodeError("timeout", problem) from None
         except EpisodeError:

@@ -46,7 +46,7 @@ class McpConnection:
             return await asyncio.wait_for(self._listed(session), self._server.start_timeout_s)
         except ToolFailure as error:
             raise ValueError(f"tools.{self.name}.mcp: {error}") from error
-        except asyncio.TimeoutError:
+        except TimeoutError:
             wait = self._server.start_timeout_s
             raise ValueError(f"tools.{self.name}.mcp: the server didn't list its tools within {wait:g} s") from None
         except Exception as error:  # whatever a server answers
@@ -88,7 +88,7 @@ class McpConnection:
             self._keeper = asyncio.create_task(self._keep(ready, self._stop), name=f"mcp {self.name}")
             try:
                 self._session = await asyncio.wait_for(asyncio.shield(ready), self._server.start_timeout_s)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 self._keeper.cancel()
                 wait = self._server.start_timeout_s
                 raise ToolFailure(f"the server didn't start within start_timeout_s = {wait:g} s") from None

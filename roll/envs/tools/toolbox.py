@@ -239,7 +239,7 @@ class EpisodeTools:
             raise EpisodeError("env_error", f"the tool {entry.name} failed: {error}") from error
         try:
             answer = await asyncio.wait_for(self._called(entry, arguments), entry.config.timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             problem = f"{entry.name} didn't answer within {entry.config.timeout_s:g} s"
             return _refused(call, problem, "timeouts", limit)
         except ToolError as error:

@@ -102,7 +102,7 @@ class AgentProcess:
         agent._watching = asyncio.get_running_loop().create_task(agent._watch())
         try:
             await asyncio.wait_for(asyncio.shield(agent._started), _START_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await agent.kill()
             raise AgentNotStarted(f"{words[0]}: its supervisor didn't start it within {_START_S:g} s") from None
         except BaseException:

@@ -66,7 +66,7 @@ class WorkQueue:
                 return {"task": None}
             try:
                 await asyncio.wait_for(self._news.wait(), left)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return {"task": None}
         return {
             "task": order.task,

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-OLDEST = (3, 10)
+OLDEST = (3, 11)
 """The oldest Python that environments run under."""
 
 _START = """

@@ -18,7 +18,7 @@ import math
 import re
 import zipfile
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -56,7 +56,7 @@ def inspect_log(chosen: Chosen) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the log without its samples, and the samples."""
     run, about = chosen.run, chosen.run.about()
     name = str(about.get("exp_name") or run.name)
-    written = [datetime.fromtimestamp(at, timezone.utc).isoformat() for at in _times(chosen)]
+    written = [datetime.fromtimestamp(at, UTC).isoformat() for at in _times(chosen)]
     several = len(chosen.steps) > 1
     samples = _distinct([_sample(row, name, several) for row in chosen.rows])
     rewards = [row["reward"] for row in chosen.rows if row["reward"] is not None and row["status"] not in FAILED]
