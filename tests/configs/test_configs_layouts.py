@@ -48,6 +48,7 @@ MODELS = {
     "dense": dense(),
     "experts": dense(model_type="qwen3_moe", num_experts=6, moe_intermediate_size=36),
     "gemma": dense(model_type="gemma2"),
+    "hybrid": dense(model_type="qwen3_5_text"),
 }
 
 
@@ -192,6 +193,8 @@ BROKEN = [
      f"{OPTIONS}.moe_shared_expert_overlap", ["no effect, because experts has no shared expert"]),
     ("a family that Megatron's weights can't be mapped for", megatron(1, "gemma"), NO_GPU, f"{ACTOR}.strategy_name",
      ["type 'gemma2'", "megatron_* knows llama, qwen2", "fsdp2_*"]),
+    ("a hybrid on Megatron, accelerators or not", megatron(1, "hybrid"), H200, f"{ACTOR}.strategy_name",
+     ["type 'qwen3_5_text'", "only with the kernels of flash-linear-attention", "no map of their weights", "fsdp2_*"]),
     # the machine
     ("DeepSpeed that isn't installed", [f"{ACTOR}.strategy_name=deepspeed_train"],
      Machine(packages=frozenset(MISSING) - {"deepspeed"}), f"{ACTOR}.strategy_name",

@@ -87,6 +87,16 @@ class Family:
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Hub id -> the entries of config.json that sizes follow from, of models that are planned without a download."""
 
+    @property
+    def megatron_lacks(self) -> str:
+        """Return what more than a record it would take on Megatron; empty where that isn't known."""
+        if self.decoder is None or self.decoder.delta_rule is None:
+            return ""
+        return (
+            "Megatron-core has layers of gated delta rule only with the kernels of flash-linear-attention, which need "
+            "an accelerator, and here is no map of their weights"
+        )
+
 
 def _sizes(
     hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int, *, tied: bool, **more: Any

@@ -93,8 +93,10 @@ def shape_rules(role: str, worker: WorkerConfig, model: str, shape: ModelShape) 
     args, options = worker.model_args, worker.strategy_args.strategy_config
     if isinstance(options, MegatronConfig):
         path = f"{role}.strategy_args.strategy_config"
-        if shape.model_type is not None and not family_of(shape.model_type).megatron:
-            expected = f"a backend that knows models of type {shape.model_type!r}, as {model} is"
+        family = None if shape.model_type is None else family_of(shape.model_type)
+        if family is not None and not family.megatron:
+            why = f": {family.megatron_lacks}" if family.megatron_lacks else ""
+            expected = f"a backend that knows models of type {shape.model_type!r}, as {model} is{why}"
             names = ", ".join(name for name, family in FAMILIES.items() if family.megatron)
             known = f"megatron_* knows {names}; fsdp2_* and deepspeed_* take any"
             yield Violation(f"{role}.strategy_args.strategy_name", expected, known, worker.strategy_args.strategy_name)

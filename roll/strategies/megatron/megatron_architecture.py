@@ -48,8 +48,9 @@ def architecture(config: Any) -> MegatronArchitecture:
     decoder, experts = family.decoder, family.experts
     if not family.megatron or decoder is None:
         known = ", ".join(name for name, family in FAMILIES.items() if family.megatron)
+        why = f": {family.megatron_lacks}" if family.megatron_lacks else ""
         raise ValueError(
-            f"megatron can't build models of type {config.model_type!r}; it knows {known}. fsdp2_* and "
+            f"megatron can't build models of type {config.model_type!r}{why}; it knows {known}. fsdp2_* and "
             "deepspeed_* take any model of transformers"
         )
     _check_supported(config, decoder, experts)
