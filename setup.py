@@ -50,7 +50,8 @@ EXTRAS_REQUIRE = {
     "textarena": ["textarena>=0.7.4,<0.8"],
     # Backends and adapters, each for configurations that name it. DeepSpeed's build imports torch, see the Makefile.
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],
-    "megatron": ["megatron-core>=0.16.1,<0.17"],
+    # 0.16.1 is the last for Python 3.11; those between it and 0.19 weren't tried.
+    "megatron": ["megatron-core>=0.16.1,!=0.17.*,!=0.18.*,<0.20"],
     "lora": ["peft>=0.21,<0.22"],
     # Inference engines for machines with accelerators, one of them per environment: their pins contradict each other.
     # For a CPU: make install-vllm-cpu, make install-sglang-cpu.

@@ -310,12 +310,12 @@ def save_with_megatron(info, spec, folder, stacked):
         (folder / "theirs" / "latest_checkpointed_iteration.txt").write_text("1")
     torch.distributed.barrier()
     with cpu_platform():
-        from roll.strategies.megatron.checkpoint import in_process_writer
+        from roll.strategies.megatron.megatron_releases import checkpoint_writer
 
         state = {
             f"model{i}": module.sharded_state_dict(metadata=metadata) for i, module in enumerate(strategy._modules)
         }
-        dist_checkpointing.save(state, str(place), sharded_strategy=in_process_writer(StateFiles()))
+        dist_checkpointing.save(state, str(place), sharded_strategy=checkpoint_writer(StateFiles()))
     strategy.export(folder / "exported")
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from roll.strategies.megatron.megatron_adapters import MegatronAdapters
+from roll.strategies.megatron.megatron_releases import check_readable, checkpoint_writer
 from roll.strategies.megatron.optimizer import Optimizer
 from roll.strategies.megatron.pieces import Rectangle, pieces_of, rectangles_of
 from roll.strategies.state_files import StateFiles
@@ -39,7 +40,7 @@ def save_checkpoint(
     dist.barrier()
     with _errors(f"{role}: {path} couldn't be written"):
         state = _sharded(modules, optimizer, adapters, loading=False)
-        dist_checkpointing.save(state, str(path / STATE), sharded_strategy=in_process_writer(files))
+        dist_checkpointing.save(state, str(path / STATE), sharded_strategy=checkpoint_writer(files))
 
 
 def load_checkpoint(
@@ -60,6 +61,7 @@ def load_checkpoint(
         if not (path / STATE).is_dir():
             raise FileNotFoundError(f"there is no folder {path / STATE}")
         counts = (path / SCHEDULE).read_text()
+        check_readable(path / STATE)
         wanted = _sharded(modules, optimizer, adapters, loading=True)
         present = [f"model{i}" in wanted for i in range(len(modules))]
         with plain_values_only(path / STATE):
@@ -177,36 +179,6 @@ def _adapter_state(adapters: MegatronAdapters, optimizer: Optimizer | None, *, l
         if optimizer is not None and (loading or (alone and (optimizer.divides or first))):
             state.update(_moments(name, parameter, rectangles, optimizer))
     return state
-
-
-def in_process_writer(files: StateFiles) -> Any:
-    """Return Megatron's format, written by torch's writer in this process.
-
-    Megatron's own writer forks two processes per rank for each checkpoint, which a process with Ray's and gloo's
-    threads in it mustn't do, and a daemonic one can't.
-    """
-    from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import ShardedObject, is_main_replica
-    from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
-    from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner, mcore_to_pyt_state_dict
-    from torch.distributed.checkpoint import save
-
-    class Writer(SaveShardedStrategy):  # type: ignore[misc]
-        can_handle_sharded_objects = True
-
-        def save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> None:
-            parts: dict[str, list[Any]] = {}
-            for part in nested_values(sharded_state_dict):
-                if is_main_replica(part.replica_id):
-                    key = part.unique_key if isinstance(part, ShardedObject) else part.key
-                    parts.setdefault(key, []).append(part)
-            save(
-                mcore_to_pyt_state_dict(parts, False),
-                storage_writer=files.torch_writer(checkpoint_dir),
-                planner=MCoreSavePlanner(flatten_state_dict=False),
-            )
-
-    return Writer("torch_dist", 1)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from roll.strategies.megatron.megatron_attention import (
 )
 from roll.strategies.megatron.megatron_build import transformer_config
 from roll.strategies.megatron.megatron_expert_replay import attach
+from roll.strategies.megatron.megatron_releases import quiet_models
 from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
 from roll.strategies.training.logits import HeadOutputs, HeadRequest
 from roll.strategies.training.micro import MicroLayout
@@ -210,17 +211,18 @@ def build_chunks(
     config = transformer_config(arch, options, dtype=dtype, trains=trains, recompute=recompute)
     rotary = Rotary(hf_config, arch.head_dim, longest)
     stages = config.virtual_pipeline_model_parallel_size
-    return [
-        TokenGPT(
-            config,
-            arch,
-            rotary,
-            kind=kind,
-            temperature=temperature,
-            transformer_engine=options.transformer_impl == "transformer_engine",
-            stage=stage,
-            first=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
-            last=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
-        )
-        for stage in (range(stages) if stages else [None])
-    ]
+    with quiet_models():
+        return [
+            TokenGPT(
+                config,
+                arch,
+                rotary,
+                kind=kind,
+                temperature=temperature,
+                transformer_engine=options.transformer_impl == "transformer_engine",
+                stage=stage,
+                first=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+                last=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+            )
+            for stage in (range(stages) if stages else [None])
+        ]
