@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from roll.types.ragged import Ragged, row_column, token_column
+
+if TYPE_CHECKING:
+    from roll.types.picture import Picture
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -22,6 +26,9 @@ class TokenBatch(Ragged):
     unit_ids: tuple[str, ...] = ()
     """Rows that share one are dealt out together, to a mini-batch, a rank and a micro-batch: a preference pair, a
     listwise group, the rows of an episode. Left out: every row is a unit by itself."""
+    pictures: tuple[tuple[Picture, ...], ...] = ()
+    """Of each row, what its tokens show, in the order of their places; the tokens are expanded, one for each feature
+    (`roll.utils.picture_tokens`). Left out: no row has any."""
     token_ids: Tensor
     """int64 [N]"""
     action_mask: Tensor
@@ -73,10 +80,19 @@ class TokenBatch(Ragged):
             object.__setattr__(self, "unit_ids", self.row_ids)
         if len(self.unit_ids) != len(self.row_ids):
             raise ValueError(f"{len(self.row_ids)} rows but {len(self.unit_ids)} unit ids")
+        if not self.pictures:
+            object.__setattr__(self, "pictures", ((),) * len(self.row_ids))
+        if len(self.pictures) != len(self.row_ids):
+            raise ValueError(f"{len(self.row_ids)} rows but pictures of {len(self.pictures)}")
 
-    def _row_values(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
-        names = {"group_ids": self.group_ids, "unit_ids": self.unit_ids}
-        return {**super()._row_values(rows), **{name: tuple(ids[i] for i in rows) for name, ids in names.items()}}
+    @property
+    def has_pictures(self) -> bool:
+        """Return whether any row has one."""
+        return any(self.pictures)
+
+    def _row_values(self, rows: Sequence[int]) -> dict[str, tuple[Any, ...]]:
+        names = {"group_ids": self.group_ids, "unit_ids": self.unit_ids, "pictures": self.pictures}
+        return {**super()._row_values(rows), **{name: tuple(values[i] for i in rows) for name, values in names.items()}}
 
     def units(self) -> list[list[int]]:
         """Return the rows of each unit, ascending, in the order of the units' first rows."""

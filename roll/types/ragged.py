@@ -95,7 +95,7 @@ class Ragged:
         parts = [torch.arange(starts[i], ends[i]) for i in rows]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
-    def _row_values(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    def _row_values(self, rows: Sequence[int]) -> dict[str, tuple[Any, ...]]:
         """Fields other than columns that follow the rows."""
         return {"row_ids": tuple(self.row_ids[i] for i in rows)}
 
