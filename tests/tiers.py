@@ -41,6 +41,8 @@ EVIDENCE = (
     # Other users and containers, emulated: for an upgrade of sandlock, or of what confines.
     "isolation/test_sandbox_attacks.py::test_no_attack_does_harm_in_another_set_up*",
     "isolation/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same_for_long",
+    # Twelve times two ranks; the full tier has each family and each layout once.
+    "strategies/test_pictures.py::test_the_other_families_and_layouts_on_two_ranks*",
 )
 
 FULL = (

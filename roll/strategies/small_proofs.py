@@ -19,7 +19,7 @@ from roll.strategies.engines.hf.hf_infer import ready_alone, require_cached_laye
 from roll.strategies.hf.first_layers import parameters_on_meta, small_config
 from roll.strategies.hf.hf_build import make_ready, module_around
 from roll.strategies.hf.start_check import check_sampled_rows
-from roll.strategies.training.pretrained import attention_option, context_length, load_config
+from roll.strategies.training.pretrained import attention_option, context_length, language_model_class, load_config
 
 _MOST = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp", "dff", "n_inner"), 64),
@@ -48,6 +48,8 @@ def trainer_refusal(spec: TrainSpec) -> str:
         use_liger=False,
         use_fused_kernels=False,
         lora_rank=0,
+        freeze_vision_tower=False,
+        freeze_projector=False,
         torch_compile=False,
         freeze_module_prefix=(),
     )
@@ -97,12 +99,12 @@ def _outcome(model: Any, start: Callable[[Any], None]) -> str:
 
 def _small_model(args: ModelArgs, kind: str) -> Any:
     """Return a random model of a role's configuration that transformers can run; None if there is none."""
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel
 
     if args.attn_implementation == "fa2":
         return None  # this machine may not have it
-    maker = AutoModel if kind == "value" else AutoModelForCausalLM
     config = load_config(args)
+    maker = AutoModel if kind == "value" else language_model_class(config)
     if getattr(config, "quantization_config", None) is not None:
         return None
     for shrink in (_narrow, small_config, copy.deepcopy):

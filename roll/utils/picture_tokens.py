@@ -7,8 +7,10 @@ model's folder, always in its Pillow version: torchvision's gives other pixels.
 
 from __future__ import annotations
 
+import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roll.utils.importing import long_imports
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CACHE_BYTES = 256 << 20
-"""Pixels that are kept from one micro-batch to the next: a group's rows and an optimizer step's passes share pictures."""
+"""Of pixels that are kept: the rows of a group and the passes of an optimizer step show the same pictures."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Of a model's folder, those that say how pictures and videos become pixels."""
 
 
 class SizedPicture(Protocol):
@@ -79,6 +84,11 @@ class PictureTokens:
         """Return the patches that the tower computes; raises `ValueError` for a picture that is too thin."""
         return int(self._processor.get_number_of_image_patches(picture.height, picture.width, {}))
 
+    def grid(self, picture: SizedPicture) -> tuple[int, int]:
+        """Return rows and columns of patches."""
+        _, rows, columns = self._read(picture)[1][0].tolist()
+        return rows, columns
+
     def tokens(self, picture: SizedPicture) -> int:
         """Return the tokens of a picture in an expanded row; raises `ValueError` for one that is too thin."""
         return self.patches(picture) // self._merged
@@ -105,6 +115,14 @@ class PictureTokens:
         read = [self._read(picture) for picture in pictures]
         return torch.cat([pixels for pixels, _ in read]), torch.cat([grid for _, grid in read])
 
+    def empty(self) -> tuple[Tensor, Tensor]:
+        """Return the pixels of the smallest picture there is, all of them 0, as `pixels` does."""
+        import torch
+
+        own = self._processor
+        side, numbers = own.merge_size, 3 * own.temporal_patch_size * own.patch_size**2
+        return torch.zeros(self._merged, numbers), torch.tensor([[1, side, side]])
+
     def _read(self, picture: SizedPicture) -> tuple[Tensor, Tensor]:
         if picture.digest in self._kept:
             self._kept.move_to_end(picture.digest)
@@ -118,3 +136,13 @@ class PictureTokens:
             _, (pixels, _) = self._kept.popitem(last=False)
             self._kept_bytes -= pixels.nbytes
         return read
+
+
+def copy_processor(name: str, folder: Path) -> None:
+    """Copy the files of a model's processors from its folder, or the hub's cache, as they are."""
+    from transformers.utils import cached_file
+
+    for file in PROCESSOR_FILES:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        if found is not None and Path(found) != folder / file:
+            shutil.copyfile(found, folder / file)

@@ -62,6 +62,19 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PictureTower:
+    """The part of a model that reads pictures, by names of its transformers module.
+
+    Tokens of pictures have positions in three dimensions (mrope), and the image processor is Qwen2-VL's.
+    """
+
+    tower: str = "model.visual."
+    """Beginning of the names of its parameters."""
+    projector: tuple[str, ...] = ("model.visual.merger.",)
+    """Beginnings of those that make features of the language model's width of what the tower has computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """What is known of one model type. Mathematics that differs is code of the backend and named by its path."""
 
@@ -72,6 +85,8 @@ class Family:
     """`hf_infer` and the trainers run it in the project's own tests; of other types `roll check` builds the module."""
     trained_as_text: bool = False
     """It has a tower for pictures or sound, transformers loads it as a causal language model, and it trains on text."""
+    pictures: PictureTower | None = None
+    """The trainers that run transformers' modules give it pictures. None: it is given none."""
     megatron: bool = False
     """Megatron can build all that `decoder` and `experts` say."""
     decode_step: str | None = None
@@ -166,6 +181,8 @@ _LIKE_LLAMA: dict[str, Any] = {
     "tested": True, "megatron": True, "decode_step": _LLAMA_STEP, "liger": "norms and MLPs",
 }  # fmt: skip
 
+_DEEP_TOWER = PictureTower(projector=("model.visual.merger.", "model.visual.deepstack_merger_list."))
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(decoder=_with_biases(mlp_bias="mlp_bias"), models=_LLAMAS, **_LIKE_LLAMA),
     "qwen2": Family(decoder=Decoder(qkv_bias=True, window="layer_types"), models=_QWEN2S, **_LIKE_LLAMA),
@@ -245,6 +262,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5": Family(trained_as_text=True),
     "qwen3_5_moe": Family(trained_as_text=True),
     "qwen4_exp": Family(trained_as_text=True),
+    "qwen2_vl": Family(pictures=PictureTower()),
+    "qwen2_5_vl": Family(pictures=PictureTower()),
+    "qwen3_vl": Family(pictures=_DEEP_TOWER),
+    "qwen3_vl_moe": Family(pictures=_DEEP_TOWER),
 }
 """By `model_type`. Messages name families in this order."""
 

@@ -95,7 +95,8 @@ def untested_roles(config: RunConfig) -> Iterator[tuple[str, WorkerConfig, Path]
     for role, worker in config.roles.items():
         file, tree = config_file(config.model_path(role)), _tree(config.model_path(role), worker.model_args)
         kind = None if tree is None or worker.model_args.trust_remote_code else tree.get("model_type")
-        if file is not None and isinstance(kind, str) and not family_of(kind).tested:
+        family = family_of(kind)
+        if file is not None and isinstance(kind, str) and not family.tested and family.pictures is None:
             yield role, worker, file
 
 
@@ -113,7 +114,8 @@ def _tree(name: str, args: ModelArgs) -> dict[str, Any] | None:
     if not isinstance(tree, dict):
         return None
     text = tree.get("text_config")
-    return {**tree, **(text if isinstance(text, dict) else {}), **args.model_config_kwargs}
+    own = {"model_type": tree["model_type"]} if family_of(tree.get("model_type")).pictures is not None else {}
+    return {**tree, **(text if isinstance(text, dict) else {}), **own, **args.model_config_kwargs}
 
 
 def _closed_ways(role: str, worker: ForwardConfig, closed: Mapping[Way, str]) -> Iterator[Violation]:

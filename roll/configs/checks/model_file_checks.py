@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from roll.configs.catalog.family_table import FAMILIES, family_of
-from roll.configs.errors import Violation, problem
+from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.schema.model_shape import config_file
 from roll.configs.schema.run_config import RunConfig
 
@@ -87,12 +88,9 @@ _TOWERS = (
 
 def media_checks(key: str, name: str) -> Iterator[Violation]:
     """Check that a model whose config.json is at hand can be trained on text. Code in its folder isn't looked at."""
-    file = config_file(name)
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
-    except ValueError:
-        return  # transformers says it better when it loads the model
-    if not isinstance(tree, dict) or family_of(tree.get("model_type")).trained_as_text:
+    tree = _tree(name)
+    family = family_of(tree.get("model_type"))
+    if family.trained_as_text or family.pictures is not None:
         return
     tower = next((tower for tower in _TOWERS if tree.get(tower)), None)
     if tower is not None:
@@ -102,6 +100,48 @@ def media_checks(key: str, name: str) -> Iterator[Violation]:
             "be loaded as a language model of text alone"
         )
         text_kinds = ", ".join(name for name, family in FAMILIES.items() if family.trained_as_text)
-        yield problem(
-            key, sentence, f"a text model; of those with such a part, these train on text: {text_kinds}", name
-        )
+        fix = f"a text model; of those with such a part, these train on text: {text_kinds}; these are given pictures: "
+        yield problem(key, sentence, fix + ", ".join(picture_families()), name)
+
+
+def picture_families() -> list[str]:
+    """Return the model types that are given pictures."""
+    return [name for name, family in FAMILIES.items() if family.pictures is not None]
+
+
+_PICTURE_BACKENDS = ("fsdp2", "deepspeed")
+"""Beginnings of the names of backends that give pictures to models of these families."""
+
+
+def picture_checks(config: RunConfig, role: str) -> Iterator[Violation]:
+    """Check that a role whose model reads pictures can give it some, and that no other freezes a tower."""
+    worker, section = config.roles[role], f"{role}.model_args"
+    model_type = _tree(config.model_path(role)).get("model_type")
+    backend, args = worker.strategy_args.strategy_name, worker.model_args
+    if family_of(model_type).pictures is None:
+        for key in ("freeze_vision_tower", "freeze_projector"):
+            if getattr(args, key) and model_type is not None:
+                yield no_effect(
+                    f"{section}.{key}", f": models of type {model_type} aren't given pictures", "remove it", True
+                )
+        return
+    if not backend.startswith(_PICTURE_BACKENDS):
+        sentence = f"{backend} doesn't run models that read pictures, as {model_type} does"
+        backends = " or ".join(f"{name}_*" for name in _PICTURE_BACKENDS)
+        yield problem(f"{role}.strategy_args.strategy_name", sentence, backends, backend)
+    elif config.kind_of(role) != "policy":
+        sentence = f"{model_type} reads pictures, which only roles that write text are given"
+        yield problem(f"{section}.model_name_or_path", sentence, "a text model", args.model_name_or_path)
+    for key in ("ulysses_size", "ring_attention_size"):
+        if (ranks := getattr(args, key)) > 1:
+            yield problem(f"{section}.{key}", "rows with pictures can't be cut over several ranks", "1", ranks)
+
+
+def _tree(name: str) -> dict[str, Any]:
+    """Return a model's config.json; empty where it isn't at hand, or can't be read."""
+    file = config_file(name)
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
+    except ValueError:
+        return {}  # transformers says it better when it loads the model
+    return tree if isinstance(tree, dict) else {}

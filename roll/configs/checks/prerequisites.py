@@ -22,7 +22,7 @@ from roll.configs.checks.function_checks import (
 )
 from roll.configs.checks.machine_checks import Machine, machine_checks, this_machine
 from roll.configs.checks.model_families import family_checks
-from roll.configs.checks.model_file_checks import hub_problem, media_checks
+from roll.configs.checks.model_file_checks import hub_problem, media_checks, picture_checks
 from roll.configs.checks.sandbox_checks import sandbox_checks
 from roll.configs.checks.teacher_checks import teacher_checks
 from roll.configs.checks.tool_checks import tool_checks
@@ -91,6 +91,7 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
             yield from classifier_checks(role, worker, folder / "config.json", limit)
         if not args.trust_remote_code and not isinstance(config.roles[role], (RewardModelConfig, JudgeConfig)):
             yield from media_checks(path, name)
+            yield from picture_checks(config, role)
 
 
 def _not_staged(role: str, name: str) -> Violation:

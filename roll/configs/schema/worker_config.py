@@ -105,6 +105,11 @@ class ModelArgs:
     when the model is loaded."""
     freeze_module_prefix: tuple[str, ...] = one_or_many(commas=True, acts_if=(TRAINS, WITHOUT_ADAPTERS))
     """Parameters whose name starts with one of these are not trained. Empty: none."""
+    freeze_vision_tower: bool = acting(False, HUGGING_FACE, TRAINS, WITHOUT_ADAPTERS)
+    """Keep the part of the model that reads pictures as it is, but for its projector: only for models that are given
+    pictures (docs/images.md)."""
+    freeze_projector: bool = acting(False, HUGGING_FACE, TRAINS, WITHOUT_ADAPTERS)
+    """Keep the layers between that part and the language model as they are, likewise."""
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
     activation_offload: bool = acting(False, HUGGING_FACE, TRAINS)
@@ -161,6 +166,11 @@ class ModelArgs:
     def uses_lora(self) -> bool:
         """Return whether adapters are trained instead of the weights."""
         return self.lora_rank > 0 or self.adapter_name_or_path is not None
+
+    @property
+    def freezes_pictures(self) -> bool:
+        """Return whether a part of what reads pictures isn't trained."""
+        return self.freeze_vision_tower or self.freeze_projector
 
     @property
     def sequence_ranks(self) -> int:

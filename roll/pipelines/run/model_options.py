@@ -98,9 +98,11 @@ def _split(error: ValueError, default: str) -> Problem:
 
 def _empty(settings: Any, args: ModelArgs, kind: str) -> Any:
     import torch
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel
 
-    maker = AutoModel if kind == "value" else AutoModelForCausalLM
+    from roll.strategies.training.pretrained import language_model_class
+
+    maker = AutoModel if kind == "value" else language_model_class(settings)
     with torch.device("meta"):
         return maker.from_config(settings, trust_remote_code=args.trust_remote_code)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from roll.configs.catalog.family_table import family_of
 from roll.configs.checks.adapter_checks import CONFIG_FILE, check_folder
 from roll.configs.schema.worker_config import ALL_LINEAR, ModelArgs
 
@@ -92,18 +93,26 @@ def _is_called(model: nn.Module, leaf: str) -> bool:
 
 
 def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Return names of the layers that `lora_target` means: a target is a name, or what a name ends with after a dot."""
+    """Return names of the layers that `lora_target` means: a target is a name, or what a name ends with after a dot.
+
+    Those of a tower are meant where the language model has none of that name.
+    """
     layers = _linear_layers(model)
     if not layers:
         raise ValueError(
             f"lora_rank: {type(model).__name__} has no linear layers below its head that adapters could be put beside "
             f"({', '.join(_other_layers(model)) or 'none at all'}); train it whole, without lora_rank"
         )
+    names = family_of(getattr(getattr(model, "config", None), "model_type", None)).pictures
+    outside = layers if names is None else [name for name in layers if not name.startswith(names.tower)]
     if not targets or tuple(targets) == (ALL_LINEAR,):
-        return layers
+        return outside
     chosen = set()
     for target in targets:
-        matches = [name for name in layers if name == target or name.endswith(f".{target}")]
+        # A tower has layers of the same names; whoever means them names what only it has.
+        candidates = [[name for name in each if name == target or name.endswith(f".{target}")]
+                      for each in (outside, layers)]  # fmt: skip
+        matches = candidates[0] or candidates[1]
         if not matches:
             fused = any(parameter.dim() == 3 for parameter in model.parameters())
             note = "; fused experts are one 3-D parameter, not linear layers" if fused else ""

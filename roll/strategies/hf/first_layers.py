@@ -34,6 +34,11 @@ def small_config(config: Any) -> Any:
         text.num_hidden_layers = layers
     except NotImplementedError:  # ProphetNet has two numbers
         return config
+    tower = getattr(config, "vision_config", None)
+    if family_of(config.model_type).pictures is not None and tower is not None:
+        tower.depth = 1  # nothing is proved of it
+        if getattr(tower, "deepstack_visual_indexes", None):
+            tower.deepstack_visual_indexes = [0]
     by_layer = {
         name: value for name, value in vars(text).items() if isinstance(value, list | tuple) and len(value) == layers
     }

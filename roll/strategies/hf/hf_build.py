@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from roll.configs.catalog.family_table import family_of
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.first_layers import first_layers
 from roll.strategies.hf.fused import require_liger, use_liger_layers
@@ -21,6 +22,7 @@ from roll.strategies.hf.rotations import fix_rotations
 from roll.strategies.hf.row_states import cut_rows
 from roll.strategies.hf.start_check import RowsAlone, check_scored_rows, usable
 from roll.strategies.hf.streamed import StreamedWeights
+from roll.strategies.training.micro import ReadsBeside
 from roll.strategies.training.pretrained import load_backbone, load_causal_lm
 
 
@@ -130,8 +132,13 @@ def make_ready(
         alone = RowsAlone(asked, longest=spec.max_sequence_length, temperature=spec.temperature)
     model = models[0]
     freeze_parameters(model, args.freeze_module_prefix if spec.trains else ("",))
+    if args.freezes_pictures:
+        from roll.strategies.hf.picture_model import freeze_tower
+
+        freeze_tower(model, tower=args.freeze_vision_tower, projector=args.freeze_projector)
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
+        keys = "freeze_vision_tower and freeze_projector" if args.freezes_pictures else "freeze_module_prefix"
+        raise ValueError(f"{spec.role}: {keys} leaves nothing to train")
     for each in models:
         _change(each, spec)
         use_half_stream(each, device, stored, computed)
@@ -190,8 +197,36 @@ def _loaded(spec: TrainSpec, stored: torch.dtype) -> RoleModule:
 def module_around(model: Any, spec: TrainSpec) -> PolicyModel | ValueModel:
     """Return the module of a role around its causal language model (a policy's), or its backbone."""
     if spec.kind == "policy":
+        if family_of(model.config.model_type).pictures is not None:
+            from roll.strategies.hf.picture_model import PicturePolicyModel
+
+            return PicturePolicyModel(model, spec.temperature, fused=spec.worker.model_args.use_fused_kernels)
         return PolicyModel(model, spec.temperature, fused=spec.worker.model_args.use_fused_kernels)
     return ValueModel(model)
+
+
+def reads_beside(module: RoleModule, spec: TrainSpec, ranks: int, *, shares_rows: bool) -> ReadsBeside | None:
+    """Return what lays out what a role's model reads beside tokens; None: it reads nothing else.
+
+    `ranks`: of the role; `shares_rows`: several of them compute a row. Raises `ValueError` for a model with a tower in
+    a role that can't give it pictures.
+    """
+    model: Any = hf_module(module)
+    names = family_of(model.config.model_type).pictures
+    if names is None:
+        return None
+    name, args = type(model).__name__, spec.worker.model_args
+    if not isinstance(module, PolicyModel):
+        raise ValueError(f"{spec.role}: {name} reads pictures, which only roles that write text are given")
+    if shares_rows:
+        raise ValueError(f"{spec.role}: {name} reads pictures, whose rows can't be cut: write ulysses_size: 1 and "
+                         "ring_attention_size: 1")  # fmt: skip
+    from roll.strategies.hf.picture_rows import PictureRows
+    from roll.utils.picture_tokens import PictureTokens
+
+    tokens = PictureTokens.load(str(args.model_name_or_path), trust_remote_code=args.trust_remote_code)
+    trains = any(p.requires_grad for n, p in model.named_parameters() if n.startswith(names.tower))
+    return PictureRows(tokens, model, runs_always=trains or ranks > 1, role=spec.role)
 
 
 def _attend_alike(decoder: Any, other: Any) -> None:

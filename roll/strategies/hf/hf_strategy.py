@@ -19,7 +19,7 @@ from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.hf.gather import Travelling, sent_types
-from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
+from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module, reads_beside
 from roll.strategies.hf.hf_expert_replay import NO_ROUTERS, HfExpertReplay
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
@@ -55,6 +55,7 @@ class HfTrainStrategy(CommonStrategy):
         self._model, self._micros.shares_prefixes = build_module(
             spec, self._stored, self._computed, self._loaded_on, self._sequence, weights
         )
+        self._micros.beside = reads_beside(self._model, spec, info.world_size, shares_rows=self._sequence is not None)
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._model, weights)
         """What is called: the model itself or the backend's wrapper of it."""

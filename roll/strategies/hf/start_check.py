@@ -77,7 +77,7 @@ def check_scored_rows(module: nn.Module, alone: RowsAlone, *, padded: bool, half
             scores.append(usable(model, picked_hidden, model, layout).float())
     if isinstance(module, PolicyModel):
         expected = alone.next_logprobs
-        spread = torch.cat([logits[:-1].std(-1) for logits in alone.logits if logits is not None])
+        spread = torch.cat([_spread(logits[:-1]) for logits in alone.logits if logits is not None])
         errors = (torch.cat(scores) - expected).abs()
         what = "log-probs"
     else:
@@ -131,8 +131,9 @@ def check_sampled_rows(alone: RowsAlone) -> None:
             own = alone.logits[i]
             assert own is not None
             own = own[lengths[i] - 1 - steps + step]
-            errors.append((mine.log_softmax(-1) - own.log_softmax(-1)).abs().max())
-            spread.append(own.std())
+            possible = ~own.isneginf()
+            errors.append((mine.log_softmax(-1) - own.log_softmax(-1))[possible].abs().max())
+            spread.append(own[possible].std())
     _require_equal(
         torch.stack(errors), torch.stack(spread), next(model.parameters()).dtype != torch.float32,
         f"hf_infer can't run {name}, which gives other log-probs for rows padded at the left than for each row alone",
@@ -166,21 +167,30 @@ def _require_equal(errors: Tensor, spread: Tensor, half: bool, what: str, why: s
         raise ValueError(f"{what} (by up to {float(errors.max()):.2g}): {why}")
 
 
+def _spread(logits: Tensor) -> Tensor:
+    """Return the standard deviation [T] of logits [T, V] but for tokens that the model never says."""
+    return logits[:, ~logits.isneginf().any(0)].std(-1)
+
+
 def _layers(numbers: Sequence[int]) -> str:
     return f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _rows(model: Any, longest: int | None) -> TokenBatch:
-    """Return rows of tokens that the model has, none of them its padding token."""
+    """Return rows of tokens that the model has and may say, none of them its padding token."""
     config = text_config(model)
     vocabulary, pad = model.get_input_embeddings().num_embeddings, getattr(config, "pad_token_id", None)
+    avoided = {pad, *(getattr(model.config, f"{kind}_token_id", None) for kind in ("image", "video"))} - {None}
     limits = [limit for limit in (longest, getattr(config, "max_position_embeddings", None)) if limit]
     lengths = [max(_STEPS + 1, min(length, *limits)) if limits else length for length in _LENGTHS]
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     total = sum(lengths)
     ids = (torch.arange(total) * 7 + 3) % vocabulary
-    if pad is not None:
-        ids[ids == pad] = (pad + 1) % vocabulary
+    for token in avoided:
+        other = token
+        while other in avoided:
+            other = (other + 1) % vocabulary
+        ids[ids == token] = other
     acting = torch.ones(total, dtype=torch.bool)
     acting[offsets[:-1]] = False
     names = tuple(map(str, range(len(lengths))))

@@ -25,7 +25,13 @@ from roll.strategies.hf.checkpoint_names import CheckpointNames
 from roll.strategies.hf.description import generation_config
 from roll.strategies.hf.first_layers import parameters_on_meta, small_config
 from roll.strategies.hf.safetensor_files import StoredTensors, safetensors_files
-from roll.strategies.training.pretrained import attention_option, load_config, named_tensors, weights_folder
+from roll.strategies.training.pretrained import (
+    attention_option,
+    language_model_class,
+    load_config,
+    named_tensors,
+    weights_folder,
+)
 from roll.utils.memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
@@ -68,10 +74,10 @@ class StreamedWeights:
         So are reward models, models without safetensors, and those whose files hold something else than their modules:
         quantised ones, ones with tensors that transformers would invent or put together in ways we don't know.
         """
-        from transformers import AutoModel, AutoModelForCausalLM
+        from transformers import AutoModel
 
         args = spec.worker.model_args
-        kind = {"policy": AutoModelForCausalLM, "value": AutoModel}.get(spec.kind)
+        kind = {"policy": language_model_class(load_config(args)), "value": AutoModel}.get(spec.kind)
         files = [] if kind is None else safetensors_files(weights_folder(args))
         if not files:
             return None

@@ -19,6 +19,7 @@ from roll.strategies.merging.read_states import module_weights
 from roll.strategies.training.model_folder import ABOUT, DESCRIPTION
 from roll.strategies.training.pretrained import (
     DTYPES,
+    language_model_class,
     load_backbone,
     load_causal_lm,
     load_new_classifier,
@@ -125,13 +126,13 @@ def _main_type(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 def empty_model(config: Any, kind: str, dtype: torch.dtype) -> Any:
     """Return the module without memory for its weights."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
     config = copy.deepcopy(config)
     if kind != "policy":
         config.num_labels = 1
     makers = {
-        "policy": AutoModelForCausalLM,
+        "policy": language_model_class(config),
         "reward": AutoModelForSequenceClassification,
         "value": AutoModelForTokenClassification,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,16 @@ class Peers:
         return list(sums.tolist())
 
 
+class ReadsBeside(Protocol):
+    """What knows what a model reads beside the tokens of its rows."""
+
+    def costs(self, batch: TokenBatch) -> list[int]:
+        """Return what each row costs to compute, in tokens: its own and those that the rest is worth."""
+
+    def lay_out(self, layout: MicroLayout, micro: TokenBatch) -> MicroLayout:
+        """Add it to the layout of a micro-batch; raises `ValueError` for rows that don't fit together with it."""
+
+
 class MicroBatches:
     """How a role's rows are cut and laid out, as its section of the configuration says."""
 
@@ -59,37 +70,44 @@ class MicroBatches:
         """Whether the model computes tokens that rows have in common at their beginnings once."""
         self.shared_tokens = 0
         """Tokens that this has saved since the last optimizer step began."""
+        self.beside: ReadsBeside | None = None
+        """None: the model reads nothing but tokens."""
 
     def parts(self, batch: TokenBatch, *, training: bool) -> tuple[list[list[int]], bool]:
         """Return (rows of each micro-batch, whether tokens that rows share are computed once).
 
         There are as many on every rank: an empty one stands for a padding row. Training keeps the rows of a unit in one
         micro-batch, where the loss sees them together. Sharing is decided for this rank's rows alone: it changes no
-        collective.
+        collective. Rows with pictures are computed whole: what they show is part of their beginnings.
         """
         max_rows, max_tokens = self._limits(training=training)
         units = (batch if training else batch.with_row_units()).units()
         parts = None
         # The engine may have sent the same token of two rows to different experts.
-        if self.shares_prefixes and batch.routed_experts is None:
+        if self.shares_prefixes and batch.routed_experts is None and not batch.has_pictures:
             parts = plan_shared_batches(batch, units, max_rows=max_rows, max_tokens=max_tokens)
         shared = parts is not None
         if parts is None:
             packed = self._spec.worker.use_sequence_packing
-            lengths = batch.lengths.tolist()
-            parts = plan_micro_batches(lengths, units, max_rows=max_rows, max_tokens=max_tokens, packed=packed)
+            costs = batch.lengths.tolist() if self.beside is None else self.beside.costs(batch)
+            parts = plan_micro_batches(costs, units, max_rows=max_rows, max_tokens=max_tokens, packed=packed)
         return parts + [[] for _ in range(self._peers.most(len(parts)) - len(parts))], shared
 
     def laid_out(
         self, micro: TokenBatch, outputs: Sequence[Output], *, packed: bool, multiple: int, shared: bool
     ) -> MicroLayout:
         """Return the layout of a micro-batch for these outputs, `shared` as a tree; see `lay_out`."""
-        beside, ahead, device = "student_logprobs" in outputs, self._spec.kind != "reward", self._peers.device
-        if not shared:
-            return lay_out(micro, device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
-        layout = lay_out_tree(micro, device, multiple=multiple, teacher_ids=beside, ahead=ahead)
-        self.shared_tokens += micro.num_tokens - (layout.ids.shape[1] - layout.padding)
-        return layout
+        teacher_ids, ahead = "student_logprobs" in outputs, self._spec.kind != "reward"
+        device = self._peers.device
+        if self.beside is None and micro.has_pictures:
+            role = self._spec.role
+            raise ValueError(f"{role}: the rows have pictures, and its model isn't given any; it would learn blind")
+        if shared:
+            layout = lay_out_tree(micro, device, multiple=multiple, teacher_ids=teacher_ids, ahead=ahead)
+            self.shared_tokens += micro.num_tokens - (layout.ids.shape[1] - layout.padding)
+        else:
+            layout = lay_out(micro, device, packed=packed, multiple=multiple, teacher_ids=teacher_ids, ahead=ahead)
+        return layout if self.beside is None else self.beside.lay_out(layout, micro)
 
     def _limits(self, *, training: bool) -> tuple[int | None, int | None]:
         """Return the most rows, or the most tokens, of a micro-batch."""
@@ -116,7 +134,7 @@ def plan_micro_batches(
     """Sort units by length and cut them so that a micro-batch stays within the limits.
 
     Args:
-        lengths: tokens per row.
+        lengths: tokens per row, or what it costs in tokens.
         units: rows that stay together; a unit beyond the limits is alone in its micro-batch.
         max_rows: rows in a micro-batch, or None.
         max_tokens: tokens in a micro-batch, padding included, or None.
@@ -144,6 +162,19 @@ def plan_micro_batches(
 
 
 @dataclass(frozen=True)
+class PictureInputs:
+    """The different pictures of a micro-batch, and where its rows show them."""
+
+    pixels: Tensor
+    """float32 [patches of all pictures, numbers of a patch]"""
+    grid: Tensor
+    """int64 [pictures, 3], frames, rows and columns of patches."""
+    order: tuple[int, ...]
+    """Which picture stands at each place, place after place of `ids`. Empty: no row has a place, and the one picture is
+    there because other ranks or micro-batches run the tower."""
+
+
+@dataclass(frozen=True)
 class MicroLayout:
     """One micro-batch as a model reads it, and which of its tokens are scored.
 
@@ -156,7 +187,8 @@ class MicroLayout:
     mask: Tensor | None
     """int64 [B, T], 1 at real tokens; None where nothing is padded."""
     positions: Tensor
-    """int64, as `ids`; begins at 0 in every row of the batch."""
+    """int64, as `ids`; begins at 0 in every row of the batch. Of a model that reads pictures [4, *ids]: these, and
+    those in time, height and width."""
     lengths: tuple[int, ...]
     """Tokens of each row of the batch."""
     index: Tensor
@@ -183,6 +215,8 @@ class MicroLayout:
     """int64 [tokens with an action mask], with a tree: which of the scored tokens each of `flat` is, because rows may
     share those, too. None: they are the same."""
 
+    pictures: PictureInputs | None = None
+    """None: there are none, and the model's tower doesn't run."""
     experts: Tensor | None = None
     """int16 [B, T, L, K], the experts of each of `ids` as in `TokenBatch.routed_experts`, -1 also at padding; None: the
     model routes."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from roll.configs.catalog.family_table import family_of
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.state_files import StateFiles
 from roll.strategies.training.pretrained import quiet_transformers
@@ -79,7 +80,16 @@ class ModelFolder:
     def _write(self, weights: dict[str, Tensor], path: Path) -> None:
         with quiet_transformers():
             self._model().save_pretrained(path, state_dict=weights)
-        self._tokenizer.save_pretrained(path)
+        self._write_reading(path)
+
+    def _write_reading(self, folder: Path) -> None:
+        """Write what makes tokens of texts, and of pictures where the model is given some."""
+        with quiet_transformers():
+            self._tokenizer.save_pretrained(folder)
+        if family_of(self._bare_model().config.model_type).pictures is not None:
+            from roll.utils.picture_tokens import copy_processor
+
+            copy_processor(str(self._spec.worker.model_args.model_name_or_path), folder)
 
     def _describe(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +98,7 @@ class ModelFolder:
             model.config.save_pretrained(folder)
             if model.can_generate():
                 model.generation_config.save_pretrained(folder)
-            self._tokenizer.save_pretrained(folder)
+        self._write_reading(folder)
         about = {"kind": self._spec.kind, "base_model": args.model_name_or_path, "lora": args.uses_lora}
         (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
         if self._adapters is not None:

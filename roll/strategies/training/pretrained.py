@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from roll.configs.catalog.family_table import family_of
 from roll.configs.checks.model_families import LOSES_CAP
 from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
@@ -145,10 +146,23 @@ def weights_folder(args: ModelArgs) -> str:
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a causal language model on the CPU, in eval mode; raise `ValueError` where weights would be invented."""
-    from transformers import AutoModelForCausalLM
+    """Return a causal language model on the CPU, in eval mode; raise `ValueError` where weights would be invented.
 
-    return _whole(AutoModelForCausalLM, args, dtype)
+    One that reads pictures never says a token that stands for one.
+    """
+    model = _whole(language_model_class(load_config(args)), args, dtype)
+    if family_of(model.config.model_type).pictures is not None:
+        from roll.strategies.training.place_tokens import forbid_places
+
+        forbid_places(model)
+    return model
+
+
+def language_model_class(config: Any) -> Any:
+    """Return transformers' class for models that write text: of those that read pictures, too, the one that does."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if family_of(config.model_type).pictures is None else AutoModelForImageTextToText
 
 
 def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:

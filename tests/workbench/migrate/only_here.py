@@ -47,6 +47,7 @@ rewards.<name>.parts.<name>.reward_kwargs rewards.<name>.parts.<name>.weight rew
 rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.timeout_s
 
 
+<role>.model_args.freeze_projector
 <role>.model_args.recompute_granularity <role>.strategy_args.strategy_config.shard_between_micro_batches
 <manager>.generating_args.fire_temperature <manager>.generating_args.fire_top_k <role>.generating_args.fire_top_k
 <role>.training_args.end_weight_decay <role>.training_args.muon_adjust_lr_fn <role>.training_args.muon_momentum
