@@ -70,6 +70,8 @@ EXTRAS_REQUIRE = {
     "serve": ["httptools>=0.6.3,<1", "uvicorn>=0.30,<1"],
     # tools with mcp: servers that speak the Model Context Protocol.
     "tools": ["mcp>=1.10,<3"],
+    # data_args.images: rows with pictures.
+    "images": ["pillow>=12,<14"],
     # roll view: the server of its page.
     "view": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
     # track_with: prometheus. ray[default] brings it along, too.
@@ -83,6 +85,7 @@ EXTRAS_REQUIRE = {
     # make docs-site. Below 0.1, so every patch may change it.
     "docs": ["zensical>=0.0.73,<0.1"],
     "test": [
+        "pillow>=12,<14",
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",
         "pytest-xdist>=3.8,<4",

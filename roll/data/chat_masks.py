@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from roll.data.rendered_keys import RenderedKeys, beside_text, unwritten
 from roll.data.templates import (
@@ -45,6 +45,9 @@ from roll.data.thought_spans import (
 from roll.types.trajectory import Task
 from roll.utils.response_ends import TemplateEnds, missing_end, special_tokens, template_ends
 
+if TYPE_CHECKING:
+    from roll.types.picture import Picture
+
 TrainOn: TypeAlias = Literal["last", "all"]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -60,6 +63,8 @@ class MarkedTokens(NamedTuple):
     token_ids: tuple[int, ...]
     trained: tuple[bool, ...]
     """True for a token that is taught; never the first, which nothing predicts."""
+    pictures: tuple[Picture, ...] = ()
+    """What the tokens show, in the order of their places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +185,15 @@ class ConversationEncoder:
         text = self._render(messages)
         if (unseen := unwritten(self._keys, messages, self._tools, text, self._with_tools)) is not None:
             raise TemplateError(unseen)
-        if (lost := missing_from(text, [messages[i] for i in others])) is not None:
+        if (lost := self._missing_from(text, [messages[i] for i in others])) is not None:
             raise TemplateError(_left_out(messages, others[lost]))
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         taught = [i for i in answers if flags.get(i, self._all or i == answers[-1])]
         return self._encoded(messages, [self._turn(messages, i, text) for i in taught], text)
+
+    def _missing_from(self, text: str, messages: Messages) -> int | None:
+        """Return the first of these messages that isn't in the text, or not as a whole; None if all are."""
+        return missing_from(text, messages)
 
     def _encode_plain(self, prompts: PromptEncoder, messages: Messages, flags: Mapping[int, bool]) -> MarkedTokens:
         """Tokenise prompt and response separately, as at inference."""

@@ -239,6 +239,7 @@ def check_conversations(
     *,
     unused_keys: Callable[[Messages], Collection[str]] | None,
     sequence_length: int | None,
+    truncates: bool,
     known: set[int],
     progress: Progress,
 ) -> None:
@@ -247,6 +248,7 @@ def check_conversations(
     Args:
         encode: what a run makes of a row; None: lengths stay unknown.
         unused_keys: which keys of messages the template leaves out.
+        truncates: a run cuts rows beyond `sequence_length`.
         known: rows of the other set, for the overlap.
     """
     bad = _BadRows(findings)
@@ -275,7 +277,7 @@ def check_conversations(
                 _conversation(findings, learnt, row.where, known)
                 if encoded is not None:
                     findings.add_length(encoded.length, row.where, sequence_length)
-                    shown = encoded if sequence_length is None else encoded.cut(sequence_length)
+                    shown = encoded.cut(sequence_length) if truncates and sequence_length else encoded
                     findings.untaught += not shown.taught
             if findings.rows == before:
                 raise DataError(f"{source.location}: no rows")

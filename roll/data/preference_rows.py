@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,11 +32,14 @@ from roll.data.row_conversations import (
     refuse_unheeded,
     tools_of,
 )
-from roll.data.sft_rows import TaughtRow
+from roll.data.sft_rows import TaughtRow, picture_folder_of
 from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
 from roll.utils.rows import DataError, Row, Source
+
+if TYPE_CHECKING:
+    from roll.data.row_pictures import PictureFolder
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 _SIDES = ("chosen", "rejected")
@@ -101,19 +104,26 @@ class PreferenceRow:
 
 def read_preferences(data: PreferenceDataArgs, *, pairs: bool) -> list[Preference]:
     """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one."""
-    return read_all(data.file_name, lambda source, row: preference_of(source, row, data, pairs=pairs))
+    folder = picture_folder_of(data)
+    rows = read_all(data.file_name, lambda source, row: preference_of(source, row, data, folder, pairs=pairs))
+    if folder is not None:
+        folder.refuse_none()
+    return rows
 
 
-def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: bool) -> Preference:
-    """Return what a row prefers; raises `DataError`."""
-    columns = RowColumns(row)
+def preference_of(
+    source: Source, row: Row, data: PreferenceDataArgs, folder: PictureFolder | None = None, *, pairs: bool
+) -> Preference:
+    """Return what a row prefers, with the pictures that `folder` reads; raises `DataError`."""
+    columns = RowColumns(row) if folder is None else folder.columns(source, row)
     keys = (
         {"chosen": data.chosen_key, "rejected": data.rejected_key} if pairs else {"response": _response(columns, data)}
     )
     # A column that is the response itself is a whole conversation, and has its own prompt.
     prompt = None if keys.get("response") in CONVERSATION_COLUMNS else prompt_of(columns, data.prompt)
     sequences = tuple(
-        _bare(columns, conversation_of_column(columns, column, role, prompt)) for role, column in keys.items()
+        _bare(columns, columns.placed(conversation_of_column(columns, column, role, prompt)))
+        for role, column in keys.items()
     )
     if len(sequences) == 2:
         chosen, rejected = sequences
@@ -207,7 +217,7 @@ def preference_encoding(
                 raise DataError(f"{preference.where}: {error}") from error
             ids, trained = np.array(marked.token_ids, dtype=np.int32), np.array(marked.trained, dtype=np.bool_)
             end = int(np.nonzero(~np.isin(ids, list(without_end)))[0].max(initial=-1)) + 1
-            sequence = TaughtRow(preference.id, ids[:end], trained[:end])
+            sequence = TaughtRow(preference.id, ids[:end], trained[:end], marked.pictures)
             if not sequence.taught:
                 raise DataError(
                     f"{preference.where}: the template leaves no token of the response; mend row or template"
@@ -239,6 +249,7 @@ def batch_of(rows: Sequence[tuple[str, PreferenceRow]]) -> TokenBatch:
         loss_mask=trained,
         preferred=torch.tensor(preferred),
         targets=targets,
+        pictures=tuple(sequence.pictures for sequence in sequences),
     )
 
 
@@ -276,6 +287,7 @@ def mismatched(batch: TokenBatch, sequence_length: int) -> TokenBatch:
         token_ids=torch.cat(ids),
         action_mask=mask,
         loss_mask=mask,
+        pictures=batch.pictures,
     )
 
 

@@ -35,6 +35,8 @@ class RowColumns:
         """Start with none read."""
         self.row, self.where = row, row.where
         self.used: set[str] = set()
+        self.picture_columns: tuple[str, ...] = ()
+        """Those whose pictures are shown to the model."""
 
     def has(self, column: str) -> bool:
         """Return whether the row has the column."""
@@ -51,6 +53,10 @@ class RowColumns:
         """Return a column, None where there is none."""
         self.used.add(column)
         return column_value(self.row.values, column)
+
+    def placed(self, messages: Messages) -> Messages:
+        """Return messages with the pictures that the row has for them; rows of text have none."""
+        return messages
 
     def first(self, names: Iterable[str]) -> str | None:
         """Return the first of these columns that the row has."""
@@ -176,7 +182,8 @@ def tools_of(columns: RowColumns) -> tuple[Mapping[str, Any], ...]:
 
 def refuse_unheeded(columns: RowColumns, conversations: Iterable[Messages]) -> None:
     """Raise `BadRowError` for columns that change what a row means and that nothing here heeds."""
-    refuse_pictures(columns.row, [message["content"] for messages in conversations for message in messages])
+    texts = [message["content"] for messages in conversations for message in messages]
+    refuse_pictures(columns.row, texts, shown=columns.picture_columns)
     refuse_template_columns(columns.row)
     for column in LEARNING_FLAGS:
         value = columns.row.values.get(column)

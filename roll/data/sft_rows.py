@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from roll.configs.schema.offline_config import SINGLE_COLUMNS
+from roll.configs.schema.offline_config import SINGLE_COLUMNS, OfflineDataArgs
 from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.finished_rows import EncodedRows, Truncation, encoded_rows, read_all
@@ -32,6 +32,10 @@ from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
 from roll.utils.rows import DataError, Row, Source
+
+if TYPE_CHECKING:
+    from roll.data.row_pictures import PictureFolder
+    from roll.types.picture import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class TaughtRow:
     id: str
     token_ids: NDArray[np.int32]
     trained: NDArray[np.bool_]
+    pictures: tuple[Picture, ...] = ()
+    """What the tokens show, in the order of their places."""
 
     @property
     def length(self) -> int:
@@ -75,12 +81,16 @@ class TaughtRow:
         return int(self.trained.sum())
 
     def cut(self, length: int) -> TaughtRow:
-        """Return its first `length` tokens."""
+        """Return its first `length` tokens; a row with pictures is never cut, only left out."""
+        if self.length <= length:
+            return self
+        assert not self.pictures, "rules refuse truncation: right with data_args.images"
         return TaughtRow(self.id, self.token_ids[:length], self.trained[:length])
 
     def parts(self) -> tuple[bytes, ...]:
-        """Id, tokens and mask."""
-        return self.id.encode(), self.token_ids.tobytes(), self.trained.tobytes()
+        """Id, tokens, mask and pictures."""
+        shown = tuple(picture.digest.encode() for picture in self.pictures)
+        return self.id.encode(), self.token_ids.tobytes(), self.trained.tobytes(), *shown
 
 
 TaughtRows: TypeAlias = EncodedRows[TaughtRow]
@@ -88,13 +98,28 @@ TaughtRows: TypeAlias = EncodedRows[TaughtRow]
 
 def read_conversations(data: SFTDataArgs) -> list[SFTConversation]:
     """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one."""
-    return read_all(data.file_name, lambda source, row: conversation_of(source, row, data))
+    folder = picture_folder_of(data)
+    rows = read_all(data.file_name, lambda source, row: conversation_of(source, row, data, folder))
+    if folder is not None:
+        folder.refuse_none()
+    return rows
 
 
-def conversation_of(source: Source, row: Row, data: SFTDataArgs) -> SFTConversation:
-    """Return the conversation of a row; raises `DataError`."""
-    columns = RowColumns(row)
-    messages = _messages(columns, data)
+def picture_folder_of(data: OfflineDataArgs) -> PictureFolder | None:
+    """Return what reads the pictures of rows; None for rows of text."""
+    if data.images is None:
+        return None
+    from roll.data.row_pictures import PictureFolder
+
+    return PictureFolder(data.images)
+
+
+def conversation_of(
+    source: Source, row: Row, data: SFTDataArgs, folder: PictureFolder | None = None
+) -> SFTConversation:
+    """Return the conversation of a row, with the pictures that `folder` reads; raises `DataError`."""
+    columns = RowColumns(row) if folder is None else folder.columns(source, row)
+    messages = columns.placed(_messages(columns, data))
     for position, message in enumerate(messages):
         if message["role"] == "assistant" and says_nothing(message):
             raise DataError(
@@ -162,6 +187,7 @@ def encode_conversation(encoder: ConversationEncoder, conversation: SFTConversat
             conversation.id if len(marked) == 1 else f"{conversation.id}/{number}",
             np.array(each.token_ids, dtype=np.int32),
             np.array(each.trained, dtype=np.bool_),
+            each.pictures,
         )
         for number, each in enumerate(marked)
     ]
@@ -178,4 +204,5 @@ def batch_of(rows: Sequence[tuple[str, TaughtRow]]) -> TokenBatch:
         token_ids=torch.from_numpy(np.concatenate([row.token_ids for _, row in rows])).long(),
         action_mask=trained,
         loss_mask=trained,
+        pictures=tuple(row.pictures for _, row in rows),
     )

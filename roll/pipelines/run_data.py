@@ -116,10 +116,10 @@ class RunData:
         sections: list[tuple[str, str, OfflineDataArgs]] = [(TRAIN, "actor_train.data_args", train)]
         sections += [(VAL, "validation.data_args", config.validation.data_args)] if config.validation else []
         for name, key, data in sections:
-            template = data.template or train.template or "native"
+            data = config.data_args_of(data)
             findings = Findings(name)
             self.findings.append(findings)
-            encoder = None if self._tokenizer is None else _conversation_encoder(config, self._tokenizer, template)
+            encoder = None if self._tokenizer is None else _conversation_encoder(config, data, self._tokenizer)
             check_conversations(
                 findings,
                 data,
@@ -127,6 +127,7 @@ class RunData:
                 None if encoder is None else _encode(config, self._tokenizer, encoder),
                 unused_keys=None if encoder is None else encoder.unused_keys,
                 sequence_length=self.limit,
+                truncates=config.truncation == "right",
                 known=known,
                 progress=self._progress,
             )
@@ -293,24 +294,21 @@ def config_tags(config: RLVRConfig) -> str:
 
 def _learnt_of(config: OfflineConfig, data: OfflineDataArgs) -> LearntOf:
     from roll.data.preference_rows import preference_of
-    from roll.data.sft_rows import conversation_of
+    from roll.data.sft_rows import conversation_of, picture_folder_of
 
+    folder = picture_folder_of(data)
     if isinstance(config, PreferenceConfig) and isinstance(data, PreferenceDataArgs):
-        return lambda source, row: preference_of(source, row, data, pairs=config.pairs)
+        return lambda source, row: preference_of(source, row, data, folder, pairs=config.pairs)
     if isinstance(config, SFTConfig) and isinstance(data, SFTDataArgs):
-        return lambda source, row: conversation_of(source, row, data)
+        return lambda source, row: conversation_of(source, row, data, folder)
     raise ValueError(f"pipeline {config.pipeline}: its rows can't be checked by themselves")
 
 
-def _conversation_encoder(config: OfflineConfig, tokenizer: Any, template: str) -> Any:
-    from roll.data.chat_masks import ConversationEncoder
-    from roll.pipelines.credit.model_outputs import smallest_embedding
+def _conversation_encoder(config: OfflineConfig, data: OfflineDataArgs, tokenizer: Any) -> Any:
+    from roll.pipelines.offline.encoders import conversation_encoder
 
     train_on = config.train_on if isinstance(config, SFTConfig) else "last"
-    embedding = smallest_embedding(config)
-    return ConversationEncoder(
-        tokenizer, template=template, train_on=train_on, variables=config.chat_template_kwargs, embedding=embedding
-    )
+    return conversation_encoder(config, data, tokenizer, train_on=train_on)
 
 
 def _encode(config: OfflineConfig, tokenizer: Any, encoder: Any) -> Encode:

@@ -1,9 +1,9 @@
-"""Rows with pictures, videos or sound: this framework trains on text alone, so they are refused."""
+"""Rows with pictures, videos or sound that nobody reads: they are refused, since a model would be trained blind."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,15 +28,20 @@ _LISTED = 8
 """Items of a list that are looked at: lists of pictures hold nothing else."""
 
 
-def refuse_pictures(row: Row, texts: Iterable[str] = ()) -> None:
-    """Raise `BadRowError` for a row with a picture, a video or a sound in a column; `texts` are what is read of it.
+def refuse_pictures(row: Row, texts: Iterable[str] = (), *, shown: Collection[str] = ()) -> None:
+    """Raise `BadRowError` for a row with a picture, a video or a sound in a column; `texts` are what is read of it,
+    `shown` the columns whose pictures a model sees.
 
     A column is known by what it holds (a decoded picture, its bytes, a data URI), or by its name and something that
     names a file. Other texts under such a name, as of containers, count where `texts` have a place for a picture.
     """
     for name, value in row.values.items():
         named, points = _column_kind(name)
-        if value is None or ((isinstance(value, int | float) or not _is_media(value)) and not (named or points)):
+        if (
+            name in shown
+            or value is None
+            or ((isinstance(value, int | float) or not _is_media(value)) and not (named or points))
+        ):
             continue
         if _is_empty(value):
             continue
@@ -55,8 +60,9 @@ def _column_kind(name: str) -> tuple[bool, bool]:
 def no_pictures(where: str, what: str) -> BadRowError:
     """Return the error about a picture at `where`."""
     return BadRowError(
-        f"{where}: {what} holds pictures, videos or sounds, and those aren't supported: a model would be trained on "
-        "the text alone, without what it is about. Leave such rows out, or drop the column if the text stands by itself"
+        f"{where}: {what} holds pictures, videos or sounds, which nothing here reads: a model would be trained on the "
+        "text alone, without what it is about. For pictures name their column in data_args.images (docs/images.md); "
+        "videos and sounds aren't supported. Else leave such rows out, or drop the column if the text stands by itself"
     )
 
 

@@ -30,9 +30,10 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
             try:
                 for source in resolve_sources(name):
                     columns: Mapping[str, str | tuple[str, ...]] = data.columns if isinstance(data, DataArgs) else {}
+                    images = None
                     if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
-                        columns = config.columns_of(data)
-                    yield from _columns(path, data, columns, source)
+                        columns, images = config.columns_of(data), config.data_args_of(data).images
+                    yield from _columns(path, data, columns, source, images)
             except DataError as error:
                 yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
             except (RecursionError, OSError) as error:
@@ -46,9 +47,16 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
 
 
 def _columns(
-    path: str, data: DataArgs | OfflineDataArgs, columns: Mapping[str, str | tuple[str, ...]], source: Source
+    path: str,
+    data: DataArgs | OfflineDataArgs,
+    columns: Mapping[str, str | tuple[str, ...]],
+    source: Source,
+    images: str | None,
 ) -> Iterator[Violation]:
-    """Yield the columns of a text file's first row; other formats, and later rows, are checked when they are read."""
+    """Yield the columns of a text file's first row; other formats, and later rows, are checked when they are read.
+
+    `images`: the column of pictures.
+    """
     file = Path(source.location)
     if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
         return
@@ -58,7 +66,8 @@ def _columns(
     if row is None:
         raise DataError(f"{source.location}: no rows")
     try:
-        refuse_pictures(row, [value for value in row.values.values() if isinstance(value, str)])
+        texts = [value for value in row.values.values() if isinstance(value, str)]
+        refuse_pictures(row, texts, shown=() if images is None else (images,))
     except DataError as error:
         if not lenient:
             yield problem(f"{path}.file_name", str(error), "", source.location)

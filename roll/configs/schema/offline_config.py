@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, unless
@@ -28,6 +28,11 @@ class OfflineDataArgs:
     file_name: tuple[str, ...] = one_or_many()
     """json, jsonl, csv, tsv, parquet file, a glob, a folder of such files, a Hugging Face dataset folder or hub id; one
     or many. Relative to the working directory."""
+    images: str | None = None
+    """Column with the pictures of a row, for models that read them (docs/images.md): one, or a list of files (relative
+    to the data file), data URLs, {bytes, path} or decoded pictures. Texts have `<image>` where each stands. Where
+    messages have pictures in their parts, the column of the messages. null: as in training, where it is none, and rows
+    with pictures are refused."""
     preprocessing_num_workers: int = number(1, ge=1)
     """Threads that tokenise the rows."""
 
@@ -97,6 +102,11 @@ class OfflineConfig(RunConfig):
     def row_words(self) -> str:
         """Return what users call the rows of a step."""
         return "rows"
+
+    def data_args_of(self, data: OfflineDataArgs) -> OfflineDataArgs:
+        """Return data_args with what a section of validation leaves to that of training."""
+        train = self.actor_train.data_args
+        return replace(data, template=data.template or train.template or "native", images=data.images or train.images)
 
     def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:  # noqa: ARG002 - for subclasses
         """Columns that every row must have, by the keys of `data_args` that name them."""

@@ -10,7 +10,7 @@ from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDa
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.finished_rows import EncodedRows
 from roll.data.preference_rows import PreferenceRow, encode_preferences, read_preferences
-from roll.pipelines.credit.model_outputs import smallest_embedding
+from roll.pipelines.offline.encoders import conversation_encoder
 from roll.pipelines.offline.offline_pipeline import OfflineData, OfflinePipeline, offline_data
 from roll.pipelines.workers.preference_losses import UnitLoss
 from roll.strategies.base import OutputName
@@ -49,14 +49,10 @@ def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -
     Where the template doesn't say how a response ends, it has none of the tokens that are put behind it elsewhere.
     """
 
-    embedding = smallest_embedding(config)
-
     def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
+        data = config.data_args_of(data)
         assert isinstance(data, PreferenceDataArgs)
-        template = data.template or config.actor_train.data_args.template or "native"
-        encoder = ConversationEncoder(
-            tokenizer, template=template, variables=config.chat_template_kwargs, embedding=embedding
-        )
+        encoder = conversation_encoder(config, data, tokenizer)
         logger.info("%s", encoder.describe_ends())
         return encode_preferences(
             read_preferences(data, pairs=config.pairs),

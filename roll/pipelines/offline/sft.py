@@ -9,9 +9,9 @@ from typing import Any
 
 from roll.configs.schema.offline_config import OfflineDataArgs
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
-from roll.data.chat_masks import ConversationEncoder
 from roll.data.sft_rows import TaughtRow, TaughtRows, batch_of, encode_rows, read_conversations
-from roll.pipelines.credit.model_outputs import smallest_embedding, vocabulary_of, with_teacher
+from roll.pipelines.credit.model_outputs import vocabulary_of, with_teacher
+from roll.pipelines.offline.encoders import conversation_encoder
 from roll.pipelines.offline.offline_pipeline import OfflineData, OfflinePipeline, offline_data, run_offline
 from roll.types.batch import TokenBatch
 
@@ -58,18 +58,10 @@ class SFTPipeline(OfflinePipeline[TaughtRow]):
 def sft_data(config: SFTConfig, tokenizer: Any) -> OfflineData[TaughtRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line."""
 
-    embedding = smallest_embedding(config)
-
     def read(data: OfflineDataArgs) -> TaughtRows:
+        data = config.data_args_of(data)
         assert isinstance(data, SFTDataArgs)
-        template = data.template or config.actor_train.data_args.template or "native"
-        encoder = ConversationEncoder(
-            tokenizer,
-            template=template,
-            train_on=config.train_on,
-            variables=config.chat_template_kwargs,
-            embedding=embedding,
-        )
+        encoder = conversation_encoder(config, data, tokenizer, train_on=config.train_on)
         logger.info("%s", encoder.describe_ends())
         return encode_rows(
             read_conversations(data),
