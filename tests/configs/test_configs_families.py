@@ -57,11 +57,14 @@ def test_of_a_family_without_a_record_nothing_is_known(model_type):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_transformers_loads_models_of_every_record_as_language_models(name):
     pytest.importorskip("torch")
+    from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     assert name in CONFIG_MAPPING_NAMES
-    assert name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if FAMILIES[name].pictures is None:
+        assert name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    else:
+        assert name in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 @pytest.mark.parametrize("name", PLANNED)

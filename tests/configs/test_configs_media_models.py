@@ -59,7 +59,8 @@ def test_a_model_that_is_given_pictures_trains_on_backends_that_give_it_some(tmp
         "actor_train.strategy_args.strategy_name: megatron_train doesn't run models that read pictures, as "
         f"{model_type} does"
     )
-    cut = ["actor_train.world_size=2", "actor_train.model_args.ulysses_size=2", "executor=ray"]
+    ranks = ["actor_train.world_size=2", "num_gpus_per_node=2", "executor=ray"]
+    cut = [*ranks, "actor_train.model_args.ulysses_size=2"]
     (violation,) = model_checks(load_config(folder, "job", cut))
     assert str(violation).startswith("actor_train.model_args.ulysses_size: rows with pictures can't be cut")
 

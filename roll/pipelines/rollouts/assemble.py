@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -172,7 +173,7 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
     )
 
 
-def token_columns(turns: Sequence[tuple[Turn, bool]], num_tokens: int) -> dict[str, Tensor]:
+def token_columns(turns: Sequence[tuple[Turn, bool]], num_tokens: int) -> dict[str, Any]:
     """Return the columns [N] of turns one after another, each with whether its row trains it.
 
     Copied by turns, never by tokens: a step has millions of them.
