@@ -85,7 +85,6 @@ EXTRAS_REQUIRE = {
     # make docs-site. Below 0.1, so every patch may change it.
     "docs": ["zensical>=0.0.73,<0.1"],
     "test": [
-        "pillow>=12,<14",
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",
         "pytest-xdist>=3.8,<4",

@@ -125,6 +125,9 @@ def _print(console: Console, findings: Findings, limit: int | None) -> None:
         console.print(table)
     if findings.tags:
         console.print(Text("tags: " + ", ".join(f"{tag} {count:,}" for tag, count in findings.tags.most_common(20))))
+    if findings.pictures is not None:
+        for line in findings.pictures.lines():
+            console.print(Text(line))
     bins = findings.histogram()
     if bins:
         half, most, nearly = (findings.quantile(share) for share in (0.5, 0.9, 0.99))

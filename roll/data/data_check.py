@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,10 @@ from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, DataError, Row, Source
 from roll.utils.seeding import stable_hash
 
+if TYPE_CHECKING:
+    from roll.data.picture_check import PictureFindings
+    from roll.types.picture import Picture
+
 LISTED = 10
 """Examples of each kind of finding that are kept."""
 _CHUNK = 256
@@ -45,6 +49,10 @@ class Learnt(Protocol):
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Offered in them."""
+
+    @property
+    def pictures(self) -> Sequence[Picture]:
+        """Shown in its conversation, or the first of its pair."""
 
     @property
     def used(self) -> Collection[str]:
@@ -91,6 +99,8 @@ class Findings:
     odd: Counter[str] = field(default_factory=Counter)
     """What is odd about conversations, and how often; such rows are trained on."""
     untaught: int = 0
+    pictures: PictureFindings | None = None
+    """What its pictures are; None: rows of text."""
     unused: Counter[str] = field(default_factory=Counter)
     """Columns that nothing reads, but rewards where there are some, and in how many rows."""
     failure: str = ""
@@ -275,6 +285,8 @@ def check_conversations(
                     keys = {key for messages in learnt.conversations for key in unused_keys(messages)}
                     findings.add_unused(f"{key} of messages" for key in sorted(keys))
                 _conversation(findings, learnt, row.where, known)
+                if findings.pictures is not None:
+                    findings.pictures.add(learnt.pictures, row.where)
                 if encoded is not None:
                     findings.add_length(encoded.length, row.where, sequence_length)
                     shown = encoded.cut(sequence_length) if truncates and sequence_length else encoded

@@ -35,7 +35,7 @@ class PictureConversationEncoder(ConversationEncoder):
 
         `picture_tokens` are those of the model that is trained. Raises `TemplateError`.
         """
-        self._picture_tokens, self._only_parts = picture_tokens, False
+        self.picture_tokens, self._only_parts = picture_tokens, False
         if is_plain(resolve_template(template, tokenizer)):
             raise TemplateError(
                 f"template {template!r:.80} is a text, which has no place for pictures; with data_args.images use "
@@ -77,8 +77,8 @@ class PictureConversationEncoder(ConversationEncoder):
         # A turn that stands by itself has the conversation up to it.
         end = turns[0].index + 1 if len(turns) == 1 and text is turns[0].text else len(messages)
         pictures = pictures_of(messages[:end])
-        check_places(marked.token_ids, pictures, self._picture_tokens, self._tokenizer, "the conversation")
-        return expanded(marked, pictures, self._picture_tokens)
+        check_places(marked.token_ids, pictures, self.picture_tokens, self._tokenizer, "the conversation")
+        return expanded(marked, pictures, self.picture_tokens)
 
 
 def with_parts(message: Mapping[str, Any], *, always: bool = False) -> Mapping[str, Any]:

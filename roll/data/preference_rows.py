@@ -40,6 +40,7 @@ from roll.utils.rows import DataError, Row, Source
 
 if TYPE_CHECKING:
     from roll.data.row_pictures import PictureFolder
+    from roll.types.picture import Picture
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 _SIDES = ("chosen", "rejected")
@@ -63,6 +64,11 @@ class Preference:
     """Offered in all of it, in OpenAI's form."""
     used: frozenset[str] = frozenset()
     """Columns that were read."""
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """What its first conversation shows."""
+        return tuple(picture for message in self.conversations[0] for picture in message.get("pictures", ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,6 +59,11 @@ class SFTConversation:
         """It alone."""
         return (self.messages,)
 
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """What its messages show."""
+        return tuple(picture for message in self.messages for picture in message.get("pictures", ()))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaughtRow:

@@ -120,6 +120,10 @@ class RunData:
             findings = Findings(name)
             self.findings.append(findings)
             encoder = None if self._tokenizer is None else _conversation_encoder(config, data, self._tokenizer)
+            if data.images is not None:
+                from roll.data.picture_check import PictureFindings
+
+                findings.pictures = PictureFindings(None if encoder is None else encoder.picture_tokens)
             check_conversations(
                 findings,
                 data,

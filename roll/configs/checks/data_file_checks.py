@@ -39,6 +39,12 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
             except (RecursionError, OSError) as error:
                 reason = "its first row is nested too deeply" if isinstance(error, RecursionError) else error.strerror
                 yield problem(f"{path}.file_name", f"{name} can't be read: {reason}", "mend the file", name)
+        if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
+            images = config.data_args_of(data).images
+            if images is not None:
+                from roll.configs.checks.picture_checks import row_picture_checks
+
+                yield from row_picture_checks(config, path, images)
         if isinstance(data, DataArgs) and data.procedural:
             yield from procedural_checks(path, data, config)
         if isinstance(data, DataArgs) and data.dataset is not None:

@@ -88,7 +88,7 @@ _TOWERS = (
 
 def media_checks(key: str, name: str) -> Iterator[Violation]:
     """Check that a model whose config.json is at hand can be trained on text. Code in its folder isn't looked at."""
-    tree = _tree(name)
+    tree = model_tree(name)
     family = family_of(tree.get("model_type"))
     if family.trained_as_text or family.pictures is not None:
         return
@@ -116,7 +116,7 @@ _PICTURE_BACKENDS = ("fsdp2", "deepspeed")
 def picture_checks(config: RunConfig, role: str) -> Iterator[Violation]:
     """Check that a role whose model reads pictures can give it some, and that no other freezes a tower."""
     worker, section = config.roles[role], f"{role}.model_args"
-    model_type = _tree(config.model_path(role)).get("model_type")
+    model_type = model_tree(config.model_path(role)).get("model_type")
     backend, args = worker.strategy_args.strategy_name, worker.model_args
     if family_of(model_type).pictures is None:
         for key in ("freeze_vision_tower", "freeze_projector"):
@@ -137,7 +137,7 @@ def picture_checks(config: RunConfig, role: str) -> Iterator[Violation]:
             yield problem(f"{section}.{key}", "rows with pictures can't be cut over several ranks", "1", ranks)
 
 
-def _tree(name: str) -> dict[str, Any]:
+def model_tree(name: str) -> dict[str, Any]:
     """Return a model's config.json; empty where it isn't at hand, or can't be read."""
     file = config_file(name)
     try:

@@ -1,0 +1,128 @@
+"""Fine-tuning and preferences with pictures, from a YAML to a model; runs in float32 (`dtype: fp32`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+from PIL import Image
+from tiny_pictures import build_tiny_picture_model
+
+from roll.configs.checks.prerequisites import prerequisite_violations
+from roll.configs.errors import ConfigError
+from roll.configs.parsing.loader import load_config
+from roll.pipelines import run_pipeline
+
+JOB = """
+pipeline: {pipeline}
+executor: inline
+track_with: [jsonl]
+output_dir: {folder}/out
+pretrain: {folder}/model
+max_steps: 3
+eval_steps: 3
+sequence_length: 120
+actor_train:
+  model_args: {{dtype: fp32, disable_gradient_checkpointing: true}}
+  training_args: {{learning_rate: 1.0e-3, per_device_train_batch_size: 4}}
+  data_args: {{file_name: {folder}/rows.jsonl, images: images, shuffle: false}}
+validation: {{data_args: {{file_name: {folder}/held_out.jsonl}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, rows for both pipelines with pictures and without, and jobs."""
+    folder = tmp_path_factory.mktemp("pictures")
+    build_tiny_picture_model(folder / "model")
+    for number in range(8):
+        size = (56, 28 * (1 + number % 2))
+        pixels = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    rows = [row(number) for number in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (folder / "held_out.jsonl").write_text("".join(json.dumps(row(number, "held")) + "\n" for number in range(4)))
+    (folder / "sft.yaml").write_text(JOB.format(pipeline="sft", folder=folder))
+    dpo = JOB.format(pipeline="dpo", folder=folder)
+    (folder / "dpo.yaml").write_text(f"{dpo}reference: {{model_args: {{dtype: fp32}}}}\n")
+    return folder
+
+
+def row(number: int, word: str = "what") -> dict[str, Any]:
+    """A row of both pipelines; every third is of text alone, the sixth has two pictures."""
+    images = [] if number % 3 == 2 else [f"{number}.png"] * (1 + (number == 6))
+    prompt = [{"role": "user", "content": "<image>" * len(images) + word}]
+    return {"prompt": prompt, "completion": "yes", "chosen": "yes", "rejected": "no", "images": images}
+
+
+def run(folder: Path, name: str, *overrides: str) -> list[dict[str, float]]:
+    """Run a job and return what it logged, a dictionary a step."""
+    out = folder / f"out_{name}_{len(list(folder.glob('out_*')))}"
+    config = load_config(folder, name, [f"output_dir={out}", *overrides])
+    assert prerequisite_violations(config) == []
+    run_pipeline(config)
+    return [json.loads(line) for line in (out / "logs" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_rows_with_pictures_and_of_text_are_trained_and_validated(folder: Path, name: str) -> None:
+    padded = run(folder, name)
+    packed = run(folder, name, "actor_train.use_sequence_packing=true")
+    key = {"sft": "sft/loss", "dpo": "preference/loss"}[name]
+    for one, other in zip(padded, packed, strict=True):
+        assert one[key] == pytest.approx(other[key], abs=1e-5)
+    assert padded[-1]["val/loss"] == pytest.approx(packed[-1]["val/loss"], abs=1e-5)
+
+
+def test_what_is_learnt_depends_on_the_pictures(folder: Path) -> None:
+    """A run that lost its pictures, or took others, would have the same loss."""
+    seen = run(folder, "sft", "max_steps=1", "eval_steps=1")
+    rows = [row(number) for number in range(8)]
+    for number in (0, 1):  # one row's picture exchanged for another's of its size
+        rows[number]["images"] = [f"{number + 2}.png"]
+    (folder / "other.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    other = run(folder, "sft", "max_steps=1", "eval_steps=1", f"actor_train.data_args.file_name={folder}/other.jsonl")
+    assert abs(seen[0]["sft/loss"] - other[0]["sft/loss"]) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["truncation=right"], "truncation: .*error or filter where rows have pictures.*may leave a part of a picture"),
+        (["+teacher={model_args: {model_name_or_path: x}}"], "teacher: a teacher isn't given the pictures of rows"),
+    ],
+)
+def test_what_rows_with_pictures_cannot_have_is_refused(folder: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(folder, "sft", overrides)
+
+
+def test_images_with_a_model_of_text_are_refused_before_the_start(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    violations = prerequisite_violations(load_config(folder, "sft", [f"pretrain={tmp_path}"]))
+    text = "\n".join(map(str, violations))
+    assert "actor_train.data_args.images: models of type qwen2, as" in text
+    assert "a model of one of these types: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe" in text
+    (tmp_path / "config.json").write_text((folder / "model" / "config.json").read_text())
+    violations = prerequisite_violations(load_config(folder, "sft", [f"pretrain={tmp_path}"]))
+    assert "has no preprocessor_config.json or processor_config.json" in "\n".join(map(str, violations))
+
+
+def test_a_run_of_text_imports_nothing_for_pictures() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, roll.data.sft_rows, roll.data.preference_rows, roll.data.sources, roll.pipelines.offline.sft, "
+        "roll.pipelines.offline.dpo, roll.pipelines.run_data\n"
+        "names = ('PIL', 'roll.data.pictures', 'roll.data.row_pictures', 'roll.data.picture_chat', "
+        "'roll.types.picture')\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
