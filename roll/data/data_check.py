@@ -207,7 +207,7 @@ def check_prompts(
         known: prompts of the other set, for the overlap.
     """
     bad = _BadRows(findings)
-    reader = TaskReader(data, seed=0, default_tag=default_tag, quarantine=bad, on_row=findings.add_row)
+    reader = TaskReader(data, seed=0, default_tag=default_tag, quarantine=bad, on_row=findings.add_row, keeps=False)
     ids: set[int] = set()
     try:
         tasks = reader.read(data_sources(data.file_name, data))
@@ -216,6 +216,8 @@ def check_prompts(
             for _, task, row in items:
                 findings.add_unused(unused_columns(row.values, reader.used_columns(task.source)))
                 findings.tags[task.tag] += 1
+                if findings.pictures is not None:
+                    findings.pictures.add(task.pictures, task.id)
                 findings.odd[PLACEHOLDER_ONLY] += any(has_placeholder(text) for text in prompt_texts(task))
                 findings.add_prompt(prompt_key(task), task.id, known)
                 key = stable_hash(task.id)

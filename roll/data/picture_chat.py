@@ -11,8 +11,9 @@ from typing import Any
 
 from roll.data.chat_masks import ConversationEncoder, MarkedTokens, Messages, TrainOn
 from roll.data.row_pictures import PICTURES, PLACE, pictures_of
-from roll.data.templates import EmbeddingRows, TemplateError, is_plain, missing_from, resolve_template
+from roll.data.templates import EmbeddingRows, PromptEncoder, TemplateError, is_plain, missing_from, resolve_template
 from roll.types.picture import Picture
+from roll.types.trajectory import Task
 from roll.utils.picture_tokens import PictureTokens
 
 _PROBE = ("Aa", "Bb")
@@ -123,3 +124,29 @@ def expanded(marked: MarkedTokens, pictures: Sequence[Picture], tokens: PictureT
         trained += [False] * next(counts) if token == tokens.place else [taught]
     assert len(trained) == len(ids), "places are expanded to as many tokens as pictures are counted to have"
     return MarkedTokens(tuple(ids), tuple(trained), tuple(pictures))
+
+
+class PicturePromptEncoder(PromptEncoder):
+    """Turns tasks whose prompts may show pictures into token ids, expanded."""
+
+    def __init__(self, tokenizer: Any, picture_tokens: PictureTokens, **options: Any) -> None:
+        """Check as `PromptEncoder` does, with its `options`."""
+        self.picture_tokens = picture_tokens
+        super().__init__(tokenizer, **options)
+
+    def _shown(self, task: Task, ids: tuple[int, ...]) -> tuple[int, ...]:
+        pictures, what = task.pictures, f"task {task.id!r}: the prompt"
+        check_places(ids, pictures, self.picture_tokens, self._tokenizer, what)
+        if not pictures:
+            return ids
+        return expanded(MarkedTokens(ids, (False,) * len(ids)), pictures, self.picture_tokens).token_ids
+
+    def _render_chat(
+        self,
+        task: Task,
+        template: str,
+        opens: bool,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
+        return super()._render_chat(task, template, opens, [with_parts(each) for each in messages], tools)

@@ -46,9 +46,10 @@ class PictureError(ValueError):
 class PictureReader:
     """Reads pictures as rows hold them. Rows that show the same picture share it."""
 
-    def __init__(self, folder: str | os.PathLike[str] = ".") -> None:
-        """Start with none read; `folder` is where relative paths begin."""
-        self._folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str] = ".", *, shares: bool = True) -> None:
+        """Start with none read; `folder` is where relative paths begin. `shares`: all pictures stay in memory, each
+        once; else none does."""
+        self._folder, self._shares = Path(folder), shares
         self._by_digest: dict[str, Picture] = {}
         self._by_file: dict[tuple[str, int, int], Picture] = {}
 
@@ -102,16 +103,19 @@ class PictureReader:
             raise PictureError(f"{str(path)!r:.{_SHOWN}} isn't a file")
         _check_bytes(state.st_size)
         key = (str(path), state.st_size, state.st_mtime_ns)
-        if key not in self._by_file:
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise PictureError(_no_file(text, path, error)) from None
-            self._by_file[key] = self._shared(picture_of_file(data))
-        return self._by_file[key]
+        if key in self._by_file:
+            return self._by_file[key]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise PictureError(_no_file(text, path, error)) from None
+        picture = self._shared(picture_of_file(data))
+        if self._shares:
+            self._by_file[key] = picture
+        return picture
 
     def _shared(self, picture: Picture) -> Picture:
-        return self._by_digest.setdefault(picture.digest, picture)
+        return self._by_digest.setdefault(picture.digest, picture) if self._shares else picture
 
 
 def picture_of_file(data: bytes) -> Picture:

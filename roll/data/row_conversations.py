@@ -58,6 +58,9 @@ class RowColumns:
         """Return messages with the pictures that the row has for them; rows of text have none."""
         return messages
 
+    def place_into(self, payload: dict[str, Any]) -> None:
+        """Put the pictures that the row has for its prompt into the payload of its task; rows of text have none."""
+
     def first(self, names: Iterable[str]) -> str | None:
         """Return the first of these columns that the row has."""
         return next((name for name in names if self.has(name)), None)

@@ -44,16 +44,16 @@ def pictures_of(messages: Iterable[RowMessage]) -> tuple[Picture, ...]:
 class PictureFolder:
     """Reads the pictures of one source after another, each of them once."""
 
-    def __init__(self, column: str) -> None:
-        """Start with none read; `column` is the one that `data_args.images` names."""
-        self.column, self.count = column, 0
+    def __init__(self, column: str, *, shares: bool = True) -> None:
+        """Start with none read; `column` is the one that `data_args.images` names. `shares`: see `PictureReader`."""
+        self.column, self.count, self._shares = column, 0, shares
         self._readers: dict[str, PictureReader] = {}
 
     def columns(self, source: Source, row: Row) -> PictureColumns:
         """Return the columns of a row of a source."""
         folder = picture_folder(source)
         if folder not in self._readers:
-            self._readers[folder] = PictureReader(folder)
+            self._readers[folder] = PictureReader(folder, shares=self._shares)
         return PictureColumns(row, self, self._readers[folder])
 
     def refuse_none(self) -> None:
@@ -117,6 +117,14 @@ class PictureColumns(RowColumns):
         ]
         self._folder.count += len(pictures_of(filled))
         return tuple(filled)
+
+    def place_into(self, payload: dict[str, Any]) -> None:
+        messages = payload["messages"]
+        placed = self.placed(tuple(messages or ({"role": "user", "content": payload["prompt"]},)))
+        if shown := pictures_of(placed):
+            payload["messages"], payload["prompt"] = list(placed), None
+        if self._column in payload:
+            payload[self._column] = shown
 
     # --- messages ---------------------------------------------------------------------------
 

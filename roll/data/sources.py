@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.worker_config import DataArgs
@@ -28,6 +28,9 @@ from roll.utils.pictures import refuse_pictures
 from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, BadRowError, DataError, Row, Source, column_value, has_column
 from roll.utils.seeding import stable_hash
+
+if TYPE_CHECKING:
+    from roll.data.row_pictures import PictureFolder
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ def load_tasks(
             raise DataError(f"{row.where}: id {task.id!r} {first}{ID_HINT}")
         first_use[task.id] = row.where
         tasks.append(task)
+    reader.finish()
     return tasks
 
 
@@ -112,9 +116,11 @@ class TaskReader:
         default_tag: str | None,
         quarantine: Quarantine,
         on_row: Callable[[Row], None] | None = None,
+        keeps: bool = True,
     ) -> None:
-        """Start without any row; `on_row` is called with each that can be read, good or bad."""
-        self._on_row = on_row
+        """Start without any row; `on_row` is called with each that can be read, good or bad. `keeps`: tasks stay in
+        memory, so that rows with the same picture may share it."""
+        self._on_row, self._pictures = on_row, _picture_folder(columns, keeps=keeps)
         self._columns, self._seed, self._default_tag = columns, seed, default_tag
         self._quarantine = quarantine
         self._roles: dict[str, RowRoles] = {}
@@ -142,10 +148,18 @@ class TaskReader:
                     continue
                 yield number, task, item
 
+    def finish(self) -> None:
+        """Raise `DataError` if no row that was read has a picture, where some should."""
+        if self._pictures is not None:
+            self._pictures.refuse_none()
+
     def used_columns(self, source: str) -> set[str]:
         """Return the columns of a source that are read here; all others are in the payload too, for rewards."""
         roles = self._roles[source]
-        named = (roles.prompt, roles.messages, roles.ground_truth, roles.id, roles.tag, self._columns.curriculum.column)
+        named = (
+            roles.prompt, roles.messages, roles.ground_truth, roles.id, roles.tag, self._columns.curriculum.column,
+            self._columns.images,
+        )  # fmt: skip
         return {"tools", *self._beside, *(name for name in named if name is not None)}
 
     def _read(self, source: Source) -> Iterator[Row | BadRow]:
@@ -192,9 +206,9 @@ class TaskReader:
         row_id = _label(row, roles.id)
         task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
         key = stable_hash(self._seed, "task", task_id)
-        return Task(
-            id=task_id, source=source.name, payload=_payload(row, roles, self._beside), seed=key, tag=tag, domain=""
-        )
+        columns = RowColumns(row) if self._pictures is None else self._pictures.columns(source, row)
+        payload = _payload(columns, roles, self._beside)
+        return Task(id=task_id, source=source.name, payload=payload, seed=key, tag=tag, domain="")
 
 
 def _roles_of(columns: DataArgs, items: Sequence[Row | BadRow], default_tag: str | None) -> RowRoles:
@@ -241,14 +255,22 @@ _ROLES = ("prompt", "messages", "ground_truth", "id", "tag")
 VERL_TAG = "data_source"
 
 
-def _payload(row: Row, roles: RowRoles, beside: set[str]) -> dict[str, Any]:
+def _picture_folder(columns: DataArgs, *, keeps: bool) -> PictureFolder | None:
+    if columns.images is None:
+        return None
+    from roll.data.row_pictures import PictureFolder
+
+    return PictureFolder(columns.images, shares=keeps)
+
+
+def _payload(columns: RowColumns, roles: RowRoles, beside: set[str]) -> dict[str, Any]:
     """Return a row's payload; the columns that the prompt was made of are added to `beside`."""
+    row = columns.row
     payload: dict[str, Any] = dict(row.values)
     payload["prompt"] = payload["messages"] = None
-    asked = column_value(row.values, roles.prompt) if roles.prompt is not None else None
-    columns = RowColumns(row)
+    asked = columns.optional(roles.prompt) if roles.prompt is not None else None
     if roles.prompt is None or (isinstance(asked, Sequence) and not isinstance(asked, str)):  # as verl has them
-        written = column_value(row.values, roles.messages) if roles.messages is not None else asked
+        written = columns.get(roles.messages, "messages") if roles.messages is not None else asked
         payload["messages"] = list(with_system(columns, tuple(parse_messages(written, row.where))))
     else:
         _prompt(asked, row.where)
@@ -257,10 +279,11 @@ def _payload(row: Row, roles: RowRoles, beside: set[str]) -> dict[str, Any]:
             payload["prompt"] = messages[0]["content"]
         else:  # a system message, or turns before
             payload["messages"] = list(messages)
+    columns.place_into(payload)
     beside.update(columns.used)
     refuse_template_columns(row)
     texts = [payload["prompt"]] if payload["messages"] is None else [m["content"] for m in payload["messages"]]
-    refuse_pictures(row, texts)
+    refuse_pictures(row, texts, shown=columns.picture_columns)
     parse_tools(payload.get("tools"), row.where)
     if roles.ground_truth is not None:
         truth = column_value(row.values, roles.ground_truth)

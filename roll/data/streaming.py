@@ -92,7 +92,7 @@ class Streamer:
         self._tags, self._owner = tags, owner_by_tag(tags)
         self._limit, self._quarantine = prompt_length, quarantine
         self._sources = data_sources(data.file_name, data)
-        self._reader = TaskReader(data, seed=seed, default_tag=default_tag, quarantine=quarantine)
+        self._reader = TaskReader(data, seed=seed, default_tag=default_tag, quarantine=quarantine, keeps=False)
         self._store = RowStore(self._sources, folder)
 
     def scan(self, generated: Mapping[str, Sequence[Task]]) -> StreamedData:
@@ -121,6 +121,7 @@ class Streamer:
                 if self._data.curriculum.by == "column":
                     difficulty[domain].append(difficulty_of(row.values, self._data.curriculum.column or ""))
         self._store.finish()
+        self._reader.finish()
         self._quarantine.finish()
         if lost:
             raise no_domain(lost, self._tags)

@@ -82,7 +82,7 @@ class Fingerprint:
         payload = task.payload
         content = [task.id, payload.get("prompt"), payload.get("messages"), str(payload.get("ground_truth"))]
         self._count += 1
-        self._hasher.add(json.dumps(content))
+        self._hasher.add(json.dumps(content, default=str))  # pictures by their digest
 
     def __str__(self) -> str:
         return f"{self._count} tasks, {self._hasher.value:016x}"

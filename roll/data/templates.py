@@ -123,11 +123,16 @@ class PromptEncoder:
         ids = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         if is_plain(template):
             ids = self._bos + ids
+        ids = self._shown(task, ids)
         if not ids:
             raise TemplateError(f"task {task.id!r}: the prompt has no tokens")
         refuse_two_starts(ids, self._tokenizer, f"task {task.id!r}: the prompt")
         if self._embedding is not None:
             self._embedding.refuse_beyond(ids, self._tokenizer, f"task {task.id!r}: the prompt")
+        return ids
+
+    def _shown(self, task: Task, ids: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002 - for prompts with pictures
+        """Return a prompt's ids with a token for each feature of its pictures."""
         return ids
 
     def render(self, task: Task, response: str | None = None) -> str:

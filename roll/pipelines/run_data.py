@@ -121,9 +121,7 @@ class RunData:
             self.findings.append(findings)
             encoder = None if self._tokenizer is None else _conversation_encoder(config, data, self._tokenizer)
             if data.images is not None:
-                from roll.data.picture_check import PictureFindings
-
-                findings.pictures = PictureFindings(None if encoder is None else encoder.picture_tokens)
+                self._add_pictures(findings, encoder)
             check_conversations(
                 findings,
                 data,
@@ -164,6 +162,8 @@ class RunData:
     ) -> Findings:
         findings = Findings(name)
         self.findings.append(findings)
+        if data.images is not None:
+            self._add_pictures(findings, encoder)
         tasks = check_prompts(
             findings, data, encoder, prompt_length=limit, default_tag=tag, known=known, progress=self._progress
         )
@@ -176,6 +176,11 @@ class RunData:
             what = "are left out" if data.deduplicate else "repeat an earlier one; deduplicate=true leaves them out"
             self._note(f"{name}: {findings.duplicates} of {findings.rows} prompts {what}")
         return findings
+
+    def _add_pictures(self, findings: Findings, encoder: Any) -> None:
+        from roll.data.picture_check import PictureFindings
+
+        findings.pictures = PictureFindings(getattr(encoder, "picture_tokens", None))
 
     def _common(self, findings: Findings, max_bad_rows: float, key: str, *, prompts: bool = False) -> None:
         if findings.failure:

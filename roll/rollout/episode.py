@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent
@@ -20,6 +20,9 @@ from roll.rollout.turn_tree import TurnTree
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.tracking import spans
 from roll.types.trajectory import EpisodeError, Status, Task, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from roll.types.picture import Picture
 
 _BESIDE = 1 << 20
 """Numbers of responses that are no turns, beyond those of turns."""
@@ -58,6 +61,7 @@ class Episode:
         self._name = key.name(task)
         self.max_sequence_length = max_sequence_length
         self._turns = TurnTree()
+        self._first_prompt: tuple[tuple[int, ...], tuple[Picture, ...]] = ((), ())  # And what it shows
         self._numbers: dict[str, int] = {}  # Of turns, by the ids of their completions
         self._beside = itertools.count()  # Of responses that are no turns
         self._under_way = 0  # Calls of `generate`
@@ -112,7 +116,9 @@ class Episode:
 
     async def first_prompt(self) -> tuple[int, ...]:
         """Begin; token ids of the task's prompt. Raises `PromptTooLong`, which ends the episode."""
-        return self._agent.start(self.task, await self.reset())
+        prompt = self._agent.start(self.task, await self.reset())
+        self._first_prompt = (prompt, self.task.pictures)
+        return prompt
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text that is put between responses, as it stands: no chat template."""
@@ -155,6 +161,7 @@ class Episode:
             ValueError: there is no such turn, or none yet while several calls are under way.
         """
         parent, prompt = self._parent(reset_context, after), tuple(prompt_ids)
+        pictures = self._pictures(prompt)
         context = (*self._turns.tokens(parent), *prompt)
         room = self.max_sequence_length - len(context)
         if room < 1:
@@ -171,6 +178,7 @@ class Episode:
             seed=self._key.request_seed(self.task, number, salt),
             order=(self._key.position, self._key.member, number),
             affinity=self._key.group_name(self.task),
+            pictures=(*self._turns.pictures(parent), *pictures),
             patient=patient,
         )
         self._under_way += 1
@@ -192,6 +200,7 @@ class Episode:
             resets_context=reset_context,
             role=role,
             state=self._state,
+            pictures=pictures,
             num_fire_tokens=fire_tokens,
             routed_experts=routed_before(completion, len(prompt)),
         )
@@ -202,6 +211,12 @@ class Episode:
         if completion.finish_reason == "abort":
             raise EpisodeError("aborted", "stopped by the scheduler")
         return completion
+
+    def _pictures(self, prompt: tuple[int, ...]) -> tuple[Picture, ...]:
+        """Return what a prompt shows: the task's pictures where it begins with the task's prompt. Engines and trainers
+        refuse tokens of pictures that they aren't given."""
+        first, pictures = self._first_prompt
+        return pictures if pictures and prompt[: len(first)] == first else ()
 
     def _parent(self, reset_context: bool, after: int | None) -> int | None:
         """Return the number of the turn that the next one continues."""

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from roll.types.trajectory import Turn
+
+if TYPE_CHECKING:
+    from roll.types.picture import Picture
 
 
 class TurnTree:
@@ -62,6 +66,14 @@ class TurnTree:
         return tuple(
             chain.from_iterable(part for turn in reversed(walk) for part in (turn.prompt_ids, turn.response_ids))
         )
+
+    def pictures(self, number: int | None) -> tuple[Picture, ...]:
+        """Return what the tokens up to the end of a turn show, in the order of their places."""
+        shown: tuple[Picture, ...] = ()
+        while number is not None:
+            shown = (*self._turns[number].pictures, *shown)
+            number = self._parents[number]
+        return shown
 
     def completion(self, number: int) -> tuple[int, ...]:
         """Return what follows the first prompt of a turn's context, up to the end of the turn."""

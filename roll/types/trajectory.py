@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from roll.types.columns import Column, PackedColumns
+
+if TYPE_CHECKING:
+    from roll.types.picture import Picture
 
 FinishReason = Literal["stop", "length", "abort"]
 Status = Literal["ok", "truncated", "filtered", "unscored", "env_error", "reward_error", "timeout", "aborted"]
@@ -51,6 +54,12 @@ class Task:
     """Whether its prompt ends with `<think>`, as some chat templates have it: a response without `</think>` is then
     nothing but an unfinished thought. Known to reward functions; false elsewhere."""
 
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Return what its prompt shows, in the order of their places."""
+        messages = self.payload.get("messages") or ()
+        return tuple(picture for message in messages for picture in message.get("pictures", ()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Turn(PackedColumns):
@@ -77,6 +86,8 @@ class Turn(PackedColumns):
     """Who spoke, in an episode of several agents."""
     state: str = ""
     """Names what the policy was shown: equal texts are equal states. Empty: nothing."""
+    pictures: tuple[Picture, ...] = field(default=(), repr=False)
+    """What `prompt_ids` show, in the order of their places."""
     num_fire_tokens: int = 0
     """First tokens of the response that were drawn otherwise than the policy draws (`fire_temperature`): they are part
     of the response, but no actions of the policy, so nothing is trained on them."""

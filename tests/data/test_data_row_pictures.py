@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,18 @@ from tiny_pictures import PLACE as PAD
 
 from roll.configs.schema.preference_config import DPODataArgs
 from roll.configs.schema.sft_config import SFTDataArgs
+from roll.configs.schema.worker_config import DataArgs
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.picture_chat import PictureConversationEncoder
+from roll.data.picture_chat import PictureConversationEncoder, PicturePromptEncoder
 from roll.data.preference_rows import batch_of as pairs_batch
 from roll.data.preference_rows import encode_preferences, read_preferences
+from roll.data.prompts import LengthRule, encode_prompts
+from roll.data.quarantine import Quarantine
 from roll.data.row_pictures import PLACE, pictures_of
 from roll.data.sft_rows import SFTConversation, batch_of, encode_rows, read_conversations
+from roll.data.sources import load_tasks
+from roll.data.streaming import Streamer
+from roll.data.task_tables import ListTable
 from roll.data.templates import TemplateError
 from roll.utils.picture_tokens import PictureTokens
 from roll.utils.rows import DataError
@@ -295,3 +302,93 @@ def test_another_picture_is_another_row_to_a_resumed_run(tmp_path: Path, tokens:
         for name in ("0.png", "1.png")
     }
     assert len(prints) == 2
+
+
+# --- prompts ------------------------------------------------------------------------------------
+
+
+def prompts_in(folder: Path, *rows: Any, **more: Any) -> Any:
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(file_of(number))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = DataArgs(images="images", file_name=(str(folder / "prompts.jsonl"),), **more)
+    return load_tasks(columns.file_name, columns=columns, seed=0)
+
+
+VERL = {
+    "data_source": "d", "prompt": [{"role": "user", "content": "a<image>"}], "images": [{"path": "0.png"}],
+    "reward_model": {"ground_truth": "1"},
+}  # fmt: skip
+
+
+def prompt_encoder(tokens: PictureTokens) -> PicturePromptEncoder:
+    return PicturePromptEncoder(picture_tokenizer(), tokens)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        VERL,
+        {"prompt": "a<image>", "images": ["0.png"], "answer": "1"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}], "images": "0.png"},
+        {"messages": json.dumps([{"role": "user", "content": [
+            {"type": "text", "text": "a"}, {"type": "image", "image": "0.png"}]}])},
+    ],
+)  # fmt: skip
+def test_prompts_show_their_pictures_and_are_expanded(
+    tmp_path: Path, tokens: PictureTokens, row: dict[str, Any]
+) -> None:
+    (task,) = prompts_in(tmp_path, row)
+    assert [picture.digest for picture in task.pictures] == digests(tmp_path, 0)
+    found = encode_prompts([task], prompt_encoder(tokens), prompt_length=200)
+    expected = f"<|im_start|>user\na{START}{PAD * 4}{END}<|im_end|>\n<|im_start|>assistant\n"
+    assert found.prompt_ids(task) == tuple(picture_tokenizer()(expected)["input_ids"])
+    assert found.metrics["data/prompt_length_max"] == len(found.prompt_ids(task))
+
+
+def test_the_same_question_about_another_picture_is_another_prompt(tmp_path: Path) -> None:
+    rows = [{**VERL, "images": [name]} for name in ("0.png", "1.png", "0.png")]
+    assert len(prompts_in(tmp_path, *rows)) == 3
+    kept = prompts_in(tmp_path, *rows, deduplicate=True)
+    assert [task.pictures[0].digest for task in kept] == digests(tmp_path, 0, 1)
+    prints = {ListTable(prompts_in(tmp_path, row)).fingerprint for row in rows}
+    assert len(prints) == 2
+    first, _, again = prompts_in(tmp_path, *rows)
+    assert first.pictures[0] is again.pictures[0]  # rows that show it share it
+
+
+def test_streamed_prompts_are_the_same_and_keep_no_picture(tmp_path: Path, tokens: PictureTokens) -> None:
+    rows = [{**VERL, "images": [f"{number}.png"]} for number in range(3)]
+    tasks = [replace(task, domain="all") for task in prompts_in(tmp_path, *rows)]
+    whole = encode_prompts(tasks, prompt_encoder(tokens), prompt_length=200)
+    data = DataArgs(images="images", file_name=(str(tmp_path / "prompts.jsonl"),))
+    streamer = Streamer(
+        data, prompt_encoder(tokens), LengthRule(200, "error"), tags={"all": ["*"]}, seed=0, default_tag=None,
+        prompt_length=200, quarantine=Quarantine(), folder=tmp_path,
+    )  # fmt: skip
+    streamed = streamer.scan({"all": []})
+    table = streamed.tables["all"]
+    assert table.fingerprint == ListTable(tasks).fingerprint
+    for at, task in enumerate(tasks):
+        assert streamed.prompts.prompt_ids(table[at]) == whole.prompt_ids(task)
+        assert table[at].pictures == task.pictures
+        assert table[at].pictures[0] is not table[at].pictures[0]
+
+
+def test_a_damaged_picture_is_one_bad_row(tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(file_of()[:100])
+    rows = [VERL, {**VERL, "images": ["cut.png"]}]
+    with pytest.raises(DataError, match=r"prompts.jsonl:2: images\[0\]: it is damaged or cut short"):
+        prompts_in(tmp_path, *rows)
+    quarantine = Quarantine(1)
+    columns = DataArgs(images="images")
+    (task,) = load_tasks(str(tmp_path / "prompts.jsonl"), columns=columns, seed=0, quarantine=quarantine)
+    assert task.id.endswith(":1")
+
+
+def test_prompts_whose_pictures_nobody_reads_are_refused(tmp_path: Path) -> None:
+    prompts_in(tmp_path, VERL)
+    with pytest.raises(DataError, match="the column 'images' holds pictures.*name their column in data_args.images"):
+        load_tasks(str(tmp_path / "prompts.jsonl"), seed=0)
+    with pytest.raises(DataError, match="no row has a picture in the column 'images'"):
+        prompts_in(tmp_path, {"prompt": "w", "answer": "1"})

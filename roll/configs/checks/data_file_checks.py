@@ -24,27 +24,26 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
+        offline = isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs)
+        images = config.data_args_of(data).images if offline else data.images
+        if images is not None:
+            from roll.configs.checks.picture_checks import row_picture_checks
+
+            yield from row_picture_checks(config, path, images)
         for name in data.file_name:
             if config.prepare is not None and not Path(name).expanduser().exists():
                 continue
             try:
                 for source in resolve_sources(name):
                     columns: Mapping[str, str | tuple[str, ...]] = data.columns if isinstance(data, DataArgs) else {}
-                    images = None
                     if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
-                        columns, images = config.columns_of(data), config.data_args_of(data).images
+                        columns = config.columns_of(data)
                     yield from _columns(path, data, columns, source, images)
             except DataError as error:
                 yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
             except (RecursionError, OSError) as error:
                 reason = "its first row is nested too deeply" if isinstance(error, RecursionError) else error.strerror
                 yield problem(f"{path}.file_name", f"{name} can't be read: {reason}", "mend the file", name)
-        if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
-            images = config.data_args_of(data).images
-            if images is not None:
-                from roll.configs.checks.picture_checks import row_picture_checks
-
-                yield from row_picture_checks(config, path, images)
         if isinstance(data, DataArgs) and data.procedural:
             yield from procedural_checks(path, data, config)
         if isinstance(data, DataArgs) and data.dataset is not None:

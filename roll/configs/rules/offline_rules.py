@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from roll.configs.catalog.preference_table import PREFERENCE_LOSSES
-from roll.configs.errors import NO_VALUE, Violation, problem
+from roll.configs.errors import NO_VALUE, Violation
 from roll.configs.rules.data_rules import template_rules
+from roll.configs.rules.picture_rules import offline_picture_rules
 from roll.configs.rules.policy_rules import duplicate_options, named_rules
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.configs.schema.preference_config import DPOConfig, PreferenceConfig
@@ -50,23 +51,7 @@ def warnings(config: OfflineConfig) -> Iterator[str]:
         yield "rows are held out, but eval_steps and val_before_train are off: validation won't run"
 
 
-def picture_rules(config: OfflineConfig) -> Iterator[Violation]:
-    """Check what rows with pictures can't have."""
-    shown = {path: data for path, data in sections_of(config).items() if config.data_args_of(data).images is not None}
-    if not shown:
-        return
-    if config.truncation == "right":
-        expected = "error or filter where rows have pictures (data_args.images): a cut may leave a part of a picture"
-        yield Violation("truncation", expected, "truncation=filter", "right")
-    if config.pipeline == "reward_model":
-        sentence = "models that give a score aren't given pictures"
-        yield problem(f"{next(iter(shown))}.images", sentence, "pipeline: dpo learns from pairs with pictures", None)
-    if isinstance(config, SFTConfig) and config.teacher is not None:
-        sentence = "a teacher isn't given the pictures of rows"
-        yield problem("teacher", sentence, "remove it, or train on rows of text", None)
-
-
-RULES = (length_rules, file_rules, picture_rules)
+RULES = (length_rules, file_rules, offline_picture_rules)
 
 
 def sft_warnings(config: SFTConfig) -> Iterator[str]:

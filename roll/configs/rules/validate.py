@@ -16,6 +16,7 @@ from roll.configs.rules import endpoint_rules as endpoint
 from roll.configs.rules import engine_rules as engines
 from roll.configs.rules import judge_rules as judge
 from roll.configs.rules import offline_rules as offline
+from roll.configs.rules import picture_rules as pictures
 from roll.configs.rules import policy_rules as policy
 from roll.configs.rules import reward_model_rules as reward_model
 from roll.configs.rules import rewards_rules as rewards
@@ -82,6 +83,7 @@ RLVR_RULES: tuple[Rule, ...] = (
     judge.judge_rules,
     data.data_rules,
     data.validation_rules,
+    pictures.prompt_picture_rules,
     *_RUN,
 )
 AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, tools.env_tool_rules, *_RUN)

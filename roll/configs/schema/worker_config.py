@@ -253,6 +253,9 @@ class DataArgs:
     """Tag of files without a tag column. null: with one domain its first tag, else the file's name."""
     id: str | None = None
     """Column with a row's name. null: `id` if there is one, else rows are numbered."""
+    images: str | None = None
+    """Column with the pictures of a row, for models that read them, or the column of messages that have them in their
+    parts (docs/images.md). null: none, and rows with pictures are refused."""
     dataset: str | None = None
     """Class of your own that gives rows, `path/to/file.py:MyData` or `package.module:MyData`, next to or instead of
     files; docs/data.md."""

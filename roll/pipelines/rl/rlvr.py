@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -216,7 +217,15 @@ def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any, toolbox: 
                 raise TemplateError(f"task {task.id!r}: {error}") from error
             return chats[task.domain].text(row_messages(task), specs[task.domain]) if called else None
 
-    return PromptEncoder(
+    make: Callable[..., PromptEncoder] = PromptEncoder
+    if data.images is not None:
+        from roll.data.picture_chat import PicturePromptEncoder
+        from roll.utils.picture_tokens import PictureTokens
+
+        trusted = config.actor_train.model_args.trust_remote_code
+        tokens = PictureTokens.load(config.model_path("actor_train"), trust_remote_code=trusted)
+        make = functools.partial(PicturePromptEncoder, picture_tokens=tokens)
+    return make(
         tokenizer,
         template=template,
         tag_to_template=config.tag_to_template,

@@ -155,10 +155,12 @@ def cut_rows(members: Sequence[Member]) -> Rollouts:
         offsets.append(offsets[-1] + sum(turn.num_tokens for turn, _ in shown))
 
     routed = routed_rows(plays)
+    pictures = tuple(tuple(picture for turn in play for picture in turn.pictures) for play in plays)
     batch = TokenBatch(
         row_ids=tuple(row.id for row in rows),
         group_ids=tuple(members[row.member].task.id for row in rows),
         unit_ids=tuple(members[row.member].unit for row in rows),
+        pictures=pictures,
         offsets=torch.tensor(offsets),
         **token_columns(turns, offsets[-1]),
         routed_experts=None if routed is None else torch.from_numpy(routed),

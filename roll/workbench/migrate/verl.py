@@ -115,6 +115,13 @@ def of_rows(step: Step) -> None:
         _where_rows_are(step, step.value)
 
 
+@conversion
+def of_images(step: Step) -> None:
+    """Translate the column of pictures, where it isn't the default, which rows of text have too."""
+    if only_if(step, step.value not in ("images", None), "write data_args.images: images if rows have pictures"):
+        _where_rows_are(step, step.value)
+
+
 def _where_rows_are(step: Step, value: Any) -> None:
     for key_path in step.key_paths:
         if key_path.startswith("actor_train") or (

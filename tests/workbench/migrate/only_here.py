@@ -55,7 +55,7 @@ rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.t
 pipeline <role>.maj_at_k <role>.bootstrap <role>.pass_threshold
 <role>.data_args.curriculum.column <role>.data_args.curriculum.min_share
 <role>.data_args.curriculum.success_threshold <role>.data_args.curriculum.window <role>.data_args.dataset_args
-<role>.data_args.deduplicate <role>.data_args.default_tag <role>.data_args.images <role>.data_args.label
+<role>.data_args.deduplicate <role>.data_args.default_tag <role>.data_args.label
 <role>.data_args.max_bad_rows <role>.data_args.procedural.config <role>.data_args.procedural.dataset
 <role>.data_args.procedural.example_template <role>.data_args.procedural.few_shot
 <role>.data_args.procedural.question_template <role>.data_args.procedural.seed <role>.data_args.procedural.size
