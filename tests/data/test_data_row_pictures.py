@@ -330,7 +330,8 @@ def prompt_encoder(tokens: PictureTokens) -> PicturePromptEncoder:
     [
         VERL,
         {"prompt": "a<image>", "images": ["0.png"], "answer": "1"},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}], "images": "0.png"},
+        {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "a"}, {"type": "image"}]}], "images": "0.png"},
         {"messages": json.dumps([{"role": "user", "content": [
             {"type": "text", "text": "a"}, {"type": "image", "image": "0.png"}]}])},
     ],

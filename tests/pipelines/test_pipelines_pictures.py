@@ -1,4 +1,4 @@
-"""Fine-tuning and preferences with pictures, from a YAML to a model; runs in float32 (`dtype: fp32`)."""
+"""Fine-tuning, preferences and rewards with pictures, from a YAML to a model; runs in float32 (`dtype: fp32`)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,29 @@ actor_train:
 validation: {{data_args: {{file_name: {folder}/held_out.jsonl}}}}
 """
 
+RLVR = """
+pipeline: rlvr
+seed: 3
+executor: inline
+track_with: [jsonl]
+output_dir: {folder}/out
+pretrain: {folder}/model
+max_steps: 2
+rollout_batch_size: 4
+num_return_sequences_in_group: 4
+prompt_length: 60
+response_length: 3
+rewards: {{exact: {{name: exact}}}}
+actor_train:
+  model_args: {{dtype: fp32, disable_gradient_checkpointing: true}}
+  training_args: {{learning_rate: 1.0e-3, per_device_train_batch_size: 16, gradient_accumulation_steps: 1}}
+  data_args: {{file_name: {folder}/prompts.jsonl, images: images, shuffle: false}}
+actor_infer:
+  model_args: {{dtype: fp32}}
+  generating_args: {{temperature: 1.0, ignore_eos: true}}
+"""
+"""verl's rows."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,6 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [row(number) for number in range(8)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     (folder / "held_out.jsonl").write_text("".join(json.dumps(row(number, "held")) + "\n" for number in range(4)))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(verl_row(number)) + "\n" for number in range(4)))
+    (folder / "rlvr.yaml").write_text(RLVR.format(folder=folder))
     (folder / "sft.yaml").write_text(JOB.format(pipeline="sft", folder=folder))
     dpo = JOB.format(pipeline="dpo", folder=folder)
     (folder / "dpo.yaml").write_text(f"{dpo}reference: {{model_args: {{dtype: fp32}}}}\n")
@@ -58,6 +83,12 @@ def row(number: int, word: str = "what") -> dict[str, Any]:
     images = [] if number % 3 == 2 else [f"{number}.png"] * (1 + (number == 6))
     prompt = [{"role": "user", "content": "<image>" * len(images) + word}]
     return {"prompt": prompt, "completion": "yes", "chosen": "yes", "rejected": "no", "images": images}
+
+
+def verl_row(number: int) -> dict[str, Any]:
+    prompt = [{"role": "user", "content": "<image>which?"}]
+    return {"data_source": "d", "prompt": prompt, "images": [{"path": f"{number}.png"}], "reward_model": {
+        "ground_truth": str(number)}}  # fmt: skip
 
 
 def run(folder: Path, name: str, *overrides: str) -> list[dict[str, float]]:
@@ -77,6 +108,17 @@ def test_rows_with_pictures_and_of_text_are_trained_and_validated(folder: Path, 
     for one, other in zip(padded, packed, strict=True):
         assert one[key] == pytest.approx(other[key], abs=1e-5)
     assert padded[-1]["val/loss"] == pytest.approx(packed[-1]["val/loss"], abs=1e-5)
+
+
+def test_prompts_with_pictures_are_sampled_and_trained_alike(folder: Path) -> None:
+    """verl's rows, unchanged: the engine's log-probs are the trainer's, before and after a weight sync."""
+    steps = run(folder, "rlvr")
+    assert len(steps) == 2
+    for step in steps:
+        assert step["mismatch/kl"] == pytest.approx(0, abs=1e-6)
+        assert abs(step["mismatch/ratio_max"] - 1) < 1e-4
+    packed = run(folder, "rlvr", "actor_train.use_sequence_packing=true")
+    assert packed[-1]["actor/loss"] == pytest.approx(steps[-1]["actor/loss"], abs=1e-5)
 
 
 def test_what_is_learnt_depends_on_the_pictures(folder: Path) -> None:
@@ -100,6 +142,19 @@ def test_what_is_learnt_depends_on_the_pictures(folder: Path) -> None:
 def test_what_rows_with_pictures_cannot_have_is_refused(folder: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(folder, "sft", overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["truncation=left"], "truncation: .*error or filter where rows have pictures"),
+        (["replay_from=other"], "replay_from: recorded rollouts don't hold the pictures"),
+        (["judge={model_args: {model_name_or_path: x}}", "rewards.exact.name=judge"], "would judge blindly"),
+    ],
+)
+def test_what_prompts_with_pictures_cannot_have_is_refused(folder: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(folder, "rlvr", overrides)
 
 
 def test_images_with_a_model_of_text_are_refused_before_the_start(folder: Path, tmp_path: Path) -> None:
