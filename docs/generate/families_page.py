@@ -27,6 +27,6 @@ def _notes(family: Family) -> Iterator[str]:
     if family.vllm_copying_loader:
         yield "a weight sync to vLLM takes memory for one more copy"
     if family.pictures is not None:
-        yield "FSDP2 and DeepSpeed give it pictures"
+        yield "FSDP2, DeepSpeed and `hf_infer` give it pictures"
     if family.trained_as_text:
         yield "has a tower for pictures or sound; trains on text"

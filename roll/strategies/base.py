@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +25,9 @@ from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.columns import Column, PackedColumns
 from roll.types.metrics import Metrics
 from roll.types.trajectory import FinishReason
+
+if TYPE_CHECKING:
+    from roll.types.picture import Picture
 
 OutputName = Literal["logprobs", "student_logprobs", "entropy", "correct", "logit_gradients", "values"]
 """Columns of `TokenOutputs`. A loss can't need `correct` and `logit_gradients`, which have no gradient."""
@@ -206,6 +209,8 @@ class Request:
     """Position in the plan; deterministic engines batch by it, never by arrival."""
     affinity: str = ""
     """Requests with the same text share a prefix, and a router keeps them on one engine while it has room."""
+    pictures: tuple[Picture, ...] = ()
+    """What the prompt shows, in the order of its places; its ids are expanded, one for each feature."""
     patient: bool = False
     """No agent or environment waits for this response, only the batch does: an engine may hand it out a moment later,
     along with others."""

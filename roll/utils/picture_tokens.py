@@ -65,6 +65,8 @@ class PictureTokens:
             from transformers import AutoConfig, AutoImageProcessor
 
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        if getattr(config, "image_token_id", None) is None:
+            raise ValueError(f"{name} is of type {config.model_type}, which has no token that stands for a picture")
         try:
             processor = AutoImageProcessor.from_pretrained(name, backend="pil", trust_remote_code=trust_remote_code)
         except (OSError, ImportError, ValueError) as error:
@@ -84,10 +86,11 @@ class PictureTokens:
         """Return the patches that the tower computes; raises `ValueError` for a picture that is too thin."""
         return int(self._processor.get_number_of_image_patches(picture.height, picture.width, {}))
 
-    def grid(self, picture: SizedPicture) -> tuple[int, int]:
-        """Return rows and columns of patches."""
+    def features(self, picture: SizedPicture) -> tuple[int, int]:
+        """Return rows and columns of a picture's features."""
         _, rows, columns = self._read(picture)[1][0].tolist()
-        return rows, columns
+        side = int(self._processor.merge_size)
+        return rows // side, columns // side
 
     def tokens(self, picture: SizedPicture) -> int:
         """Return the tokens of a picture in an expanded row; raises `ValueError` for one that is too thin."""

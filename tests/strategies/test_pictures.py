@@ -77,7 +77,7 @@ def test_positions_are_those_of_transformers(folder_of, family):
         kinds = (ids == tokens.place).int()
         grid = tokens.pixels(pictures)[1] if pictures else None
         expected, _ = model.get_rope_index(ids[None], mm_token_type_ids=kinds[None], image_grid_thw=grid)
-        sizes = [(rows // 2, columns // 2) for rows, columns in map(tokens.grid, pictures)]
+        sizes = [tokens.features(picture) for picture in pictures]
         assert torch.equal(mrope_positions(ids, tokens.place, sizes), expected[:, 0])
 
 

@@ -109,7 +109,7 @@ def picture_families() -> list[str]:
     return [name for name, family in FAMILIES.items() if family.pictures is not None]
 
 
-_PICTURE_BACKENDS = ("fsdp2", "deepspeed")
+_PICTURE_BACKENDS = ("fsdp2_", "deepspeed_", "hf_infer")
 """Beginnings of the names of backends that give pictures to models of these families."""
 
 
@@ -127,8 +127,8 @@ def picture_checks(config: RunConfig, role: str) -> Iterator[Violation]:
         return
     if not backend.startswith(_PICTURE_BACKENDS):
         sentence = f"{backend} doesn't run models that read pictures, as {model_type} does"
-        backends = " or ".join(f"{name}_*" for name in _PICTURE_BACKENDS)
-        yield problem(f"{role}.strategy_args.strategy_name", sentence, backends, backend)
+        fix = "hf_infer" if role == "actor_infer" else "fsdp2_* or deepspeed_*"
+        yield problem(f"{role}.strategy_args.strategy_name", sentence, fix, backend)
     elif config.kind_of(role) != "policy":
         sentence = f"{model_type} reads pictures, which only roles that write text are given"
         yield problem(f"{section}.model_name_or_path", sentence, "a text model", args.model_name_or_path)

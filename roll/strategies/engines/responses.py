@@ -31,6 +31,8 @@ class ResponseRules:
     """Token ids -> text; needed only for stop strings."""
     vocab_size: int | None = None
     """Tokens that the model has embeddings of. None: requests aren't held against it."""
+    reads_pictures: bool = False
+    """Whether the engine gives its model what prompts show."""
 
     def check(self, request: Request, known: Container[str]) -> None:
         """Raise `ValueError` for a request that no engine can run; `known`: ids that are on their way."""
@@ -40,6 +42,10 @@ class ResponseRules:
             raise ValueError(
                 f"request {request.id!r} has {len(request.prompt_ids)} prompt tokens; the model holds "
                 f"{self.max_context} with the response"
+            )
+        if request.pictures and not self.reads_pictures:
+            raise ValueError(
+                f"request {request.id!r} shows pictures, and this engine gives its model none: it'd be blind"
             )
         if request.id in known:
             raise ValueError(f"request id {request.id!r} is already running; ids must be unique")

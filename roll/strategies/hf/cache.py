@@ -130,16 +130,20 @@ class RowCache:
         self._pad(padding)
 
 
-def forward(model: Any, ids: Tensor, cache: RowCache, *, keep: int | None = None) -> Tensor:
+def forward(
+    model: Any, ids: Tensor, cache: RowCache, *, keep: int | None = None, moved: Tensor | None = None
+) -> Tensor:
     """Run a model's own forward pass over more tokens [B, T] of the cache's rows: logits after the last, [B, V].
 
-    `keep`: after the last so many, [B, keep, V].
+    `keep`: after the last so many, [B, keep, V]. `moved`: int64 [B], by how much the positions of rows are others than
+    those that count their tokens.
     """
     mask = cache.mask(extra=ids.shape[1])
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     output = model(
         input_ids=ids,
         attention_mask=mask,
-        position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :],
+        position_ids=positions if moved is None else positions + moved[:, None],
         past_key_values=cache.cache,
         use_cache=True,
         logits_to_keep=keep or 1,

@@ -47,10 +47,10 @@ def read_pictures(lm: Any, ids: Tensor, pictures: PictureInputs) -> dict[str, An
     # Beside those in place of tokens some families have others, added in between the first layers.
     between = list(getattr(features, "deepstack_features", None) or ())
     embedded = lm.get_input_embeddings()(ids)
-    if not pictures.order:
+    if not len(pictures.features):
         nothing = sum(torch.cat(list(each)).sum() for each in (features.pooler_output, *between)) * 0
         return {"inputs_embeds": embedded + nothing.to(embedded.dtype)}
-    first, *between = (torch.cat([each[i] for i in pictures.order]) for each in (features.pooler_output, *between))
+    first, *between = (torch.cat(list(each))[pictures.features] for each in (features.pooler_output, *between))
     places = ids == lm.config.image_token_id
     inputs = {"inputs_embeds": embedded.masked_scatter(places[..., None], first.to(embedded.dtype))}
     return inputs | ({"visual_pos_masks": places, "deepstack_visual_embeds": between} if between else {})

@@ -55,6 +55,17 @@ def mrope_positions(ids: Tensor, place: int, sizes: Sequence[tuple[int, int]]) -
     return positions
 
 
+def picture_inputs(tokens: PictureTokens, shown: Sequence[Picture], device: torch.device) -> PictureInputs:
+    """Return what the tower reads, each different picture once, and the features of all that are shown, in order."""
+    distinct = list({picture.digest: picture for picture in shown}.values())
+    starts = accumulate(map(tokens.tokens, distinct), initial=0)
+    start_of = dict(zip((picture.digest for picture in distinct), starts, strict=False))
+    runs = [start_of[picture.digest] + torch.arange(tokens.tokens(picture)) for picture in shown]
+    pixels, grid = tokens.pixels(distinct) if distinct else tokens.empty()
+    features = torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64)
+    return PictureInputs(pixels.to(device), grid.to(device), features.to(device))
+
+
 class PictureRows:
     """What a model with a tower reads beside tokens (`ReadsBeside`).
 
@@ -66,7 +77,6 @@ class PictureRows:
         self._tokens = tokens
         self._runs_always = runs_always
         self._role = role
-        self._merge = int(model.config.vision_config.spatial_merge_size)
         names = family_of(model.config.model_type).pictures
         assert names is not None
         sizes = [(name.startswith(names.tower), parameter.numel()) for name, parameter in model.named_parameters()]
@@ -90,16 +100,10 @@ class PictureRows:
         positions = layout.positions.expand(4, -1, -1)
         if moved is not None:
             positions = positions + moved.to(device)
-        numbers: dict[str, int] = {}
-        distinct: list[Picture] = []
-        for picture in (picture for pictures in micro.pictures for picture in pictures):
-            if numbers.setdefault(picture.digest, len(distinct)) == len(distinct):
-                distinct.append(picture)
-        order = tuple(numbers[picture.digest] for pictures in micro.pictures for picture in pictures)
-        if not distinct and not self._runs_always:
+        shown = [picture for pictures in micro.pictures for picture in pictures]
+        if not shown and not self._runs_always:
             return replace(layout, positions=positions)
-        pixels, grid = self._tokens.pixels(distinct) if distinct else self._tokens.empty()
-        return replace(layout, positions=positions, pictures=PictureInputs(pixels.to(device), grid.to(device), order))
+        return replace(layout, positions=positions, pictures=picture_inputs(self._tokens, shown, device))
 
     def _moved(self, micro: TokenBatch, layout: MicroLayout) -> Tensor | None:
         """Return how far pictures move the tokens' positions, int64 [4, *ids] on the host; None without pictures."""
@@ -117,7 +121,8 @@ class PictureRows:
         for row, pictures in enumerate(micro.pictures):
             ids = micro.row("token_ids", row)
             try:
-                positions = mrope_positions(ids, self._tokens.place, [self._size(picture) for picture in pictures])
+                sizes = [self._tokens.features(picture) for picture in pictures]
+                positions = mrope_positions(ids, self._tokens.place, sizes)
             except ValueError as error:
                 raise ValueError(
                     f"{self._role}: row {micro.row_ids[row]!r} doesn't fit its pictures: {error}"
@@ -125,8 +130,3 @@ class PictureRows:
             line, start = (0, starts[row]) if layout.packed else (row, 0)
             moved[1:, line, start : start + len(ids)] = positions - torch.arange(len(ids))
         return moved
-
-    def _size(self, picture: Picture) -> tuple[int, int]:
-        """Return rows and columns of a picture's features."""
-        rows, columns = self._tokens.grid(picture)
-        return rows // self._merge, columns // self._merge

@@ -169,9 +169,9 @@ class PictureInputs:
     """float32 [patches of all pictures, numbers of a patch]"""
     grid: Tensor
     """int64 [pictures, 3], frames, rows and columns of patches."""
-    order: tuple[int, ...]
-    """Which picture stands at each place, place after place of `ids`. Empty: no row has a place, and the one picture is
-    there because other ranks or micro-batches run the tower."""
+    features: Tensor
+    """int64 [places], which feature of all pictures, one after the other, stands at each place of `ids`, row by row.
+    Empty: no row has a place, and the one picture is there because other ranks or micro-batches run the tower."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from roll.configs.catalog.family_table import family_of
 from roll.configs.checks.model_families import CACHED_LAYERS, clamped_steps
 from roll.configs.schema.strategy_options import StrategyConfig
 from roll.configs.schema.worker_config import ModelArgs
@@ -54,6 +55,9 @@ from roll.strategies.training.pretrained import (
 from roll.types.trajectory import FinishReason
 from roll.utils.seeding import stable_hash
 
+if TYPE_CHECKING:
+    from roll.strategies.engines.hf.picture_prompts import PicturePrompts
+
 _Item = TypeVar("_Item")
 _Tokens = tuple[int, ...]
 _Prefilled = tuple[Sequence[_Tokens], Tensor, RowCache]
@@ -72,6 +76,9 @@ class _Sequence(Response):
         super().__init__(request)
         self.steps = 0
         self.row = -1
+        self.prompt: _Tokens = request.prompt_ids
+        self.moved = 0
+        """By how much its positions are others than those that count its tokens."""
         self.rng = np.random.Generator(np.random.Philox(key=request.seed))
 
     def restart(self) -> int:
@@ -82,7 +89,7 @@ class _Sequence(Response):
 
     @property
     def context(self) -> tuple[int, ...]:
-        return (*self.request.prompt_ids, *self.tokens)
+        return (*self.prompt, *self.tokens)
 
     def completion(self, reason: FinishReason) -> Completion:
         return super().completion(reason).replace(steps=self.steps)
@@ -108,13 +115,16 @@ class HfInfer(InferEngine):
         decode: Callable[[Sequence[int]], str] | None = None,
         partial_rollout: Literal["resume", "restart"] = "resume",
         tried: torch.nn.Module | None = None,
+        pictures: PicturePrompts | None = None,
     ) -> None:
         self._model = model
+        self._pictures = pictures
         self._pad = pad_token_id
         self._max_running = max_running_requests
         self._restarts = partial_rollout == "restart"
         config = text_config(model)
-        self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode, config.vocab_size)
+        ends, reads = frozenset(eos_token_ids), pictures is not None
+        self._rules = ResponseRules(ends, max_context, decode, config.vocab_size, reads)
         self._device = next(model.parameters()).device
         require_cached_layers(model)
         self._layers = layer_states(config)
@@ -141,7 +151,11 @@ class HfInfer(InferEngine):
         for request in requests:
             self._rules.check(request, known)
             known.add(request.id)
-        self._waiting.extend(_Sequence(request) for request in requests)
+        sequences = [_Sequence(request) for request in requests]
+        if self._pictures is not None:
+            for sequence in sequences:
+                sequence.prompt, sequence.moved = self._pictures.marked(sequence.request)
+        self._waiting.extend(sequences)
         self._waiting.sort(key=lambda s: (s.request.order, s.request.id))
 
     @torch.inference_mode()
@@ -151,6 +165,8 @@ class HfInfer(InferEngine):
             if not self._waiting and not self._running:
                 break
             finished.extend(self._step())
+        if self._pictures is not None and not self._waiting and not self._running:
+            self._pictures.forget()
         return finished
 
     @torch.inference_mode()
@@ -229,7 +245,11 @@ class HfInfer(InferEngine):
         last = torch.tensor([token_of[row] for row in range(len(cache))], device=self._device)
         if self._decode_step is not None:
             return self._decode_step(last, cache, large)
-        return forward(self._model, last[:, None], cache)
+        if self._pictures is None:
+            return forward(self._model, last[:, None], cache)
+        moved_of = {s.row: s.moved for s in self._running}
+        moved = torch.tensor([moved_of[row] for row in range(len(cache))], device=self._device)
+        return forward(self._model, last[:, None], cache, moved=moved)
 
     def _prefill(self, contexts: Sequence[_Tokens], ahead: int) -> Iterator[_Prefilled]:
         """Run different contexts; what some begin with is computed once, where that is worth a pass of its own.
@@ -262,6 +282,8 @@ class HfInfer(InferEngine):
 
     def _prefilled(self, contexts: Sequence[_Tokens], width: int, cache: RowCache) -> _Prefilled:
         """Run the last `width` tokens of contexts whose other tokens the cache has."""
+        if self._pictures is not None:
+            return contexts, self._pictures.forward(self._model, contexts, width, cache), cache
         ids = [[self._pad] * (width - len(context)) + list(context[-width:]) for context in contexts]
         return contexts, forward(self._model, torch.tensor(ids, device=self._device), cache), cache
 
@@ -275,7 +297,7 @@ class HfInfer(InferEngine):
             logits = logits[torch.tensor(rows, device=self._device)]
         uniforms = [[s.rng.random() if p.temperature > 0 else 0.0 for s in groups[row, p]] for row, p in groups]
         previous = [
-            None if p.repetition_penalty == 1.0 else torch.tensor(sorted(set(group[0].context)), device=self._device)
+            None if p.repetition_penalty == 1.0 else torch.tensor(_tokens_in(group[0].context), device=self._device)
             for (_, p), group in groups.items()
         ]
         tokens, logprobs = sample(logits, params, uniforms, previous)
@@ -308,6 +330,11 @@ class HfInfer(InferEngine):
             taken.add(row)
             sequence.row = row_of.setdefault((row, token), row)
         cache.repeat(copied, room=len(running))
+
+
+def _tokens_in(context: _Tokens) -> list[int]:
+    """Return the different tokens of a context, ascending; marks of pictures are none."""
+    return sorted(token for token in set(context) if token >= 0)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -388,9 +415,21 @@ def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) ->
         decode=tokenizer.decode,
         partial_rollout=settings.partial_rollout,
         tried=tried,
+        pictures=_picture_prompts(model, args),
     )
     check_sampled_rows(alone)
     return engine
+
+
+def _picture_prompts(model: Any, args: ModelArgs) -> PicturePrompts | None:
+    """Return what reads the pictures of prompts; None for a model that is given none."""
+    if family_of(model.config.model_type).pictures is None:
+        return None
+    from roll.strategies.engines.hf.picture_prompts import PicturePrompts
+    from roll.utils.picture_tokens import PictureTokens
+
+    tokens = PictureTokens.load(str(args.model_name_or_path), trust_remote_code=args.trust_remote_code)
+    return PicturePrompts(tokens, next(model.parameters()).device)
 
 
 def ready_alone(model: torch.nn.Module, tried: torch.nn.Module, longest: int) -> RowsAlone:
