@@ -147,7 +147,7 @@ def bad_pictures(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _main(count: int) -> None:
-    from roll.data.pictures import PictureError, PictureReader
+    from roll.data.picture_reader import PictureError, PictureReader
 
     reader, outcomes, slowest = PictureReader("/nothing"), dict[str, int](), 0.0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 DISTRIBUTIONS = {
     "hydra": "hydra-core",
     "yaml": "pyyaml",
+    "PIL": "pillow",
     "megatron": "megatron-core",
     "mlflow": "mlflow-skinny",
     "opentelemetry": "opentelemetry-sdk",
@@ -140,7 +141,7 @@ def test_the_engine_that_the_suite_runs_on_is_inside_the_declared_range(extra):
 
 def test_every_version_pinned_is_inside_the_declared_range_and_nothing_else_is_pinned():
     groups = declared()
-    everyone = {**groups[""], **groups["quickstart"], **groups["view"], **groups["serve"]}
+    everyone = {**groups[""], **groups["quickstart"], **groups["view"], **groups["serve"], **groups["images"]}
     backends = {name: groups[extra][name] for extra, name in BACKENDS.items() if name not in (*GPU_ONLY, *ENGINES)}
     files = {
         "requirements.txt": everyone,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.data.messages import RowMessage
-from roll.data.pictures import PictureError, PictureReader
+from roll.data.picture_reader import PictureError, PictureReader
 from roll.data.row_conversations import CONVERSATION_COLUMNS, Messages, RowColumns
 from roll.types.picture import Picture
 from roll.utils.pictures import is_media_part

@@ -70,9 +70,9 @@ class TurnTree:
     def pictures(self, number: int | None) -> tuple[Picture, ...]:
         """Return what the tokens up to the end of a turn show, in the order of their places."""
         shown: tuple[Picture, ...] = ()
-        while number is not None:
-            shown = (*self._turns[number].pictures, *shown)
-            number = self._parents[number]
+        at = number
+        while at is not None:
+            shown, at = (*self._turns[at].pictures, *shown), self._parents[at]
         return shown
 
     def completion(self, number: int) -> tuple[int, ...]:

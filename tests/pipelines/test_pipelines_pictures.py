@@ -175,7 +175,7 @@ def test_a_run_of_text_imports_nothing_for_pictures() -> None:
     code = (
         "import sys, roll.data.sft_rows, roll.data.preference_rows, roll.data.sources, roll.pipelines.offline.sft, "
         "roll.pipelines.offline.dpo, roll.pipelines.run_data, roll.pipelines.rl.rlvr, roll.rollout.episode_player\n"
-        "names = ('PIL', 'roll.data.pictures', 'roll.data.row_pictures', 'roll.data.picture_chat', "
+        "names = ('PIL', 'roll.data.picture_reader', 'roll.data.row_pictures', 'roll.data.picture_chat', "
         "'roll.types.picture')\n"
         "print([name for name in names if name in sys.modules])"
     )

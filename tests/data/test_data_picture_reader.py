@@ -19,7 +19,7 @@ pytest.importorskip("PIL")
 from bad_pictures import BAD, FORMATS, picture_file, png_claiming
 from PIL import Image
 
-from roll.data.pictures import PictureError, PictureReader, picture_of_file
+from roll.data.picture_reader import PictureError, PictureReader, picture_of_file
 from roll.types.picture import Picture
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (6, 4, 3), dtype=np.uint8)
