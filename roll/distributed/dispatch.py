@@ -82,7 +82,7 @@ def split_batch(
     """Return one piece per rank; ranks of the same data-parallel rank get the same object.
 
     With `keep_groups` and `balance` the rows of a group are on one rank where that leaves the busiest one less to
-    compute, because ranks compute beginnings that rows share once.
+    compute, because ranks compute beginnings that rows share once, but for rows with pictures.
     """
     dp_size = layouts[0].dp_size
     if dp_size == 1:
@@ -92,7 +92,7 @@ def split_batch(
     if keep_groups and balance:
         from roll.types.batch import TokenBatch
 
-        if isinstance(batch, TokenBatch):
+        if isinstance(batch, TokenBatch) and not batch.has_pictures:
             parts = deal_groups(batch, parts, attention_share=attention_share) or parts
     pieces = [batch.select(rows) for rows in parts]
     return [pieces[layout.dp_rank] for layout in layouts]

@@ -143,6 +143,24 @@ def test_a_picture_is_computed_once_for_all_rows_of_a_micro_batch_that_show_it(f
     assert patches == [tokens_of(folder).patches(WIDE) + tokens_of(folder).patches(SMALL)]
 
 
+def test_token_budgets_count_what_the_tower_computes(folder_of):
+    folder = folder_of()
+    batch, tokens = six(folder), tokens_of(folder)
+    budget = {"use_dynamic_batching_in_infer": True, "max_tokens_per_microbatch_in_infer": 60, **PACKED}
+    strategy = build(make_spec(folder, worker=budget))
+    model = hf_module(strategy._model)
+    tower = sum(p.numel() for p in model.model.visual.parameters())
+    others = sum(p.numel() for p in model.parameters()) - tower
+    costs = strategy._micros.beside.costs(batch)
+    for cost, length, pictures in zip(costs, batch.lengths.tolist(), batch.pictures, strict=True):
+        assert cost == length + np.ceil(sum(map(tokens.patches, pictures)) * tower / others)
+    parts, _ = strategy._micros.parts(batch, training=False)
+    assert all(sum(costs[row] for row in part) <= 60 or len(part) == 1 for part in parts)
+    with torch.no_grad():
+        expected = Reading(folder, batch).logprobs(batch)
+    assert float((strategy.forward(batch, ("logprobs",)).require("logprobs") - expected).abs().max()) < 1e-5
+
+
 def test_rows_of_text_alone_are_those_of_the_language_model(folder_of):
     folder, batch = folder_of(), make_batch()
     with torch.no_grad():

@@ -178,6 +178,39 @@ def test_beginnings_are_shared_up_to_a_place_inside_of_a_picture(folder_of, fami
     assert mismatch(strategy, requests, done) < 1e-4
 
 
+def test_an_engine_that_gets_pictures_in_another_order_is_found(folder_of):
+    folder = folder_of()
+    engine, strategy = engine_of(folder), build(make_spec(folder))
+    whole = request(folder, "two", [20, None, 21, None, 22, 23], [WIDE, noise(84, 56, seed=7)])
+    planted = dataclasses.replace(whole, pictures=whole.pictures[::-1])  # of one size: the tokens fit all the same
+    done = play(engine, [planted])
+    assert mismatch(strategy, [planted], done) < 1e-4
+    assert mismatch(strategy, [whole], done) > 1e-3
+
+
+def test_an_engine_that_keeps_features_over_a_weight_update_is_found(folder_of, monkeypatch):
+    folder = folder_of()
+    requests = [request(folder, name, *prompt) for name, prompt in PROMPTS.items()]
+    honest, strategy = engine_of(folder), build(make_spec(folder, training={"learning_rate": 0.05}))
+    before = play(honest, requests)
+    planted = engine_of(folder)
+    tower, kept = planted._model.model.get_image_features, {}
+
+    def cached(pixels, grid, **options):
+        key = float(pixels.sum())
+        kept[key] = kept[key] if key in kept else tower(pixels, grid, **options)
+        return kept[key]
+
+    monkeypatch.setattr(planted._model.model, "get_image_features", cached)
+    assert play(planted, requests)["two"].logprobs == before["two"].logprobs
+    for _ in range(2):
+        strategy.train_step(as_batch(requests, before), LOSS)
+    for engine in (honest, planted):
+        engine.update_weights(1, strategy.named_weights())
+    assert mismatch(strategy, requests, play(honest, requests)) < 1e-4
+    assert mismatch(strategy, requests, play(planted, requests)) > 1e-3
+
+
 def test_no_place_is_ever_sampled(folder_of):
     folder = folder_of()
     engine = engine_of(folder, max_running_requests=64)

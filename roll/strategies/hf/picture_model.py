@@ -48,8 +48,8 @@ def read_pictures(lm: Any, ids: Tensor, pictures: PictureInputs) -> dict[str, An
     between = list(getattr(features, "deepstack_features", None) or ())
     embedded = lm.get_input_embeddings()(ids)
     if not len(pictures.features):
-        nothing = sum(torch.cat(list(each)).sum() for each in (features.pooler_output, *between)) * 0
-        return {"inputs_embeds": embedded + nothing.to(embedded.dtype)}
+        sums = [torch.cat(list(each)).sum() for each in (features.pooler_output, *between)]
+        return {"inputs_embeds": embedded + (torch.stack(sums).sum() * 0).to(embedded.dtype)}
     first, *between = (torch.cat(list(each))[pictures.features] for each in (features.pooler_output, *between))
     places = ids == lm.config.image_token_id
     inputs = {"inputs_embeds": embedded.masked_scatter(places[..., None], first.to(embedded.dtype))}

@@ -180,7 +180,8 @@ def _rows(model: Any, longest: int | None) -> TokenBatch:
     """Return rows of tokens that the model has and may say, none of them its padding token."""
     config = text_config(model)
     vocabulary, pad = model.get_input_embeddings().num_embeddings, getattr(config, "pad_token_id", None)
-    avoided = {pad, *(getattr(model.config, f"{kind}_token_id", None) for kind in ("image", "video"))} - {None}
+    places = [getattr(model.config, f"{kind}_token_id", None) for kind in ("image", "video")]
+    avoided = {token for token in (pad, *places) if token is not None}
     limits = [limit for limit in (longest, getattr(config, "max_position_embeddings", None)) if limit]
     lengths = [max(_STEPS + 1, min(length, *limits)) if limits else length for length in _LENGTHS]
     offsets = torch.tensor([0, *lengths]).cumsum(0)
