@@ -71,6 +71,48 @@ def build_tiny_model(
     return folder
 
 
+def build_tiny_picture_model(folder: Path, family: str = "qwen3_5", *, seed: int = 0, **options: object) -> Path:
+    """A random model of pictures and text, saved with the character tokenizer and a processor's file.
+
+    `options` are changes of the configuration of its language model; with `tie_word_embeddings` its head is tied.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    tokenizer = char_tokenizer()
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.1,
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+        **_SHAPES.get(f"{family}_text", {}),
+        **options,
+    }
+    tied = bool(text.pop("tie_word_embeddings", False))
+    tower = {**_TOWERS[family], "out_hidden_size": text["hidden_size"]}
+    config = AutoConfig.for_model(family, text_config=text, vision_config=tower, tie_word_embeddings=tied)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 56}}')
+    return folder
+
+
+_QWEN_TOWER = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "patch_size": 4}
+_TOWERS = {
+    "qwen3_5": _QWEN_TOWER,
+    "qwen3_5_moe": _QWEN_TOWER,
+    "gemma3": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+}
+
 _LINEAR = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,

@@ -49,7 +49,8 @@ PICTURE_FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def picture_tokenizer() -> Any:
     """One token per character, with ChatML and the tokens around pictures."""
     tokenizer = char_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", START, END, PLACE, VIDEO]})
+    special = ["<|im_start|>", "<|im_end|>", START, END, PLACE, VIDEO]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
     tokenizer.chat_template = PARTS
     return tokenizer
 

@@ -33,7 +33,9 @@ TESTS = Path(__file__).parents[1]
 def sizes_of(name, **more):
     """Entries of a small model's config.json that have no default."""
     experts = FAMILIES[name].experts
-    return {**SIZES, **({experts.count[0]: 6, **OF_EXPERTS} if experts else {}), **more}
+    decoder = FAMILIES[name].decoder
+    states = {"mamba_n_heads": 8} if decoder is not None and decoder.state_space else {}
+    return {**SIZES, **({experts.count[0]: 6, **OF_EXPERTS} if experts else {}), **states, **more}
 
 
 def config_of(name, **more):

@@ -5,22 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from model_job import model_job
 
-from roll.configs.parsing.loader import load_config
 from roll.pipelines.run.model_proofs import proof_problems
 
-JOB = """
-pipeline: rlvr
-executor: inline
-pretrain: {folder}
-max_steps: 1
-rollout_batch_size: 2
-prompt_length: 8
-response_length: 8
-rewards: {{rule: {{name: math_rule}}}}
-actor_train: {{data_args: {{file_name: {folder}/rows.jsonl}}, strategy_args: {{strategy_name: fsdp2_train}}}}
-actor_infer: {{strategy_args: {{strategy_name: hf_infer}}}}
-"""
 LARGE = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096,
@@ -38,9 +26,7 @@ def problems(tmp_path, kind, changes=(), refused=(), **options):
 
     config = AutoConfig.for_model(kind, **{**LARGE, **options})
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
-    (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path))
-    job = load_config(tmp_path, "job", list(changes))
-    return {key: sentence for key, sentence, _ in proof_problems(job, refused)}
+    return {key: sentence for key, sentence, _ in proof_problems(model_job(tmp_path, changes), refused)}
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "glm4", "stablelm", "seed_oss"])

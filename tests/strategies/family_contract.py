@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from model_job import model_job
 
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.model_families import family_checks, family_problems
 from roll.configs.errors import problem
-from roll.configs.parsing.loader import load_config
 from roll.configs.schema.worker_config import ModelArgs, TrainConfig
 from roll.pipelines.run.model_proofs import proof_problems
 from roll.strategies.base import EngineSettings, Request, SamplingParams, TrainSpec
@@ -30,20 +30,6 @@ from roll.types.batch import TokenBatch
 
 WAYS = ("padded", "packed", "shared", "sampled")
 """Rows padded at the right, laid end to end, as a tree of what they have in common; sampled by `hf_infer`."""
-_JOB = """
-pipeline: rlvr
-executor: inline
-pretrain: {folder}
-max_steps: 1
-rollout_batch_size: 2
-prompt_length: 16
-response_length: 16
-rewards: {{rule: {{name: math_rule}}}}
-actor_train:
-  data_args: {{file_name: {folder}/rows.jsonl}}
-  strategy_args: {{strategy_name: fsdp2_train}}
-actor_infer: {{strategy_args: {{strategy_name: hf_infer}}}}
-"""
 _OPTIONS = {
     "padded": ["actor_train.use_prefix_sharing=false"],
     "packed": ["actor_train.use_sequence_packing=true", "actor_train.use_prefix_sharing=false"],
@@ -57,7 +43,8 @@ ROWS = (
 )
 """Of 11, 5, 9 and 3 tokens; the first and the third begin alike."""
 _NO_CHECKPOINTING = "disable_gradient_checkpointing=true"
-_LONGEST = 32
+_LENGTH = 16
+_LONGEST = 2 * _LENGTH
 _RESPONSE = 9
 _TOLERANCE = 1e-4
 """Of log-probs, which differ by 1e-6 to 1e-5 where a way is right, and of gradients beside the largest of them."""
@@ -107,8 +94,7 @@ def report_on(folder: Path) -> FamilyReport:
 
 def checked(folder: Path, way: str, changes: list[str]) -> str:
     """Return what `roll check` says against a way of running a folder's model; empty if it accepts it."""
-    (folder / "job.yaml").write_text(_JOB.format(folder=folder))
-    config = load_config(folder, "job", changes)
+    config = model_job(folder, changes, length=_LENGTH)
     families = list(family_problems(config))
     refused = {key.split(".")[0] for key, *_ in families}
     problems = [*families, *proof_problems(config, refused)]
@@ -158,7 +144,7 @@ def _batch() -> TokenBatch:
 
 def _trained(folder: Path, changes: list[str], alone: _Alone) -> Iterator[str]:
     """Yield what a trainer's module computes otherwise than the loop."""
-    config = load_config(folder, "job", changes)
+    config = model_job(folder, changes, length=_LENGTH)
     worker: TrainConfig = config.actor_train
     spec = TrainSpec(
         role="actor_train", kind="policy", seed=0, trains=True, max_sequence_length=_LONGEST,

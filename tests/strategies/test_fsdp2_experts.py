@@ -10,8 +10,8 @@ from test_fsdp2_checkpoints import advance, read, write
 from test_fsdp2_ranks import fsdp_spec
 from train_contract import build, weights_of
 
-from roll.strategies.hf.safetensor_files import StoredTensors
 from roll.strategies.hf.streamed import StreamedWeights
+from roll.strategies.training.safetensor_files import StoredTensors
 from roll.utils.partition import shard_dim
 
 TWO = {"num_experts": 2, "num_experts_per_tok": 1}

@@ -11,7 +11,7 @@ from layout_contract import check_layouts
 from test_hf_prefix_sharing import BATCHES, OFF, ON, PACKED, played, tokens
 from test_strategies_hf_infer import make_engine, reference_logprobs, request, run, tokens_read
 from tiny_models import HYBRIDS, build_tiny_model
-from train_contract import make_spec
+from train_contract import LOSS, build, make_batch, make_spec
 
 from roll.strategies.engines.hf import hf_infer
 from roll.strategies.hf.adapter_config import chosen_layers, leaves
@@ -178,6 +178,15 @@ def test_adapters_go_beside_the_projections_of_recurrent_layers_and_not_beside_c
     assert set(projections) <= set(targets("qwen3_5_text"))
     assert {"in_proj_qkvz", "in_proj_ba", "out_proj"} <= set(targets("qwen3_next"))
     assert {"q_proj", "in_proj"} <= set(targets("granitemoehybrid"))
+    # The kernels of state-space layers take this weight, and adapters beside it would be left out.
+    assert "out_proj" not in targets("granitemoehybrid")
     assert targets("qwen3_5_text", "in_proj_qkv", "q_proj") == ["in_proj_qkv", "q_proj"]
     with pytest.raises(ValueError, match="has no linear layer 'conv1d'"):
         targets("qwen3_5_text", "conv1d")
+
+
+def test_all_adapters_of_a_hybrid_learn(hybrid):
+    strategy = build(make_spec(hybrid, model={"lora_rank": 2}))
+    strategy.train_step(make_batch(), LOSS)
+    still = [name for name, layer in strategy._adapters.layers.items() if not layer.lora_B["default"].weight.any()]
+    assert still == []

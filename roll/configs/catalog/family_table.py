@@ -34,6 +34,9 @@ class Decoder:
     delta_rule: Literal["fused", "apart"] | None = None
     """Layers of type `linear_attention` are a gated delta rule behind a short convolution, its input projections fused
     into two or apart; attention beside them has gates, for which its queries' projection is twice as wide."""
+    state_space: bool = False
+    """Layers of type `linear_attention`, or `mamba`, are state-space layers (Mamba-2), behind the MLP in the module;
+    beside its experts every token passes an MLP."""
     softcap: bool = False
     """Logits are soft-capped, which makes a float32 copy of them."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +87,8 @@ class Family:
     tested: bool = False
     """`hf_infer` and the trainers run it in the project's own tests; of other types `roll check` builds the module."""
     trained_as_text: bool = False
-    """It has a tower for pictures or sound, transformers loads it as a causal language model, and it trains on text."""
+    """It has a tower for pictures or sound, and trains on text: its language model is loaded by itself where
+    transformers has a class of it (roll/strategies/training/picture_folder.py)."""
     pictures: PictureTower | None = None
     """The trainers that run transformers' modules give it pictures. None: it is given none."""
     megatron: bool = False
@@ -99,6 +103,8 @@ class Family:
     """SGLang computes its head from the embeddings where config.json ties them."""
     vllm_copying_loader: str | None = None
     """Its class in vLLM 0.32, if that loads by copying into parameters, which a weight update leaves without memory."""
+    vllm_imports: str | None = None
+    """A package that vLLM's module imports besides what vLLM comes with on a CPU."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Hub id -> the entries of config.json that sizes follow from, of models that are planned without a download."""
 
@@ -175,6 +181,10 @@ _QWEN_HYBRID = {
     "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
 }  # fmt: skip
+_GRANITE_HYBRID = {
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_chunk_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+}  # fmt: skip
 _GEMMA = {**_TIED, "head_dim": 256}
 _LLAMA_STEP = "roll.strategies.engines.hf.decode_step:DecodeStep"
 _LIKE_LLAMA: dict[str, Any] = {
@@ -225,18 +235,29 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": Family(
         decoder=_with_biases(qk_norm="head", window="layer_types", delta_rule="apart", defaults=_QWEN_HYBRID),
         tested=True,
+        vllm_imports="torchvision",
     ),
     "qwen3_5_moe_text": Family(
         decoder=_with_biases(qk_norm="head", window="layer_types", delta_rule="apart", defaults=_QWEN_HYBRID),
         experts=Experts(shared_width="shared_expert_intermediate_size", every_layer=True),
         tested=True,
+        vllm_imports="torchvision",
     ),
     "qwen3_next": Family(
         decoder=_with_biases(qk_norm="head", window="layer_types", delta_rule="fused", defaults=_QWEN_HYBRID),
         experts=Experts(shared_width="shared_expert_intermediate_size", normalised="norm_topk_prob"),
         tested=True,
     ),
-    "granitemoehybrid": Family(tested=True),
+    "granitemoehybrid": Family(
+        decoder=_with_biases(window="layer_types", state_space=True, defaults=_GRANITE_HYBRID),
+        experts=Experts(
+            count=("num_local_experts",),
+            width="intermediate_size",
+            shared_width="shared_intermediate_size",
+            every_layer=True,
+        ),
+        tested=True,
+    ),
     "gemma": Family(decoder=_with_biases(defaults=_GEMMA)),
     "gemma2": Family(
         decoder=_with_biases(norms=_SANDWICH, window="layer_types", softcap=True, defaults=_GEMMA), tested=True

@@ -9,9 +9,11 @@ described by the weights' whole names (`target_parameters`), which peft reads as
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,14 +76,30 @@ def leaves(names: Iterable[str]) -> list[str]:
 
 def _linear_layers(model: nn.Module) -> list[str]:
     head = model.get_output_embeddings()  # type: ignore[operator]
+    modules = dict(model.named_modules())
     # A class of its own may compute something else than a product: routers do.
-    linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
-    unused = {leaf for leaf in leaves(linear) if not _is_called(model, leaf)}
-    return [name for name in linear if name.rsplit(".", 1)[-1] not in unused and f"{name}.weight" != SCORE]
+    linear = [name for name, module in modules.items() if type(module) is nn.Linear and module is not head]
+    unused = {leaf for leaf in leaves(linear) if not _is_adaptable(model, leaf)}
+    return [
+        name
+        for name, (parent, _, leaf) in ((name, name.rpartition(".")) for name in linear)
+        if leaf not in unused and f"{name}.weight" != SCORE and not _is_read(type(modules[parent]), leaf)
+    ]
 
 
-def _is_called(model: nn.Module, leaf: str) -> bool:
-    """Return whether layers of this name are called as modules; Mamba's kernels take some layers' weights."""
+@cache
+def _is_read(parent: type[nn.Module], leaf: str) -> bool:
+    """Return whether a module takes the weight of a layer of its own without calling it, as state-space layers and
+    their kernels do: adapters beside that layer would be left out."""
+    try:
+        source = inspect.getsource(parent)
+    except (OSError, TypeError):  # a class without a file
+        return False
+    return re.search(rf"\bself\.{re.escape(leaf)}\.weight\b(?!\.(dtype|device|shape)\b)", source) is not None
+
+
+def _is_adaptable(model: nn.Module, leaf: str) -> bool:
+    """Return whether peft puts adapters beside layers of this name."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 

@@ -11,14 +11,18 @@ from torch import Tensor
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.checkpoint_names import CheckpointNames, WayBack
+from roll.strategies.training.picture_folder import LanguageNames, language_names
 from roll.strategies.training.pretrained import (
     context_length,
     eos_token_ids,
     load_config,
     load_tokenizer,
     named_tensors,
+    picture_config,
     text_config,
+    weights_folder,
 )
+from roll.strategies.training.safetensor_files import names_in_files
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ModelDescription:
     """Token ids -> text."""
     names: CheckpointNames
     """Of the tensors in files."""
+    language: LanguageNames | None = None
+    """Of them in the folder of a picture model, as which the engine then loads it; None: it loads a language model."""
 
     def bucket_bytes(self, most: int) -> int:
         """Return the size of a bucket for the weights: `most`, or what all of them need in case they are small."""
@@ -65,8 +71,8 @@ class ModelDescription:
         """Yield `complete` weights under the names of checkpoints."""
         way_back = WayBack(self.names)
         async for name, tensor in self.complete(weights):
-            for part in way_back.convert(name, tensor):
-                yield part
+            for stored, part in way_back.convert(name, tensor):
+                yield stored if self.language is None else self.language.stored(stored), part
                 del part
             del tensor
 
@@ -88,6 +94,7 @@ def describe_model(args: ModelArgs) -> ModelDescription:
         eos_token_ids=eos_token_ids(model, tokenizer),
         decode=tokenizer.decode,
         names=CheckpointNames(model),
+        language=None if picture_config(args) is None else language_names(names_in_files(weights_folder(args))),
     )
 
 

@@ -24,7 +24,7 @@ from roll.strategies.base import TrainSpec
 from roll.strategies.hf.checkpoint_names import CheckpointNames
 from roll.strategies.hf.description import generation_config
 from roll.strategies.hf.first_layers import parameters_on_meta, small_config
-from roll.strategies.hf.safetensor_files import StoredTensors, safetensors_files
+from roll.strategies.training.picture_folder import language_names
 from roll.strategies.training.pretrained import (
     attention_option,
     language_model_class,
@@ -32,6 +32,7 @@ from roll.strategies.training.pretrained import (
     named_tensors,
     weights_folder,
 )
+from roll.strategies.training.safetensor_files import StoredTensors, safetensors_files
 from roll.utils.memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class StreamedWeights:
         self._kind = kind
         self._stored = stored
         self._files = files
+        self._language = language_names(files.shapes)
         self._config = load_config(args)
         self.module: nn.Module = self._empty()
         """The transformers module, in eval mode; its parameters and saved buffers hold nothing yet."""
@@ -125,12 +127,13 @@ class StreamedWeights:
         return sources
 
     def _stored_name(self, name: str) -> str | None:
-        """Name in the files: that of the module, or of one with or without a head around the same backbone."""
-        prefix = f"{self.module.base_model_prefix}."
-        for option in (name, prefix + name, name.removeprefix(prefix)):
-            if option in self._files.shapes:
-                return option
-        return None
+        """Name in the files: that of the module, or of one with or without a head around the same backbone, which may
+        be a part of a picture model."""
+        prefix, stored = f"{self.module.base_model_prefix}.", self._files.shapes
+        options = (name, prefix + name, name.removeprefix(prefix))
+        if self._language is not None:
+            options = tuple(map(self._language.stored, options))
+        return next((option for option in options if option in stored), None)
 
     def _check_tied(self) -> None:
         """Raise `_Unusual` where a file has other values for one of two tied tensors."""

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from roll.configs.catalog.family_table import FAMILIES
-from roll.strategies.hf.safetensor_files import open_safetensors, safetensors_files
 from roll.strategies.megatron.mapping import HfTensor
+from roll.strategies.training.safetensor_files import open_safetensors, safetensors_files
 
 _EXPERTS = tuple(family.experts for family in FAMILIES.values() if family.experts is not None)
 _PARTS = {

@@ -17,6 +17,7 @@ from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.lora import IDENTITY, check_same_base, layer_checksum, peft_name
 from roll.strategies.merging.read_states import module_weights
 from roll.strategies.training.model_folder import ABOUT, DESCRIPTION
+from roll.strategies.training.picture_folder import is_picture_model, language_config, write_picture_model
 from roll.strategies.training.pretrained import (
     DTYPES,
     language_model_class,
@@ -46,6 +47,16 @@ class Merge:
     """Model that the role started from: for LoRA, and for a checkpoint without a description. None: as recorded."""
 
 
+@dataclass(frozen=True)
+class PictureRest:
+    """What is around a language model in the folder that is written."""
+
+    config: Any
+    """Of the picture model."""
+    source: str
+    """Folder or hub id that the other weights are copied from."""
+
+
 def merge_states(folder: Path, target: Path, merge: Merge, kind: str = "policy") -> None:
     """Write the model of a role's folder in a checkpoint to `target`, its tokenizer included.
 
@@ -61,7 +72,9 @@ def merge_states(folder: Path, target: Path, merge: Merge, kind: str = "policy")
     description = folder / DESCRIPTION if (folder / DESCRIPTION).is_dir() else Path(about["base_model"])
     if not (description / "config.json").is_file() and description.is_absolute():
         raise ValueError(f"there is no model in {description}, which says what {folder} is; name one with --base")
-    config = AutoConfig.from_pretrained(str(description))
+    whole = AutoConfig.from_pretrained(str(description))
+    picture = copy.deepcopy(whole) if is_picture_model(whole) and about["kind"] == "policy" else None
+    config = language_config(whole)
     weights: Mapping[str, Tensor] = module_weights(folder, config, about["kind"])
     owner = _OWNERS[about["kind"]]
     if (folder / IDENTITY).is_file():
@@ -72,7 +85,8 @@ def merge_states(folder: Path, target: Path, merge: Merge, kind: str = "policy")
         weights = _merged(folder, weights, identity, owner, about)
     elif merge.adapters_only:
         raise ValueError(f"{folder} was saved without LoRA: there are no adapters to write")
-    _write(weights, owner, about["kind"], config, merge, target)
+    rest = None if picture is None else PictureRest(picture, about["base_model"])
+    _write(weights, owner, about["kind"], config, merge, target, rest)
     _copy_description(description, target)
 
 
@@ -87,17 +101,28 @@ def _about(folder: Path, merge: Merge, kind: str) -> dict[str, Any]:
     return about
 
 
-def _write(weights: Mapping[str, Tensor], owner: str, kind: str, config: Any, merge: Merge, target: Path) -> None:
+def _write(
+    weights: Mapping[str, Tensor],
+    owner: str,
+    kind: str,
+    config: Any,
+    merge: Merge,
+    target: Path,
+    rest: PictureRest | None,
+) -> None:
     tensors = {name.removeprefix(owner): tensor for name, tensor in weights.items() if name.startswith(owner)}
     if kind == "value":
         head, prefix = weights["value_head.weight"], empty_model(config, kind, torch.float32).base_model_prefix
         tensors = {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
         tensors.update({"score.weight": head, "score.bias": head.new_zeros(1)})
-    write_tensors(tensors, config, kind, merge, target)
+    write_tensors(tensors, config, kind, merge, target, rest)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], config: Any, kind: str, merge: Merge, target: Path) -> None:
-    """Have transformers write tensors under the names of its module; `ValueError` where they aren't that model's."""
+def write_tensors(
+    tensors: Mapping[str, Tensor], config: Any, kind: str, merge: Merge, target: Path, rest: PictureRest | None = None
+) -> None:
+    """Have transformers write tensors under the names of its module, with the `rest` of a picture model around them;
+    `ValueError` where they aren't that model's."""
     dtype = DTYPES[merge.dtype] if merge.dtype else _main_type(tensors)
     model = empty_model(config, kind, dtype)
     wanted = dict(named_tensors(model))
@@ -112,7 +137,10 @@ def write_tensors(tensors: Mapping[str, Tensor], config: Any, kind: str, merge: 
         state_dict[name] = tensors[name].to(dtype).contiguous() if empty.is_floating_point() else tensors[name]
     sizes = {"max_shard_size": merge.max_shard_size} if merge.max_shard_size else {}
     with quiet_transformers():
-        model.save_pretrained(target, state_dict=state_dict, **sizes)
+        if rest is None:
+            model.save_pretrained(target, state_dict=state_dict, **sizes)
+        else:
+            write_picture_model(model, state_dict, rest.config, rest.source, target, **sizes)
 
 
 def _main_type(tensors: Mapping[str, Tensor]) -> torch.dtype:

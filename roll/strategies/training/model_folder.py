@@ -13,7 +13,8 @@ from torch import Tensor
 from roll.configs.catalog.family_table import family_of
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.state_files import StateFiles
-from roll.strategies.training.pretrained import quiet_transformers
+from roll.strategies.training.picture_folder import write_picture_config, write_picture_model
+from roll.strategies.training.pretrained import picture_config, quiet_transformers, weights_folder
 from roll.utils.response_ends import response_ends, with_ends
 
 DESCRIPTION, ABOUT = "hf_config", "roll_model.json"
@@ -78,8 +79,13 @@ class ModelFolder:
         return model
 
     def _write(self, weights: dict[str, Tensor], path: Path) -> None:
+        args, model = self._spec.worker.model_args, self._model()
+        picture = self._picture()
         with quiet_transformers():
-            self._model().save_pretrained(path, state_dict=weights)
+            if picture is None:
+                model.save_pretrained(path, state_dict=weights)
+            else:
+                write_picture_model(model, weights, picture, weights_folder(args), path)
         self._write_reading(path)
 
     def _write_reading(self, folder: Path) -> None:
@@ -91,11 +97,19 @@ class ModelFolder:
 
             copy_processor(str(self._spec.worker.model_args.model_name_or_path), folder)
 
+    def _picture(self) -> Any:
+        """Return the configuration of the picture model that a policy's folder is of; None: of none."""
+        return picture_config(self._spec.worker.model_args) if self._spec.kind == "policy" else None
+
     def _describe(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         args, model = self._spec.worker.model_args, self._model()
+        picture = self._picture()
         with quiet_transformers():
-            model.config.save_pretrained(folder)
+            if picture is None:
+                model.config.save_pretrained(folder)
+            else:
+                write_picture_config(model, picture, folder)
             if model.can_generate():
                 model.generation_config.save_pretrained(folder)
         self._write_reading(folder)

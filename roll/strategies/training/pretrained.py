@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from roll.configs.catalog.family_table import family_of
 from roll.configs.checks.model_families import LOSES_CAP
 from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
+from roll.strategies.training.picture_folder import RENAMED, is_picture_model, language_config, require_copies
 from roll.utils.importing import load_module, long_imports
 from roll.utils.models import leave_deepspeed_out
 from roll.utils.response_ends import response_ends
@@ -57,6 +59,18 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _no_report() -> Iterator[None]:
+    """Silence transformers' list of all weights of a tower, which aren't loaded on purpose."""
+    log = logging.getLogger("transformers")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def load_tokenizer(args: ModelArgs) -> Any:
@@ -132,11 +146,18 @@ def attention_option(args: ModelArgs, config: Any) -> dict[str, str]:
 def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> Any:
     options.setdefault("config", load_config(args))
     options |= attention_option(args, options["config"])
-    with quiet_transformers():
+    of_picture_model = picture_config(args) is not None
+    if of_picture_model:
+        require_copies(weights_folder(args))
+        options["key_mapping"] = RENAMED
+    with quiet_transformers(), _no_report() if of_picture_model else contextlib.nullcontext():
         source = source_of(args)
         if args.use_shm:
             source["pretrained_model_name_or_path"] = weights_folder(args)
-        return kind.from_pretrained(**source, dtype=dtype, **options)
+        loaded = kind.from_pretrained(**source, dtype=dtype, **options)
+    if of_picture_model:  # its own files have the names of a model by itself
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._weight_conversions = None
+    return loaded
 
 
 def weights_folder(args: ModelArgs) -> str:
@@ -229,10 +250,10 @@ def one_output(config: Any, name: str) -> Any:
 
 
 def load_config(args: ModelArgs) -> Any:
-    """Return the model's own configuration with the user's changes."""
+    """Return the model's own configuration with the user's changes; of a picture model that of its language model."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(**source_of(args))
+    config = language_config(AutoConfig.from_pretrained(**source_of(args)))
     for name, value in args.model_config_kwargs.items():
         if not hasattr(config, name):
             hint = nearest(name, (key for key in vars(config) if not key.startswith("_")))
@@ -240,6 +261,14 @@ def load_config(args: ModelArgs) -> Any:
             raise ValueError(f"model_config_kwargs.{name}: {what}")
         setattr(config, name, value)
     return config
+
+
+def picture_config(args: ModelArgs) -> Any:
+    """Return the configuration of the picture model whose language model is loaded; None for a model by itself."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(**source_of(args))
+    return config if is_picture_model(config) else None
 
 
 def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.configs.catalog.family_table import FAMILIES, Decoder, Experts, family_of
 from roll.configs.schema.model_shape import config_file
+from roll.workbench.planning.recurrent import DeltaRule, StateSpace, Weight, recurrent_layers
 
 
 def known_sizes(name: str) -> dict[str, Any] | None:
@@ -20,50 +20,6 @@ def known_sizes(name: str) -> dict[str, Any] | None:
         if pretrained in family.models:
             return {"model_type": model_type, **family.models[pretrained]}
     return None
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One parameter of the model as transformers has it; tied ones appear once."""
-
-    name: str
-    """Inside its decoder layer, or of the whole model."""
-    shape: tuple[int, ...]
-    linear: bool = False
-    """The matrix of a linear layer, which adapters can adapt."""
-
-    @property
-    def size(self) -> int:
-        """Return numbers in it."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeltaRule:
-    """Layers of a gated delta rule behind a short convolution."""
-
-    key: int
-    """Width of all key heads, and that of all query heads."""
-    value_heads: int
-    value_head_dim: int
-    key_head_dim: int
-    kernel: int
-    """Tokens that the convolution sees."""
-
-    @property
-    def value(self) -> int:
-        """Return the width of all value heads."""
-        return self.value_heads * self.value_head_dim
-
-    @property
-    def convolved(self) -> int:
-        """Return the width of queries, keys and values together."""
-        return 2 * self.key + self.value
-
-    @property
-    def states(self) -> int:
-        """Return numbers of a row's state and of the tokens that the convolution remembers."""
-        return self.value * self.key_head_dim + self.convolved * self.kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +49,12 @@ class Architecture:
     sparse: tuple[bool, ...] = ()
     """Which layers have experts."""
     positions: int | None = None
-    delta_rule: DeltaRule | None = None
+    mixer: DeltaRule | StateSpace | None = None
+    """What recurrent layers have in place of attention."""
     recurrent: tuple[bool, ...] = ()
-    """Which layers are a gated delta rule; empty: none."""
+    """Which layers are recurrent; empty: none."""
+    tower: bool = False
+    """Its folder has a tower for pictures, which isn't loaded and isn't counted."""
 
     @property
     def attending(self) -> int:
@@ -121,9 +80,13 @@ class Architecture:
 
     def layer(self, number: int) -> list[Weight]:
         """Return weights of a decoder layer, in the order of the module."""
+        recurrent = self.mixer is not None and self.recurrent[number]
+        mixer = self.mixer.weights(self.hidden) if self.mixer is not None and recurrent else self._attention()
+        norms = [Weight(f"{name}.weight", (self.hidden,)) for name in self.decoder.norms]
+        if self.decoder.state_space:
+            return [*norms, *self._granite_mlp(sparse=self.sparse[number]), *mixer]
         mlp = self._experts() if self.sparse[number] else self._mlp("mlp", self.intermediate, bias=self.mlp_bias)
-        mixer = self._delta_rule() if self.recurrent and self.recurrent[number] else self._attention()
-        return [*mixer, *mlp, *(Weight(f"{name}.weight", (self.hidden,)) for name in self.decoder.norms)]
+        return [*mixer, *mlp, *norms]
 
     @property
     def embedding(self) -> Weight:
@@ -174,24 +137,6 @@ class Architecture:
             for name, width in zip("qk", widths, strict=True):
                 yield Weight(f"self_attn.{name}_norm.weight", (width,))
 
-    def _delta_rule(self) -> Iterator[Weight]:
-        rule, hidden = self.delta_rule, self.hidden
-        assert rule is not None, "layers of attention alone have none"
-        yield Weight("linear_attn.dt_bias", (rule.value_heads,))
-        yield Weight("linear_attn.A_log", (rule.value_heads,))
-        yield Weight("linear_attn.conv1d.weight", (rule.convolved, 1, rule.kernel))
-        norm = Weight("linear_attn.norm.weight", (rule.value_head_dim,))
-        out = Weight("linear_attn.out_proj.weight", (hidden, rule.value), linear=True)
-        if self.decoder.delta_rule == "fused":
-            for name, width in (("qkvz", rule.convolved + rule.value), ("ba", 2 * rule.value_heads)):
-                yield Weight(f"linear_attn.in_proj_{name}.weight", (width, hidden), linear=True)
-            yield from (norm, out)
-            return
-        yield from (norm, out)
-        widths = {"qkv": rule.convolved, "z": rule.value, "b": rule.value_heads, "a": rule.value_heads}
-        for name, width in widths.items():
-            yield Weight(f"linear_attn.in_proj_{name}.weight", (width, hidden), linear=True)
-
     def _mlp(self, prefix: str, width: int, *, bias: bool = False) -> Iterator[Weight]:
         if self.decoder.fused:
             yield Weight(f"{prefix}.gate_up_proj.weight", (2 * width, self.hidden), linear=True)
@@ -220,6 +165,16 @@ class Architecture:
         if self.shared_width:
             yield from self._mlp("mlp.shared_expert", self.shared_width)
             yield Weight("mlp.shared_expert_gate.weight", (1, self.hidden), linear=True)
+
+    def _granite_mlp(self, *, sparse: bool) -> Iterator[Weight]:
+        """Yield stacked experts, if there are some, and the MLP that every token passes, gate and up in one matrix."""
+        if sparse:
+            yield Weight("block_sparse_moe.router.weight", (self.experts, self.hidden))
+            yield Weight("block_sparse_moe.experts.gate_up_proj", (self.experts, 2 * self.expert_width, self.hidden))
+            yield Weight("block_sparse_moe.experts.down_proj", (self.experts, self.hidden, self.expert_width))
+        width = self.shared_width or self.intermediate
+        yield Weight("shared_mlp.input_linear.weight", (2 * width, self.hidden), linear=True)
+        yield Weight("shared_mlp.output_linear.weight", (self.hidden, width), linear=True)
 
 
 class UnknownModel(ValueError):
@@ -254,7 +209,10 @@ def read_architecture(name: str, overrides: Mapping[str, Any], key: str) -> Arch
     if not isinstance(tree, dict):
         raise UnknownModel(f"{key}: {file} holds no mapping; write the model's own config.json again")
     if isinstance(tree.get("text_config"), dict) and "vision_config" in tree:
-        raise UnknownModel(f"{key}: {name} reads images, and vision towers aren't planned; plan its language model")
+        if not family_of(tree.get("model_type")).trained_as_text:
+            raise UnknownModel(f"{key}: {name} reads images, and vision towers aren't planned; plan its language model")
+        text = {**tree["text_config"], "tie_word_embeddings": tree.get("tie_word_embeddings", False)}
+        return replace(architecture_of({**text, **overrides}, str(file), key), tower=True)
     return architecture_of({**tree, **overrides}, str(file), key)
 
 
@@ -284,9 +242,17 @@ def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architectur
     heads, hidden, layers = number("num_attention_heads"), number("hidden_size"), number("num_hidden_layers")
     if not heads or not layers:
         raise UnknownModel(f"{key}: {file} has num_attention_heads {heads} and num_hidden_layers {layers}: no decoder")
+    dense_width = "intermediate_size"
+    if decoder.state_space and not number(*experts.count if experts else ()):
+        experts, dense_width = None, "shared_intermediate_size"  # all that is left of its MLPs
     sparse = _sparse(tree, experts, layers)
     kv_heads = tree.get("num_key_value_heads")
     head_dim = tree.get("head_dim")
+    mixer: DeltaRule | StateSpace | None = None
+    if decoder.delta_rule is not None:
+        mixer = DeltaRule.read(number, decoder.delta_rule)
+    elif decoder.state_space:
+        mixer = StateSpace.read(number, tree, hidden)
     return Architecture(
         model_type=str(model_type),
         layers=layers,
@@ -294,7 +260,7 @@ def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architectur
         heads=heads,
         kv_heads=kv_heads if type(kv_heads) is int else heads,
         head_dim=head_dim if type(head_dim) is int else hidden // heads,
-        intermediate=0 if all(sparse) and "intermediate_size" not in tree else number("intermediate_size"),
+        intermediate=0 if all(sparse) and dense_width not in tree else number(dense_width),
         vocab=number("vocab_size"),
         tied=bool(tree.get("tie_word_embeddings", False)),
         qkv_bias=flag(decoder.qkv_bias),
@@ -306,25 +272,9 @@ def architecture_of(tree: Mapping[str, Any], file: str, key: str) -> Architectur
         shared_width=number(experts.shared_width) if experts and any(sparse) and experts.shared_width else 0,
         sparse=sparse,
         positions=tree.get("max_position_embeddings"),
-        delta_rule=DeltaRule(
-            key=number("linear_num_key_heads") * number("linear_key_head_dim"),
-            value_heads=number("linear_num_value_heads"),
-            value_head_dim=number("linear_value_head_dim"),
-            key_head_dim=number("linear_key_head_dim"),
-            kernel=number("linear_conv_kernel_dim"),
-        )
-        if decoder.delta_rule is not None
-        else None,
-        recurrent=recurrent_layers(tree, layers) if decoder.delta_rule is not None else (),
+        mixer=mixer,
+        recurrent=recurrent_layers(tree, layers, mixer) if mixer is not None else (),
     )
-
-
-def recurrent_layers(tree: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
-    """Return which layers are no attention: by their types, or all but each `full_attention_interval`th."""
-    kinds, interval = tree.get("layer_types"), tree.get("full_attention_interval", 4)
-    if isinstance(kinds, list):
-        return tuple(kind == "linear_attention" for kind in kinds[:layers])
-    return tuple(bool((layer + 1) % interval) for layer in range(layers))
 
 
 def _sparse(tree: Mapping[str, Any], experts: Experts | None, layers: int) -> tuple[bool, ...]:

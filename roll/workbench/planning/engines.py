@@ -79,8 +79,8 @@ class EngineRole:
     @property
     def states_per_row(self) -> int:
         """Return bytes of what recurrent layers keep of a row: states in float32, and the last tokens."""
-        rule = self.arch.delta_rule
-        return 0 if rule is None else 4 * rule.states * sum(self.arch.recurrent)
+        mixer = self.arch.mixer
+        return 0 if mixer is None else 4 * mixer.states * sum(self.arch.recurrent)
 
 
 def engine_memory(role: EngineRole) -> RoleMemory:

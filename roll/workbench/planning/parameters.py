@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roll.configs.schema.worker_config import ALL_LINEAR, ModelArgs
-from roll.workbench.planning.architecture import Architecture, UnknownModel, Weight
+from roll.workbench.planning.architecture import Architecture, UnknownModel
+from roll.workbench.planning.recurrent import Weight
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Of one number."""

@@ -167,6 +167,9 @@ class _Planner:
             own = worker.model_args.model_name_or_path
             key = f"{role}.model_args.model_name_or_path" if own else "pretrain"
             models[role] = read_architecture(config.model_path(role), worker.model_args.model_config_kwargs, key)
+            if models[role].tower:
+                path = config.model_path(role)
+                self._notes.append(f"{path}: its tower for pictures isn't counted; the language model is loaded alone")
         return models
 
     def _memory(self, role: str, rank: int) -> RoleMemory:

@@ -23,7 +23,12 @@ VARIANTS = {
     "untied": {"tie_word_embeddings": False},
     "with biases": {"attention_bias": True, "mlp_bias": True},
     "experts in every other layer": {"decoder_sparse_step": 2, "mlp_only_layers": [3]},
-}
+    "state spaces": {
+        "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_conv_bias": False, "mamba_proj_bias": True,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "state spaces without experts": {"mamba_n_heads": 8, "num_local_experts": 0, "shared_intermediate_size": 40},
+}  # fmt: skip
 
 
 def names_of_transformers(family, changes, tmp_path):
@@ -31,6 +36,8 @@ def names_of_transformers(family, changes, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     known = FAMILIES[family].experts
     experts = {**EXPERTS, known.count[0]: 4} if known else {}
+    if FAMILIES[family].decoder.state_space:
+        experts |= {"mamba_n_heads": 8, "mamba_d_state": 16, "shared_intermediate_size": 48}
     config = transformers.AutoConfig.for_model(family, **{**SHAPE, **experts, **changes})
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
@@ -49,9 +56,35 @@ def test_every_weight_has_its_name_shape_and_place(tmp_path, family):
             continue  # the family has no such field
         if "decoder_sparse_step" in changes and (not experts or experts.every_layer):
             continue
+        if "mamba_n_heads" in changes and not decoder.state_space:
+            continue
         expected, tree = names_of_transformers(family, changes, tmp_path)
         planned = architecture_of(tree, "config.json", "pretrain")
         assert [(weight.name, weight.shape) for weight in planned.parameters()] == expected, changes
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.decoder])
+def test_adapters_are_planned_beside_the_layers_that_get_some(tmp_path, family):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from roll.configs.schema.worker_config import ModelArgs
+    from roll.strategies.hf.adapter_config import chosen_layers
+
+    _, tree = names_of_transformers(family, {}, tmp_path)
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(tmp_path)
+        expected = chosen_layers(transformers.AutoModelForCausalLM.from_config(config), ())
+    args = ModelArgs(lora_rank=2)
+    made = role_parameters(architecture_of(tree, "config.json", "pretrain"), args, "policy", trains=True, role="r")
+    assert {p.name.removesuffix(".lora_A.weight") for p in made if ".lora_A." in p.name} == set(expected)
+
+
+def test_a_picture_model_is_planned_without_its_tower(tmp_path):
+    text = {**SHAPE, "model_type": "qwen3_5_text", "vocab_size": 200}
+    tree = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 1}, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    arch = read_architecture(str(tmp_path), {"vocab_size": 150}, "pretrain")
+    assert (arch.model_type, arch.tower, arch.vocab, arch.tied) == ("qwen3_5_text", True, 150, True)
+    assert arch.count() == architecture_of({**text, "vocab_size": 150, "tie_word_embeddings": True}, "", "").count()
 
 
 def test_numbers_of_parameters_by_hand():

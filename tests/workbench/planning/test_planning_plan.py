@@ -240,6 +240,21 @@ def test_a_teacher_behind_a_service_takes_nothing(tmp_path):
 # --- machines ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_tower_of_a_picture_model_is_named_and_not_counted(tmp_path):
+    tree = {"model_type": "qwen3_5_text", **{key: LLAMA_7B[key] for key in LLAMA_7B if key != "model_type"}}
+    folders = {
+        "text": model_folder(tmp_path / "text", tree),
+        "pictures": model_folder(
+            tmp_path / "pictures", {"model_type": "qwen3_5", "text_config": tree, "vision_config": {"depth": 27}}
+        ),
+    }
+    plans = {name: plan_of(tmp_path, rlvr_job(folder, slots=8), "h100:8") for name, folder in folders.items()}
+    note = f"{folders['pictures']}: its tower for pictures isn't counted; the language model is loaded alone"
+    assert note in plans["pictures"].notes and note not in plans["text"].notes
+    assert plans["pictures"].hosts == plans["text"].hosts
+    assert plans["pictures"].devices == plans["text"].devices
+
+
 def test_devices_are_parsed():
     machines = parse_machines("h100:8,cpu:1024")
     assert (machines.device, machines.count, machines.host_bytes) == ("h100", 8, 1024 * GIB)

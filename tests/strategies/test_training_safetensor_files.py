@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from roll.strategies.hf.safetensor_files import StoredTensors, safetensors_files
+from roll.strategies.training.safetensor_files import StoredTensors, safetensors_files
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 

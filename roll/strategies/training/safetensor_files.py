@@ -37,6 +37,15 @@ def safetensors_files(path: str) -> list[Path]:
     return [file for file in map(find, shards) if file is not None]
 
 
+def names_in_files(path: str) -> list[str]:
+    """Return the names of the tensors in the safetensors files of a folder or hub model."""
+    names: list[str] = []
+    for file in safetensors_files(path):
+        with open_safetensors(file) as handle:
+            names.extend(handle.keys())
+    return names
+
+
 class StoredTensors:
     """Names and shapes of the tensors in some files, and their rows.
 
