@@ -24,8 +24,9 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
-        offline = isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs)
-        images = config.data_args_of(data).images if offline else data.images
+        images = data.images
+        if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
+            images = config.data_args_of(data).images
         if images is not None:
             from roll.configs.checks.picture_checks import row_picture_checks
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from roll.configs.errors import Violation, problem
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
-from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.rlvr_config import DistillConfig, RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.configs.schema.worker_config import DataArgs
 
@@ -41,7 +41,7 @@ def prompt_picture_rules(config: RLVRConfig) -> Iterator[Violation]:
         return
     if config.truncation not in ("error", "filter"):
         yield Violation("truncation", _CUTS, "truncation=filter", config.truncation)
-    if config.pipeline == "distill":
+    if isinstance(config, DistillConfig):
         yield problem(shown[0], "a teacher isn't given the pictures of prompts", "prompts of text alone")
     if config.replays:
         sentence = "recorded rollouts don't hold the pictures that their prompts show"

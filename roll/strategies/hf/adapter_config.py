@@ -83,7 +83,7 @@ def _linear_layers(model: nn.Module) -> list[str]:
     return [
         name
         for name, (parent, _, leaf) in ((name, name.rpartition(".")) for name in linear)
-        if leaf not in unused and f"{name}.weight" != SCORE and not _is_read(type(modules[parent]), leaf)
+        if leaf not in unused and f"{name}.weight" != SCORE and not _is_read(modules[parent].__class__, leaf)
     ]
 
 

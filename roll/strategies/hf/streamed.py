@@ -130,7 +130,7 @@ class StreamedWeights:
         """Name in the files: that of the module, or of one with or without a head around the same backbone, which may
         be a part of a picture model."""
         prefix, stored = f"{self.module.base_model_prefix}.", self._files.shapes
-        options = (name, prefix + name, name.removeprefix(prefix))
+        options: Iterable[str] = (name, prefix + name, name.removeprefix(prefix))
         if self._language is not None:
             options = tuple(map(self._language.stored, options))
         return next((option for option in options if option in stored), None)

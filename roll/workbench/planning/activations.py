@@ -101,8 +101,8 @@ def layer_bytes(
     if arch.decoder.delta_rule:
         attention += 3 * b * query  # gates, what they are computed from and what they multiply
     if recurrent and arch.mixer is not None:
-        state_space = isinstance(arch.mixer, StateSpace)
-        attention = _state_space(arch.mixer, numbers) if state_space else _delta_rule(arch.mixer, numbers)
+        mixer = arch.mixer
+        attention = _state_space(mixer, numbers) if isinstance(mixer, StateSpace) else _delta_rule(mixer, numbers)
     mlp = _experts(arch, numbers, shared) if sparse else 4 * b * arch.intermediate // shared
     sandwich = len(arch.decoder.norms) > 2
     return (
