@@ -24,9 +24,7 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
-        images = data.images
-        if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
-            images = config.data_args_of(data).images
+        images = _images_of(config, data)
         if images is not None:
             from roll.configs.checks.picture_checks import row_picture_checks
 
@@ -50,6 +48,12 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
         if isinstance(data, DataArgs) and data.dataset is not None:
             args = (f"{path}.dataset_args", data.dataset_args)
             yield from named_checks(f"{path}.dataset", data.dataset, "class", args, skip=0)
+
+
+def _images_of(config: RLVRConfig | OfflineConfig, data: DataArgs | OfflineDataArgs) -> str | None:
+    """Return the column of pictures."""
+    offline = isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs)
+    return config.data_args_of(data).images if offline else data.images  # type: ignore[union-attr, arg-type]
 
 
 def _columns(
