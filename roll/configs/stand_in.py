@@ -16,12 +16,19 @@ def _refuse(*_: Any) -> NoReturn:
     raise StandInUsed
 
 
+def _get(_: Any, name: str) -> NoReturn:
+    if name == "__dict__":  # vLLM asks everything in all modules for it
+        raise AttributeError(name)
+    raise StandInUsed
+
+
 class StandIn:
     """Raises `StandInUsed` whatever is done with it, so that no rule can draw a conclusion from it."""
 
     __slots__ = ()
     __class__ = property(_refuse)  # type: ignore[assignment]  # which `isinstance` asks for
-    __getattr__ = __getitem__ = __iter__ = __len__ = __contains__ = __call__ = _refuse
+    __getattr__ = _get
+    __getitem__ = __iter__ = __len__ = __contains__ = __call__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
     __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __neg__ = __abs__ = __pow__ = __rpow__ = _refuse

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from model_job import model_job
 
 from roll.configs.checks import model_families
 from roll.configs.checks.machine_checks import Machine
-from roll.configs.checks.model_families import cpu_head_sizes, family_checks, family_problems, head_obstacle
+from roll.configs.checks.model_families import family_checks, family_problems
+from roll.configs.checks.vllm_models import cpu_head_sizes, head_obstacle
 from roll.configs.errors import problem
-from roll.configs.parsing.loader import load_config
 from roll.configs.rules.rotations_rules import rotation_obstacle
 
 SHAPE = {
@@ -26,24 +27,11 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 CHUNKED = {"layer_types": ["chunked_attention"] * 2}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-JOB = """
-pipeline: rlvr
-executor: inline
-pretrain: {folder}
-max_steps: 1
-rollout_batch_size: 2
-prompt_length: 8
-response_length: 8
-rewards: {{rule: {{name: math_rule}}}}
-actor_train: {{data_args: {{file_name: {folder}/rows.jsonl}}, strategy_args: {{strategy_name: fsdp2_train}}}}
-actor_infer: {{strategy_args: {{strategy_name: {engine}}}}}
-"""
 
 
 def found_for(tmp_path, tree, engine="hf_infer", changes=(), machine=None):
     (tmp_path / "config.json").write_text(json.dumps(tree))
-    (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path, engine=engine))
-    config = load_config(tmp_path, "job", list(changes))
+    config = model_job(tmp_path, changes, engine=engine)
     found = [*family_checks(config, machine or Machine()), *(problem(*each) for each in family_problems(config))]
     return {violation.path: str(violation) for violation in found}
 

@@ -37,6 +37,10 @@ MISSING = {
     "opentelemetry.exporter.otlp.proto.http": (
         "opentelemetry-exporter-otlp-proto-http is not installed: pip install -e '.[otel]'"
     ),
+    "torchvision": (
+        "install the torchvision that goes with your torch: pip install --no-deps torchvision==0.28.0 for 2.13; for a "
+        "torch for CPUs from its own index, --index-url https://download.pytorch.org/whl/cpu"
+    ),
     "liger_kernel": "liger-kernel is not installed: pip install -e '.[liger]'",
 }
 """Packages that only some configurations need, by the name they are imported under, and what to say without one."""

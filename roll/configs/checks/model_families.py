@@ -7,8 +7,6 @@ forward pass shows is left to the start.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import inspect
 import json
 import logging
@@ -20,8 +18,8 @@ from typing import Any
 
 from roll.configs.catalog.family_table import family_of
 from roll.configs.catalog.family_ways import CAPPED, RECURRENT, Way, closed_ways
-from roll.configs.checks.engine_arguments import package_folder
 from roll.configs.checks.machine_checks import Machine
+from roll.configs.checks.vllm_models import vllm_problems
 from roll.configs.errors import Violation, problem
 from roll.configs.rules.rotations_rules import rotation_obstacle
 from roll.configs.schema.engine_config import VllmConfig
@@ -65,9 +63,8 @@ def family_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
             yield problem(key, why, OTHER_ENGINES, name)
         if isinstance(worker, ForwardConfig):
             yield from _whole_rows(role, worker, tree)
-        on_cpu = config.num_nodes == 1 and not (machine.accelerators or machine.amd)  # the others may have some
-        if name == "vllm" and on_cpu and (why := head_obstacle(tree)):
-            yield problem(key, why, "hf_infer or sglang", name)
+        if name == "vllm":
+            yield from vllm_problems(config, role, tree, machine)
 
 
 def has_untested_family(config: RunConfig) -> bool:
@@ -156,35 +153,6 @@ def _rotation(config: RunConfig, worker: WorkerConfig, tree: dict[str, Any], key
         yield problem(key, why, "vllm or hf_infer, which choose once for the whole run, or shorter rows", "sglang")
 
 
-def head_obstacle(tree: Mapping[str, Any]) -> str:
-    """Return why the installed vLLM can't compute a model's attention on a CPU; empty: it can, or nobody can tell."""
-    size, hidden, heads = (tree.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
-    if type(size) is not int and type(hidden) is int and type(heads) is int and heads > 0:
-        size = hidden // heads
-    sizes = cpu_head_sizes()
-    if type(size) is not int or tree.get("kv_lora_rank") or not sizes or size in sizes:
-        return ""  # vLLM keeps compressed keys in another way
-    return (
-        f"without an accelerator vLLM's attention takes heads of {', '.join(map(str, sizes))} numbers, and those of "
-        f"this model have {size}"
-    )
-
-
-@cache
-def cpu_head_sizes() -> tuple[int, ...]:
-    """Return the sizes that the installed vLLM's attention on a CPU takes; none if its source doesn't show them."""
-    folder = package_folder("vllm")
-    file = None if folder is None else folder / "v1" / "attention" / "backends" / "cpu_attn.py"
-    if file is None or not file.is_file():
-        return ()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef) and node.name == "get_supported_head_sizes":
-            values = [line.value for line in node.body if isinstance(line, ast.Return)]
-            with contextlib.suppress(ValueError):
-                return tuple(ast.literal_eval(values[0])) if values and values[0] is not None else ()
-    return ()
-
-
 def clamped_steps(model: Any) -> str:
     """Return why decode steps of a transformers model compute something else than a pass over the row; empty: they
     don't.
@@ -267,6 +235,8 @@ def _built(file: Path) -> Any:
     log.setLevel(logging.ERROR)
     try:
         config = AutoConfig.from_pretrained(file.parent)
+        if family_of(config.model_type).trained_as_text:
+            config = config.get_text_config()
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except Exception:  # noqa: BLE001 - the start loads the model whole and says what is wrong with it

@@ -76,7 +76,7 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
         loaded = load(tensors)
         self._missing -= self._missing if loaded is None else loaded
         for name, tensor in tensors:
-            for other in self._tied.get(name, ()):
+            for other in self._tied.get(_in_memory(self.model, name), ()):
                 self._load_tied(other, tensor)
 
     def _load_tied(self, name: str, tensor: torch.Tensor) -> None:
@@ -113,6 +113,12 @@ class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Host
 
     def shutdown(self) -> None:
         """Do nothing: nothing is held between updates."""
+
+
+def _in_memory(model: Any, name: str) -> str:
+    """Return the name of the parameter that a model loads a tensor into; picture models have others than files."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    return next(iter(mapper.apply_list([name])), name) if mapper is not None else name
 
 
 def _tied_names(model: torch.nn.Module) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import logging
 import os
@@ -29,9 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.configs.checks.model_families import head_obstacle
+from roll.configs.catalog.family_table import family_of
+from roll.configs.checks.machine_checks import MISSING
+from roll.configs.checks.vllm_models import TOWER_ADAPTERS, delta_rule_obstacle, head_obstacle, import_obstacle
 from roll.configs.rules.rotations_rules import rotation_obstacle
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
+from roll.configs.schema.model_shape import shape_of
 from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import entry_bytes
@@ -46,6 +50,7 @@ from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.training.pretrained import load_config, weights_folder
 from roll.types.trajectory import FinishReason
 from roll.utils.loop_thread import settle
+from roll.utils.processor import this_processor
 
 logger = logging.getLogger(__name__)
 
@@ -74,19 +79,25 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
         raise ValueError(f"vllm can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
     description = describe_model(args)
     tree, cannot = load_config(args).get_text_config().to_dict(), f"vllm can't sample from {args.model_name_or_path}"
-    if not torch.cuda.is_available() and (why := head_obstacle(tree)):
-        raise ValueError(f"{cannot}: {why}. Use hf_infer or sglang")
+    adapters, of_picture_model = args.lora_rank > 0, description.language is not None
+    if why := _obstacle(tree, args):
+        raise ValueError(f"{cannot}: {why}")
+    if adapters and of_picture_model:
+        raise ValueError(f"{cannot}: {TOWER_ADAPTERS}. Write lora_sync: merged")
     if why := rotation_obstacle("vllm", tree, settings.max_sequence_length, options.max_model_len):
         raise ValueError(f"{cannot}: {why}. Remove max_model_len")
     length = min(options.max_model_len or settings.max_sequence_length, description.max_context)
-    adapters = args.lora_rank > 0
+    changes: dict[str, Any] = dict(args.model_config_kwargs)
+    if of_picture_model:  # where vLLM looks for what its head is tied by, and not where transformers does
+        changes = {"text_config": {"tie_word_embeddings": tree["tie_word_embeddings"], **changes}}
     level = options.level_of_sleep(adapters=adapters)
     arguments = {
         **options.declared_arguments,
         "model": weights_folder(args),
         "dtype": _DTYPES[args.dtype],
         "trust_remote_code": args.trust_remote_code,
-        "hf_overrides": dict(args.model_config_kwargs),
+        "hf_overrides": changes,
+        "language_model_only": True if of_picture_model else None,
         "seed": settings.seed % (1 << 31),
         "max_model_len": length,
         "max_num_seqs": options.max_num_seqs or settings.max_running_requests,
@@ -97,7 +108,8 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
     }
     if settings.return_routed_experts:  # nothing else: unasked, an older vLLM needn't have the argument
         arguments["enable_return_routed_experts"] = True
-    seeds = torch.cuda.is_available() or _whole_prompts(arguments, length)
+    recurrent = shape_of(tree).attending < 1
+    seeds = torch.cuda.is_available() or _whole_prompts(arguments, length, recurrent=recurrent)
     if options.devices > 1:
         arguments["distributed_executor_backend"] = "mp"  # inside a Ray actor vLLM would start actors of its own
     if adapters:
@@ -119,16 +131,36 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
     return started(AdapterEngine if adapters else AsyncEngine, backend, rules, settings, "vLLM engine")
 
 
-def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
+def _obstacle(tree: Mapping[str, Any], args: ModelArgs) -> str:
+    """Return why vLLM can't sample from the model with this config.json here; empty: it can, or nobody can tell."""
+    if not torch.cuda.is_available():
+        if why := head_obstacle(tree):
+            return f"{why}. Use hf_infer or sglang"
+        features = this_processor().features
+        if why := delta_rule_obstacle(tree, args.dtype, features, adapters=args.lora_rank > 0):
+            return f"{why}. Use hf_infer"
+    package = family_of(tree.get("model_type")).vllm_imports
+    try:
+        if package is not None:
+            importlib.import_module(package)
+    except Exception as error:  # noqa: BLE001 - of a build that doesn't fit torch's, which raises whatever it raises
+        return f"{import_obstacle(tree, package or '')}: {error}. {MISSING[package or '']}"
+    return ""
+
+
+def _whole_prompts(arguments: dict[str, Any], length: int, *, recurrent: bool = False) -> bool:
     """Make vLLM on a CPU read every prompt in one pass unless something else was asked for; whether it will.
 
     When vLLM 0.32 cuts the prompt of a response with a seed, it rewinds the generator, which one on a CPU can't do: the
-    engine dies. So responses only get their seeds when no prompt is cut.
+    engine dies. So responses only get their seeds when no prompt is cut. The prefix cache of a model with `recurrent`
+    layers cuts prompts where it keeps a state, and is off then.
     """
     budget = arguments.get("max_num_batched_tokens")
     if arguments.get("enable_chunked_prefill") is None and (budget is None or budget >= length):
         arguments["enable_chunked_prefill"] = False
     if arguments.get("enable_chunked_prefill") is False:
+        if recurrent:
+            arguments["enable_prefix_caching"] = False
         return True
     logger.warning("vLLM on a CPU can't both cut prompts and give each response its own seed: responses don't repeat")
     return False
