@@ -24,7 +24,7 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
-        images = _images_of(config, data)
+        images = _picture_column(config, data)
         if images is not None:
             from roll.configs.checks.picture_checks import row_picture_checks
 
@@ -50,10 +50,10 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
             yield from named_checks(f"{path}.dataset", data.dataset, "class", args, skip=0)
 
 
-def _images_of(config: RLVRConfig | OfflineConfig, data: DataArgs | OfflineDataArgs) -> str | None:
-    """Return the column of pictures."""
-    offline = isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs)
-    return config.data_args_of(data).images if offline else data.images  # type: ignore[union-attr, arg-type]
+def _picture_column(config: RLVRConfig | OfflineConfig, data: DataArgs | OfflineDataArgs) -> str | None:
+    if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
+        return config.data_args_of(data).images
+    return data.images
 
 
 def _columns(
