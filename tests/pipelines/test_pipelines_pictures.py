@@ -46,7 +46,7 @@ rollout_batch_size: 4
 num_return_sequences_in_group: 4
 prompt_length: 60
 response_length: 3
-rewards: {{exact: {{name: exact}}}}
+rewards: {{even: {{name: "{folder}/even.py:even"}}}}
 actor_train:
   model_args: {{dtype: fp32, disable_gradient_checkpointing: true}}
   training_args: {{learning_rate: 1.0e-3, per_device_train_batch_size: 16, gradient_accumulation_steps: 1}}
@@ -56,6 +56,11 @@ actor_infer:
   generating_args: {{temperature: 1.0, ignore_eos: true}}
 """
 """verl's rows."""
+EVEN = """
+def even(response, task):
+    (picture,) = task.pictures
+    return float((sum(map(ord, response)) + picture.width) % 2)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     (folder / "held_out.jsonl").write_text("".join(json.dumps(row(number, "held")) + "\n" for number in range(4)))
     (folder / "prompts.jsonl").write_text("".join(json.dumps(verl_row(number)) + "\n" for number in range(4)))
+    (folder / "even.py").write_text(EVEN)
     (folder / "rlvr.yaml").write_text(RLVR.format(folder=folder))
     (folder / "sft.yaml").write_text(JOB.format(pipeline="sft", folder=folder))
     dpo = JOB.format(pipeline="dpo", folder=folder)
@@ -117,6 +123,7 @@ def test_prompts_with_pictures_are_sampled_and_trained_alike(folder: Path) -> No
     for step in steps:
         assert step["mismatch/kl"] == pytest.approx(0, abs=1e-6)
         assert abs(step["mismatch/ratio_max"] - 1) < 1e-4
+        assert step["actor/grad_norm"] > 0
     packed = run(folder, "rlvr", "actor_train.use_sequence_packing=true")
     assert packed[-1]["actor/loss"] == pytest.approx(steps[-1]["actor/loss"], abs=1e-5)
 
@@ -149,7 +156,7 @@ def test_what_rows_with_pictures_cannot_have_is_refused(folder: Path, overrides:
     [
         (["truncation=left"], "truncation: .*error or filter where rows have pictures"),
         (["replay_from=other"], "replay_from: recorded rollouts don't hold the pictures"),
-        (["judge={model_args: {model_name_or_path: x}}", "rewards.exact.name=judge"], "would judge blindly"),
+        (["judge={model_args: {model_name_or_path: x}}", "rewards.even.name=judge"], "would judge blindly"),
     ],
 )
 def test_what_prompts_with_pictures_cannot_have_is_refused(folder: Path, overrides: list[str], message: str) -> None:
