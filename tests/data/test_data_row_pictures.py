@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("PIL")
 from PIL import Image
-from tiny_pictures import END, START, picture_tokenizer
+from tiny_pictures import END, PARTS, START, picture_tokenizer
 from tiny_pictures import PLACE as PAD
 
 from roll.configs.schema.preference_config import DPODataArgs
@@ -22,6 +22,7 @@ from roll.configs.schema.sft_config import SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.picture_chat import PictureConversationEncoder, PicturePromptEncoder
+from roll.data.picture_check import PictureFindings
 from roll.data.preference_rows import batch_of as pairs_batch
 from roll.data.preference_rows import encode_preferences, read_preferences
 from roll.data.prompts import LengthRule, encode_prompts
@@ -393,3 +394,49 @@ def test_prompts_whose_pictures_nobody_reads_are_refused(tmp_path: Path) -> None
         load_tasks(str(tmp_path / "prompts.jsonl"), seed=0)
     with pytest.raises(DataError, match="no row has a picture in the column 'images'"):
         prompts_in(tmp_path, {"prompt": "w", "answer": "1"})
+
+
+# --- roll data check ----------------------------------------------------------------------------
+
+
+def test_data_check_says_how_many_pictures_there_are_and_which_are_outliers(
+    tmp_path: Path, tokens: PictureTokens
+) -> None:
+    for number in range(3):
+        (tmp_path / f"small{number}.png").write_bytes(file_of(number, (28, 28)))
+    (tmp_path / "large.png").write_bytes(file_of(9, (280, 56)))
+    names = ["small0.png", "small1.png", "small0.png", "small2.png", "large.png"]
+    rows = [{"messages": [USER, ANSWER], "images": [name]} for name in names]
+    findings = PictureFindings(tokens)
+    for conversation in rows_in(tmp_path, *rows, {"messages": [USER, ANSWER]}):
+        findings.add(conversation.pictures, conversation.where)
+    counted, costs, outliers = findings.lines()
+    assert counted.startswith("pictures: 5 in 5 rows, 4 different ones of ")
+    assert counted.endswith("width 28 to 280 (half up to 28), height 28 to 56 (half up to 28)")
+    most = tokens.tokens(rows_in(tmp_path, rows[4])[0].pictures[0])
+    assert most > 4  # the others have a token each
+    assert costs == f"tokens of a picture: half up to 1, 99 % {most}, all {most}"
+    assert outliers.startswith("outliers: 1 pictures take more than 4 times as many tokens as half of them: ")
+    assert f"data.jsonl:5, picture 1: 280 x 56 pixels, {most} tokens" in outliers
+    assert list(PictureFindings(tokens).lines()) == ["pictures: none"]
+
+
+def test_a_turn_that_is_written_in_another_way_later_has_the_pictures_up_to_it(
+    tmp_path: Path, tokens: PictureTokens
+) -> None:
+    """The template drops thoughts of earlier turns: each turn has a sequence of its own."""
+    think = PARTS.replace(
+        "{% if m.content is string %}",
+        "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{% if m.content is string %}",
+    )
+    answer = {"role": "assistant", "content": "ok", "reasoning_content": "hm"}
+    seen = {"role": "user", "content": "<image>"}
+    row = {"messages": [seen, answer, seen, answer], "images": ["0.png", "1.png"]}
+    encoder = PictureConversationEncoder(picture_tokenizer(), tokens, template=think, train_on="all")
+    found = encode_rows(rows_in(tmp_path, row), encoder, sequence_length=400).rows
+    assert [[picture.digest for picture in each.pictures] for each in found] == [
+        digests(tmp_path, 0),
+        digests(tmp_path, 0, 1),
+    ]
+    assert [int((each.token_ids == tokens.place).sum()) for each in found] == [4, 8]
