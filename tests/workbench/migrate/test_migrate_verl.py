@@ -411,6 +411,18 @@ def test_fine_tuning_learns_every_message_of_the_assistant(tmp_path: Path):
     assert report.missing
 
 
+def test_the_column_of_pictures_is_named_where_a_job_names_one(tmp_path: Path):
+    # images is the default of every job, of text too; rows with pictures are then refused, and the message has the key.
+    report, tree = job(tmp_path, "data.image_key=shots data.val_files=b.parquet")
+    assert values(tree, "actor_train.data_args.images", "validation.data_args.images") == ["shots", "shots"]
+    assert fates(report)["data.image_key"] == "translated"
+    report, tree = job(tmp_path, "data.image_key=images")
+    assert "images" not in tree["actor_train"]["data_args"]
+    assert fates(report)["data.image_key"] == "dead"
+    _, tree = job(tmp_path, "+data.image_key=shots", SFT)
+    assert tree["actor_train"]["data_args"]["images"] == "shots"
+
+
 def test_what_verl_saves_in_the_end_is_saved(tmp_path: Path):
     # verl's fine-tuning saves its last step whatever save_freq says, and keeps all of its checkpoints.
     _, tree = job(tmp_path, "", SFT)
