@@ -30,6 +30,7 @@ from train_contract import LOSS, build, make_batch, make_info, make_spec, traine
 
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.picture_rows import mrope_positions
+from roll.strategies.hf.streamed import StreamedWeights
 
 PACKED = {"use_sequence_packing": True}
 TOWER = "model.visual."
@@ -331,6 +332,15 @@ OFTEN = [
     ("qwen3_vl_moe", "two shards, packed"),
 ]
 OTHERS = [cell for cell in product(PICTURE_FAMILIES, LAYOUTS) if cell not in OFTEN]
+
+
+@pytest.mark.parametrize("family", PICTURE_FAMILIES)
+def test_every_rank_reads_its_part_of_the_files_alone(folder_of, family):
+    weights = StreamedWeights.open(make_spec(folder_of(family)), torch.float32)
+    assert weights is not None
+    assert {name.partition(".")[2].partition(".")[0] for name, _ in weights.waiting(weights.module)} >= {
+        "visual", "language_model",
+    }  # fmt: skip
 
 
 def check_cell(ranks, folder, layout):

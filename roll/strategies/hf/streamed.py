@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from roll.configs.catalog.family_table import family_of
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.checkpoint_names import CheckpointNames
@@ -55,8 +56,9 @@ class StreamedWeights:
         self._kind = kind
         self._stored = stored
         self._files = files
-        self._language = language_names(files.shapes)
         self._config = load_config(args)
+        by_itself = family_of(self._config.model_type).pictures is None  # else its tower is loaded, too
+        self._language = language_names(files.shapes) if by_itself else None
         self.module: nn.Module = self._empty()
         """The transformers module, in eval mode; its parameters and saved buffers hold nothing yet."""
         self._names = CheckpointNames(self.module)
