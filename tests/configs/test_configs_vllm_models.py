@@ -32,8 +32,10 @@ def test_a_gated_delta_rule_without_an_accelerator_takes_bf16(tmp_path, tree):
 def test_a_processor_or_heads_that_the_kernels_do_not_take_are_named(tmp_path):
     old = Machine(processor=Processor("GenuineIntel", frozenset({"avx512f"})))
     assert "avx512_bf16, which this processor doesn't have" in found_for(tmp_path, HYBRID, "vllm", BF16, old)[SAMPLER]
-    other = {**HYBRID, "linear_value_head_dim": 48}
-    assert "and this model has 128, 48" in found_for(tmp_path, other, "vllm", BF16, Machine(processor=FAST))[SAMPLER]
+    for key, value in ((128, 64), (32, 32)):
+        other = {**HYBRID, "linear_key_head_dim": key, "linear_value_head_dim": value}
+        found = found_for(tmp_path, other, "vllm", BF16, Machine(processor=FAST))[SAMPLER]
+        assert "with heads of 64 or 128 numbers, and this model has" in found
     assert delta_rule_obstacle({"model_type": "llama"}, "fp32", frozenset()) == ""
 
 

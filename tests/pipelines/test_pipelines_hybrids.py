@@ -9,7 +9,7 @@ from statistics import fmean
 
 import preferences
 import pytest
-from tiny_models import build_tiny_model
+from tiny_models import build_tiny_model, build_tiny_picture_model
 from toy import run_toy, write_toy
 from toy_sft import write_sft
 
@@ -42,6 +42,22 @@ def test_the_sampler_has_the_trainers_log_probs_before_and_after_every_sync(hybr
         losses.append([row["actor/grad_norm"] for row in rows])
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_a_picture_models_folder_trains_on_text_and_comes_out_as_one(tmp_path):
+    from transformers import AutoModelForImageTextToText
+
+    model = build_tiny_picture_model(tmp_path / "model", tie_word_embeddings=True)
+    precision = (f"actor_train.{FP32}", f"actor_infer.{FP32}", "max_steps=3", "verify_weight_sync=logprob")
+    rows = run_toy(write_toy(tmp_path / "run", model), *precision)
+    assert len(rows) == 3
+    assert all(row["mismatch/kl"] < 1e-9 and row["actor/grad_norm"] > 0 for row in rows), rows
+    folders = (model, tmp_path / "run" / "output" / "hf_model")
+    before, after = (AutoModelForImageTextToText.from_pretrained(folder).state_dict() for folder in folders)
+    assert before.keys() == after.keys()
+    towers = [name for name in before if name.startswith("model.visual.")]
+    assert towers and all(before[name].equal(after[name]) for name in towers)
+    assert not any(before[name].equal(after[name]) for name in before if name.endswith("_proj.weight"))
 
 
 def test_supervised_steps_are_the_same_padded_and_packed(hybrid, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from ranks import status_bytes
 from start_contract import LARGE, LAYER, MIB, another, check_starts
 from test_deepspeed_steps import STAGES, spec_of
-from tiny_models import build_tiny_model
+from tiny_models import build_tiny_model, build_tiny_picture_model
 from torch.utils.file_baton import FileBaton
 
 from roll.strategies.deepspeed import build_lock, deepspeed_strategy
@@ -29,7 +29,7 @@ def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, m
     check_starts(ranks, specs)
 
 
-def test_experts_critics_adapters_and_roles_that_do_not_train_start_from_slices_too(ranks, model_of):
+def test_experts_critics_adapters_and_roles_that_do_not_train_start_from_slices_too(ranks, model_of, tmp_path):
     frozen = {"freeze_module_prefix": ("model.layers.0.", "model.embed_tokens")} | HALF
     specs = {
         "experts": spec_of(model_of("qwen3_moe"), "stage 3", model=HALF),
@@ -37,6 +37,7 @@ def test_experts_critics_adapters_and_roles_that_do_not_train_start_from_slices_
         "a head of its own, frozen layers": spec_of(model_of(tie_word_embeddings=False), "stage 3", model=frozen),
         "critic": spec_of(model_of("qwen3"), "stage 3", kind="value", model=HALF),
         "adapters": spec_of(model_of(), "stage 3", model={"lora_rank": 4, "lora_alpha": 8.0} | HALF),
+        "of a picture model": spec_of(build_tiny_picture_model(tmp_path / "pictures"), "stage 3"),
         "a reference": spec_of(model_of(), "stage 3", name="deepspeed_infer", model=HALF),
         "a reference on every rank": spec_of(model_of(), "stage 1", name="deepspeed_infer", model=HALF),
     }

@@ -31,7 +31,7 @@ WITHIN = 2e-2
 SHAPE = {
     "hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "tie_word_embeddings": True,
-    "initializer_range": 0.04,  # wider ones are off by more than WITHIN in transformers' own bf16
+    "initializer_range": 0.03,  # wider ones are off by more than WITHIN in transformers' own bf16
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
                         "mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }  # fmt: skip
@@ -100,8 +100,8 @@ def other(name, tensor, generator):
     """Another tensor of about the same scale."""
     drawn = torch.randn(tensor.shape, generator=generator)
     if tensor.dim() < 2:
-        return tensor + (0.3 if "norm" in name else 1.0) * drawn  # those of norms are all 0 or 1
-    return tensor.std() * drawn
+        return tensor + (0.2 if "norm" in name else 1.0) * drawn  # those of norms are all 0 or 1
+    return (0.15 if "in_proj_a" in name else tensor.std()) * drawn  # decays hardly show
 
 
 def measured(folder):

@@ -10,14 +10,14 @@ import pytest
 import torch
 from start_contract import LARGE, LAYER, MIB, check_starts, peak_of_a_start
 from test_fsdp2_ranks import fsdp_spec
-from tiny_models import build_tiny_model
+from tiny_models import build_tiny_model, build_tiny_picture_model
 
 from roll.strategies.hf.fsdp2 import shard_module
 from roll.strategies.hf.streamed import StreamedWeights
 from roll.workbench.planning.architecture import read_architecture
 
 
-def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of):
+def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of, tmp_path):
     half, lora = {"dtype": "bf16"}, {"lora_rank": 4, "lora_alpha": 8.0, "dtype": "bf16"}
     packed = {"use_sequence_packing": True}
     frozen = {"freeze_module_prefix": ("model.layers.0.", "model.embed_tokens")}
@@ -31,6 +31,7 @@ def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, m
         "rows of an expert under other names": fsdp_spec(model_of("mixtral", num_local_experts=3), model=half),
         "critic": fsdp_spec(model_of("qwen3"), kind="value"),
         "adapters": fsdp_spec(model_of(), model=lora),
+        "of a picture model": fsdp_spec(build_tiny_picture_model(tmp_path / "pictures", "qwen3_5_moe")),
     }
     check_starts(ranks, specs)
 

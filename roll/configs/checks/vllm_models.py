@@ -17,7 +17,8 @@ from roll.configs.errors import Violation, problem
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 
-_LINEAR_HEAD = 128
+_LINEAR_HEADS = (64, 128)
+"""Numbers of its heads, of keys and values alike."""
 TOWER_ADAPTERS = "vLLM names the layers of a picture model's language model otherwise than adapters of it do"
 
 
@@ -97,6 +98,7 @@ def delta_rule_obstacle(
         return f"{where} with instructions of avx512_bf16, which this processor doesn't have"
     sizes = {**decoder.defaults, **tree}
     heads = {sizes.get(key) for key in ("linear_key_head_dim", "linear_value_head_dim")}
-    if heads != {_LINEAR_HEAD}:
-        return f"{where} with heads of {_LINEAR_HEAD} numbers, and this model has {', '.join(sorted(map(str, heads)))}"
+    if len(heads) > 1 or not heads <= set(_LINEAR_HEADS):
+        sizes_here = ", ".join(sorted(map(str, heads)))
+        return f"{where} with heads of {' or '.join(map(str, _LINEAR_HEADS))} numbers, and this model has {sizes_here}"
     return f"{where} without adapters beside them: send merged weights (lora_sync)" if adapters else ""
