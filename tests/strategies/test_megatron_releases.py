@@ -9,10 +9,12 @@ import re
 import shutil
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from roll.strategies.megatron.megatron_releases import TRIED, check_readable
+from roll.strategies.megatron.megatron_releases import TRIED, check_readable, copy_storage, cpu_replacements
 
 ROOT = Path(__file__).parents[2]
 OURS = [
@@ -60,6 +62,18 @@ def test_what_is_called_with_names_takes_them():
         assert all(hasattr(owner, name) for name in names), owner
     # Packed rows of our own carry no lengths: Megatron must have nothing to compute from them.
     assert all(value is None for value in vars(PackedSeqParams()).values())
+
+
+def test_memory_that_is_shared_again_is_copied_and_views_see_it():
+    target, source = torch.zeros(6), torch.arange(6.0)
+    view = target.view(2, 3)[1]
+    target.untyped_storage().resize_(0)
+    copy_storage(target, source)
+    assert torch.equal(target, source) and torch.equal(view, source[3:])
+    owner = SimpleNamespace(_get_share_storage=None)
+    ((_, name, replacement),) = cpu_replacements(owner)
+    assert (name, replacement()) == ("_get_share_storage", copy_storage)
+    assert cpu_replacements(SimpleNamespace()) == []
 
 
 def test_a_checkpoint_of_a_later_release_is_refused_with_the_release_that_reads_it(tmp_path, monkeypatch):

@@ -14,7 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from packaging.version import Version
+from torch import Tensor
 
 from roll.strategies.state_files import StateFiles
 
@@ -64,6 +66,23 @@ def check_readable(state: Path) -> None:
             f"it was written by a later release of Megatron-core than {installed}, without the file {_COMMON}; resume "
             f"with megatron-core=={TRIED[-1]}, which needs Python 3.12, or start from an exported model"
         )
+
+
+def cpu_replacements(random: Any) -> list[tuple[Any, str, Any]]:
+    """Return (owner, attribute, replacement) of what a release does on a CPU without need.
+
+    Where an activation is recomputed by itself, 0.19.2 lets two tensors share their memory, by code that it compiles at
+    the first use: a minute on a CPU, and for ever if an earlier process was killed meanwhile. 0.16.1 copies.
+    """
+    return [(random, "_get_share_storage", lambda: copy_storage)] if hasattr(random, "_get_share_storage") else []
+
+
+@torch.no_grad()
+def copy_storage(target: Tensor, source: Tensor) -> None:
+    """Give the storage of `target`, which was emptied, the numbers of `source`; views of it see them."""
+    storage, numbers = target.untyped_storage(), source.untyped_storage()
+    storage.resize_(numbers.size())
+    storage.copy_(numbers)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from roll.strategies.megatron.megatron_releases import cpu_replacements
+
 _CPU = torch.device("cpu")
 
 
@@ -172,6 +174,7 @@ def _cpu_stand_ins() -> list[tuple[Any, str, Any]]:
         (random, "_get_cuda_rng_state", get_rng_state),
         (random, "_set_cuda_rng_state", set_rng_state),
         (torch.autograd, "backward", _backward),
+        *cpu_replacements(random),
         (dist, "all_to_all_single", _with_plain_ints(dist.all_to_all_single)),
         (dist, "all_gather", _gathered_unevenly(dist.all_gather)),
         (dist, "reduce_scatter", _scattered_unevenly(dist.reduce_scatter)),
