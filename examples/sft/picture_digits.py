@@ -1,9 +1,11 @@
-"""What sft_picture_digits_cpu.yaml needs: drawn digits to read, and a small random model that reads pictures.
+"""What sft_picture_digits_cpu.yaml and rlvr_picture_digits_cpu.yaml need: drawn digits, and a model that reads them.
 
 `make` writes, unless they are there:
 
     actor_train.data_args.file_name   rows that show a digit and ask which one it is, and their PNG files beside them
     pretrain                          a Qwen2-VL of some 200,000 random parameters, with tokenizer and image processor
+
+`make_prompts` writes other digits, as prompts with their answers.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.envs.pixels import Pixels, png_bytes
 
@@ -47,18 +50,27 @@ def make(config: SFTConfig) -> None:
         write_model(Path(config.pretrain))
 
 
-def write_rows(file: Path, count: int) -> None:
-    """Write rows that show a digit each, and the pictures into a folder beside the file."""
+def make_prompts(config: RLVRConfig) -> None:
+    """Write the prompts and the pictures, unless they are there."""
+    for name in config.actor_train.data_args.file_name:
+        write_rows(Path(name), ROWS, prompts=True)
+
+
+def write_rows(file: Path, count: int, *, prompts: bool = False) -> None:
+    """Write rows that show a digit each, or prompts that do, and the pictures into a folder beside the file."""
     if file.exists():
         return
-    folder = file.parent / "pictures"
+    folder = file.parent / f"{file.stem}_pictures"
     folder.mkdir(parents=True, exist_ok=True)
-    draw, lines = random.Random("picture digits"), []
+    draw, lines = random.Random(file.stem), []
     for number in range(count):
         digit = number % 10
         (folder / f"{number:04}.png").write_bytes(png_bytes(drawn(digit, draw)))
-        messages = [{"role": "user", "content": "<image>digit?"}, {"role": "assistant", "content": str(digit)}]
-        lines.append(json.dumps({"messages": messages, "images": [f"pictures/{number:04}.png"]}))
+        prompt = [{"role": "user", "content": "<image>digit?"}]
+        row: dict[str, Any] = {"messages": [*prompt, {"role": "assistant", "content": str(digit)}]}
+        if prompts:
+            row = {"prompt": prompt, "ground_truth": str(digit)}
+        lines.append(json.dumps({**row, "images": [f"{folder.name}/{number:04}.png"]}))
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
