@@ -123,7 +123,7 @@ class PictureColumns(RowColumns):
         placed = self.placed(tuple(messages or ({"role": "user", "content": payload["prompt"]},)))
         if shown := pictures_of(placed):
             payload["messages"], payload["prompt"] = list(placed), None
-        if self._column in payload:
+        if self._column in payload and self._column not in ("prompt", "messages"):
             payload[self._column] = shown
 
     # --- messages ---------------------------------------------------------------------------

@@ -348,6 +348,16 @@ def test_prompts_show_their_pictures_and_are_expanded(
     assert found.metrics["data/prompt_length_max"] == len(found.prompt_ids(task))
 
 
+@pytest.mark.parametrize("column", ["messages", "prompt"])
+def test_prompts_whose_parts_hold_their_pictures_name_their_own_column(tmp_path: Path, column: str) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "image": url()}]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({column: [message], "answer": "1"}))
+    (task,) = load_tasks(str(tmp_path / "prompts.jsonl"), columns=DataArgs(images=column), seed=0)
+    (shown_message,) = task.payload["messages"]
+    assert (shown_message["content"], task.payload["prompt"]) == (f"a{PLACE}", None)
+    assert [picture.digest for picture in task.pictures] == digests(tmp_path, 0)
+
+
 def test_the_same_question_about_another_picture_is_another_prompt(tmp_path: Path) -> None:
     rows = [{**VERL, "images": [name]} for name in ("0.png", "1.png", "0.png")]
     assert len(prompts_in(tmp_path, *rows)) == 3
