@@ -44,9 +44,14 @@ class PictureFindings:
             entry = (count or size[0] * size[1], f"{where}, picture {number + 1}: {size[0]} x {size[1]}")
             self._largest = sorted({*self._largest, entry}, key=lambda one: (-one[0], one[1]))[:_LISTED]
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no row has any."""
+        return not self._rows
+
     def lines(self) -> Iterator[str]:
         """Yield sentences about them."""
-        if not self._rows:
+        if self.is_empty:
             yield "pictures: none"
             return
         sides = np.frombuffer(self._sides, dtype=np.uint64).reshape(-1, 2)

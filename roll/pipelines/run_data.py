@@ -193,6 +193,9 @@ class RunData:
             text = listing(f"{findings.name}: {findings.bad} bad rows; {so}", findings.bad_listed)
             fix = "mend or drop these rows" + (f"; {key}.max_bad_rows=... leaves as many out" if prompts else "")
             self._say("stop" if stops else "loss", text, f"{key}.file_name", fix)
+        if findings.pictures is not None and findings.pictures.is_empty and findings.rows and not findings.unread:
+            text = f"{findings.name}: no row has a picture in the column that images names"
+            self._say("stop", text, f"{key}.images", "name the column that holds them, or remove the key")
         for what, count in findings.odd.items():
             if count:
                 self._note(f"{findings.name}: {count} rows: the conversation {what}")

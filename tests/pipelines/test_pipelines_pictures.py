@@ -16,7 +16,10 @@ from tiny_pictures import build_tiny_picture_model
 from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.schema.offline_config import OfflineConfig
+from roll.data.data_check import Progress
 from roll.pipelines import run_pipeline
+from roll.pipelines.run_data import RunData
 
 JOB = """
 pipeline: {pipeline}
@@ -162,6 +165,24 @@ def test_what_rows_with_pictures_cannot_have_is_refused(folder: Path, overrides:
 def test_what_prompts_with_pictures_cannot_have_is_refused(folder: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(folder, "rlvr", overrides)
+
+
+@pytest.mark.parametrize("name", ["sft", "rlvr"])
+def test_data_check_finds_a_column_without_pictures(folder: Path, tmp_path: Path, name: str) -> None:
+    rows = [{"prompt": "w", "completion": "yes", "answer": "yes"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    found = {}
+    for column, file in (("images", folder / ("prompts.jsonl" if name == "rlvr" else "rows.jsonl")),
+                         ("other", tmp_path / "rows.jsonl")):  # fmt: skip
+        data = f"actor_train.data_args={{file_name: {file}, images: {column}}}"
+        config = load_config(folder, name, [data])
+        check = RunData(Progress(None), None)
+        check.offline(config) if isinstance(config, OfflineConfig) else check.rlvr(config, {})
+        found[column] = [
+            remark.text for remark in check.remarks if remark.text.startswith("training") and remark.level == "stop"
+        ]
+    assert found["images"] == []
+    assert found["other"] == ["training data: no row has a picture in the column that images names"]
 
 
 def test_images_with_a_model_of_text_are_refused_before_the_start(folder: Path, tmp_path: Path) -> None:
