@@ -30,7 +30,8 @@ from word_problems import HELD_OUT, SOLVED, Split, read, split, write_split  # n
 SEARCH_SEEDS = (101,)
 TRIED: Mapping[str, tuple[str, ...]] = {
     "as it is": (),
-    "learning rate 2e-5": ("actor_train.training_args.learning_rate=2e-5",),
+    "learning rate 3e-5": ("actor_train.training_args.learning_rate=3e-5",),
+    "learning rate 6e-5": ("actor_train.training_args.learning_rate=6e-5",),
 }
 """Settings of the training by name."""
 
