@@ -57,6 +57,8 @@ class PictureTokens:
         """Patches of a feature."""
         self._kept: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
         self._kept_bytes = 0
+        self._patches: dict[tuple[int, int], int] = {}
+        self._features: dict[tuple[int, int], tuple[int, int]] = {}
 
     @classmethod
     def load(cls, name: str, *, trust_remote_code: bool = False) -> PictureTokens:
@@ -84,13 +86,19 @@ class PictureTokens:
 
     def patches(self, picture: SizedPicture) -> int:
         """Return the patches that the tower computes; raises `ValueError` for a picture that is too thin."""
-        return int(self._processor.get_number_of_image_patches(picture.height, picture.width, {}))
+        size = picture.height, picture.width
+        if size not in self._patches:
+            self._patches[size] = int(self._processor.get_number_of_image_patches(*size, {}))
+        return self._patches[size]
 
     def features(self, picture: SizedPicture) -> tuple[int, int]:
         """Return rows and columns of a picture's features."""
-        _, rows, columns = self._read(picture)[1][0].tolist()
-        side = int(self._processor.merge_size)
-        return rows // side, columns // side
+        size = picture.height, picture.width
+        if size not in self._features:
+            side = int(self._processor.merge_size)
+            _, rows, columns = self._read(picture)[1][0].tolist()
+            self._features[size] = rows // side, columns // side
+        return self._features[size]
 
     def tokens(self, picture: SizedPicture) -> int:
         """Return the tokens of a picture in an expanded row; raises `ValueError` for one that is too thin."""

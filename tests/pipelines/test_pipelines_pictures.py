@@ -131,6 +131,29 @@ def test_prompts_with_pictures_are_sampled_and_trained_alike(folder: Path) -> No
     assert packed[-1]["actor/loss"] == pytest.approx(steps[-1]["actor/loss"], abs=1e-5)
 
 
+TWO = ("executor=ray", "num_gpus_per_node=2", "actor_train.device_mapping='0-1'")
+HALF = "actor_train.training_args.per_device_train_batch_size={}"
+
+
+@pytest.mark.parametrize(("name", "rows"), [("sft", 2), ("rlvr", 8)])
+def test_two_ranks_under_ray_take_the_steps_of_one(shared_ray: None, folder: Path, name: str, rows: int) -> None:
+    one, two = run(folder, name), run(folder, name, *TWO, HALF.format(rows))
+    for mine, theirs in zip(one, two, strict=True):
+        for metric in {"sft/loss", "actor/loss", "actor/grad_norm", "reward/mean", "val/loss"} & mine.keys():
+            assert mine[metric] == pytest.approx(theirs[metric], rel=1e-4, abs=1e-5), metric
+        assert ("mismatch/kl" in theirs) == (name == "rlvr")
+        assert abs(theirs.get("mismatch/kl", 0)) < 1e-6
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_deepspeed_takes_the_steps_of_fsdp2(folder: Path, stage: int) -> None:
+    backend = ("actor_train.strategy_args.strategy_name=deepspeed_train",
+               f"+actor_train.strategy_args.strategy_config={{zero_optimization: {{stage: {stage}}}}}")  # fmt: skip
+    for mine, theirs in zip(run(folder, "sft"), run(folder, "sft", *backend), strict=True):
+        assert mine["sft/loss"] == pytest.approx(theirs["sft/loss"], rel=1e-5)
+        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-4)
+
+
 def test_what_is_learnt_depends_on_the_pictures(folder: Path) -> None:
     """A run that lost its pictures, or took others, would have the same loss."""
     seen = run(folder, "sft", "max_steps=1", "eval_steps=1")
