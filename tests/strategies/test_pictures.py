@@ -31,6 +31,7 @@ from train_contract import LOSS, build, make_batch, make_info, make_spec, traine
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.picture_rows import mrope_positions
 from roll.strategies.hf.streamed import StreamedWeights
+from roll.strategies.merging import Merge, merge_states
 
 PACKED = {"use_sequence_packing": True}
 TOWER = "model.visual."
@@ -313,6 +314,25 @@ def test_an_export_is_a_folder_of_transformers_that_reads_pictures(folder_of, fa
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template
     processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     assert processor.to_dict() == tokens_of(folder)._processor.to_dict()
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_checkpoint_is_exported_as_a_model_that_reads_pictures_and_goes_on(folder_of, tmp_path, lora):
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+    folder = folder_of()
+    batch, spec = six(folder), make_spec(folder, model={"lora_rank": lora})
+    strategy = build(spec)
+    strategy.train_step(batch, LOSS)
+    strategy.save(tmp_path / "states")
+    merge_states(tmp_path / "states", tmp_path / "merged", Merge())
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    mine = weights_of(strategy)
+    assert all(torch.equal(mine[name], parameter) for name, parameter in loaded.named_parameters())
+    assert AutoImageProcessor.from_pretrained(tmp_path / "merged", backend="pil").patch_size == 14
+    resumed = build(spec)
+    resumed.load(tmp_path / "states")
+    assert resumed.train_step(batch, LOSS).result() == strategy.train_step(batch, LOSS).result()
 
 
 # --- several ranks ----------------------------------------------------------------------------------------------------
