@@ -110,6 +110,17 @@ def test_what_rolls_export_makes_of_a_checkpoint_is_the_same_folder(folder, tmp_
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
+def test_a_folder_that_is_gone_when_its_model_is_exported_can_be_named_again(tmp_path):
+    folder = build_tiny_picture_model(tmp_path / "model", tie_word_embeddings=True)
+    trainer = build(make_spec(folder))
+    trainer.save(tmp_path / "states")
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match="is copied from there. Put it back, or have roll export read another folder"):
+        merge_states(tmp_path / "states", tmp_path / "merged", Merge())
+    merge_states(tmp_path / "states", tmp_path / "merged", Merge(base=str(tmp_path / "moved")))
+    assert picture_model(tmp_path / "merged").config.model_type == "qwen3_5"
+
+
 def test_engines_get_the_names_that_the_folder_has(folder):
     description = describe_model(args_of(folder))
     model = load_causal_lm(args_of(folder), torch.float32)

@@ -99,7 +99,13 @@ def write_picture_model(
 
     from roll.utils.picture_tokens import copy_processor
 
-    files = StoredTensors(safetensors_files(source))
+    try:
+        files = StoredTensors(safetensors_files(source))
+    except OSError as error:
+        raise ValueError(
+            f"{source} can't be read ({error}): all but the language model is copied from there. Put it back, or have "
+            "roll export read another folder of this model (--base)"
+        ) from error
     names = language_names(files.shapes)
     if names is None:
         raise ValueError(
