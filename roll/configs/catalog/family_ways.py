@@ -121,7 +121,7 @@ LANGUAGE_MODELS: dict[str, Mapping[Way, str]] = {
     "llama4_text": {"padded": NO_HEAD, "packed": NO_HEAD, "shared": NO_HEAD, "sampled": STATES},
     "longcat_flash": {},
     "mamba": {"packed": MIXES, "shared": EAGER, "sampled": STATES},
-    "mamba2": {"packed": MIXES, "shared": EAGER, "sampled": STATES},
+    "mamba2": {"shared": EAGER, "sampled": STATES},
     "mellum": {},
     "mimo_v2_flash": {"packed": SINKS, "shared": EAGER},
     "minicpm3": {},
