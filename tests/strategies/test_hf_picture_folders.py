@@ -110,6 +110,21 @@ def test_what_rolls_export_makes_of_a_checkpoint_is_the_same_folder(folder, tmp_
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
+def test_adapters_of_an_export_are_those_of_the_language_model_by_itself(tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    folder = build_tiny_picture_model(tmp_path / "model")
+    trainer = build(make_spec(folder, model={"lora_rank": 2}))
+    for _ in range(3):
+        trainer.train_step(make_batch(), LOSS)
+    trainer.export(tmp_path / "out")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out" / "adapter").eval()
+    with torch.no_grad():
+        expected = picture_model(tmp_path / "out")(input_ids=IDS).logits
+        torch.testing.assert_close(adapted(input_ids=IDS).logits, expected, rtol=0, atol=1e-5)
+        assert (expected - picture_model(folder)(input_ids=IDS).logits).abs().max() > 1e-3
+
+
 def test_a_folder_that_is_gone_when_its_model_is_exported_can_be_named_again(tmp_path):
     folder = build_tiny_picture_model(tmp_path / "model", tie_word_embeddings=True)
     trainer = build(make_spec(folder))
