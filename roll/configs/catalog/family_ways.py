@@ -26,6 +26,9 @@ POSITIONS = "it counts positions itself, padding included"
 NO_CACHE = "its forward pass takes no cache of keys and values"
 RECURRENT = "its recurrent layers go on from row to row"
 NOT_CAUSAL = "its attention isn't causal by itself"
+CACHE_ARGUMENTS = ("past_key_values", "cache")
+"""What forward passes call their cache: until transformers 5.23, and since 5.24."""
+
 _OF_CODE = frozenset({OWN_ATTENTION, SINKS, EAGER, NO_HEAD, HEAD, RECURRENT, NOT_CAUSAL})
 
 # By fields that other models of the family may have otherwise.

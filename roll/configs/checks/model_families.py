@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.catalog.family_table import family_of
-from roll.configs.catalog.family_ways import CAPPED, RECURRENT, Way, closed_ways
+from roll.configs.catalog.family_ways import CACHE_ARGUMENTS, CAPPED, RECURRENT, Way, closed_ways
 from roll.configs.checks.machine_checks import Machine
 from roll.configs.checks.vllm_models import vllm_problems
 from roll.configs.errors import Violation, problem
@@ -191,7 +191,7 @@ def sampler_obstacles(file: Path) -> Iterator[tuple[str, str]]:
     elif other:
         sentence = f"hf_infer can't run {name}: it has layers of type {', '.join(other)}"
         yield sentence, OTHER_ENGINES + _PADDED
-    elif "past_key_values" not in parameters:
+    elif parameters.keys().isdisjoint(CACHE_ARGUMENTS):
         yield f"hf_infer can't run {name}: its forward pass takes no cache of keys and values", OTHER_ENGINES
     elif shared:
         yield f"hf_infer can't run {name}: {shared} of its layers have no keys and values of their own", OTHER_ENGINES

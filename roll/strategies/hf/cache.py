@@ -7,6 +7,8 @@ states instead of keys and values (`cache_layers`), which go with their rows.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from roll.configs.catalog.family_ways import CACHE_ARGUMENTS
 from roll.strategies.hf.cache_layers import BLOCK, KeyLayer, LayerStates, StateLayer
 
 
@@ -130,6 +133,13 @@ class RowCache:
         self._pad(padding)
 
 
+@functools.cache
+def cache_argument(model: type) -> str:
+    """Return what the forward pass of a class of models calls its cache of keys and values."""
+    names = inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
+    return next(name for name in CACHE_ARGUMENTS if name in names)
+
+
 def forward(
     model: Any, ids: Tensor, cache: RowCache, *, keep: int | None = None, moved: Tensor | None = None
 ) -> Tensor:
@@ -144,7 +154,7 @@ def forward(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions if moved is None else positions + moved[:, None],
-        past_key_values=cache.cache,
+        **{cache_argument(type(model)): cache.cache},
         use_cache=True,
         logits_to_keep=keep or 1,
     )

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from roll.configs.catalog.family_ways import CACHE_ARGUMENTS
 from roll.strategies.attention.attention import TreePlan
 from roll.strategies.attention.varlen_kernel import RowPlan
 from roll.strategies.hf.cache_layers import StateLayer
@@ -31,7 +32,7 @@ _CALL_TOKENS = 64
 """Tokens that are computed in the time that a call of a layer takes by itself."""
 _CHUNK = 64
 """Tokens up to which most recurrent layers pad rows themselves."""
-_CACHES = ("cache_params", "past_key_values")
+_CACHES = ("cache_params", *CACHE_ARGUMENTS)
 """What layers call their cache."""
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from roll.strategies.base import Request
-from roll.strategies.hf.cache import RowCache
+from roll.strategies.hf.cache import RowCache, cache_argument
 from roll.strategies.hf.picture_model import read_pictures
 from roll.strategies.hf.picture_rows import mrope_positions, picture_inputs
 from roll.strategies.training.micro import PictureInputs
@@ -82,12 +82,10 @@ class PicturePrompts:
         mask = cache.mask(extra=width)
         ids = ids.to(self._device)
         inputs = {"input_ids": ids} if not places else read_pictures(model, ids, self._inputs(places))
-        hidden = model.get_decoder()(
-            **inputs,
-            attention_mask=mask,
-            position_ids=positions.to(self._device),
-            past_key_values=cache.cache,
-            use_cache=True,
+        decoder = model.get_decoder()
+        inputs[cache_argument(type(decoder))] = cache.cache
+        hidden = decoder(
+            **inputs, attention_mask=mask, position_ids=positions.to(self._device), use_cache=True
         ).last_hidden_state
         logits: Tensor = model.get_output_embeddings()(hidden[:, -1])
         return logits
