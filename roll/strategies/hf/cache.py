@@ -137,7 +137,7 @@ class RowCache:
 def cache_argument(model: type) -> str:
     """Return what the forward pass of a class of models calls its cache of keys and values."""
     names = inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
-    return next(name for name in CACHE_ARGUMENTS if name in names)
+    return next((name for name in CACHE_ARGUMENTS if name in names), CACHE_ARGUMENTS[0])
 
 
 def forward(
