@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from roll.data.rendered_keys import SAYING_KEYS
 from roll.types.chat import Message, ToolCall
+from roll.types.picture import Picture
 from roll.utils.pictures import is_media_part, no_pictures
 from roll.utils.rows import BadRowError
 
@@ -30,7 +31,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 LEARNING_FLAGS = ("loss", "loss_mask", "train", "trainable", "training", "weight", "loss_weight", "train_detail")
 """Keys by which others say whether a message is learnt: ms-swift's `loss`, axolotl's `train` and `train_detail`,
 OpenAI's and Together's `weight`, tinker's `trainable`."""
-_MEDIA_KEYS = ("image", "images", "video", "videos", "audio", "audios")
+_MEDIA_KEYS = ("image", "images", "video", "videos", "audio", "audios", "pictures")
 _CHAT_KEYS = ("tool_calls", "name", "reasoning_content", "reasoning", "thinking")
 _FLAG_WORDS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -69,7 +70,8 @@ def _parsed(message: Any, where: str, name: str) -> dict[str, Any]:
     }
     if "role" not in fields and "from" in fields:
         fields = _of_sharegpt(fields, where, name)
-    if len(fields) > 2 and (media := next((key for key in _MEDIA_KEYS if fields.get(key)), None)) is not None:
+    media = next((key for key in _MEDIA_KEYS if fields.get(key)), None) if len(fields) > 2 else None
+    if media is not None and not _is_read(fields[media]):
         raise no_pictures(where, f"{name} has {media!r}, which")
     role, content = fields.pop("role", None), _content(fields.pop("content", None), where, name)
     if content is None and (fields.get("tool_calls") or fields.get("function_call")):
@@ -79,6 +81,11 @@ def _parsed(message: Any, where: str, name: str) -> dict[str, Any]:
     if "tool_calls" in fields:
         fields["tool_calls"] = _calls(fields["tool_calls"], where, name)
     return {"role": role, "content": encodable(content, where), **fields}
+
+
+def _is_read(value: Any) -> bool:
+    """Return whether a value of a message is what `roll/data/row_pictures.py` puts there; None is a place."""
+    return isinstance(value, tuple) and all(item is None or isinstance(item, Picture) for item in value)
 
 
 _EXPECTED = (

@@ -48,9 +48,11 @@ class PictureFolder:
         """Start with none read; `column` is the one that `data_args.images` names. `shares`: see `PictureReader`."""
         self.column, self.count, self._shares = column, 0, shares
         self._readers: dict[str, PictureReader] = {}
+        self._sources: dict[str, None] = {}
 
     def columns(self, source: Source, row: Row) -> PictureColumns:
         """Return the columns of a row of a source."""
+        self._sources[source.location] = None
         folder = picture_folder(source)
         if folder not in self._readers:
             self._readers[folder] = PictureReader(folder, shares=self._shares)
@@ -60,7 +62,7 @@ class PictureFolder:
         """Raise `DataError` if no row that was read had a picture."""
         if not self.count:
             raise DataError(
-                f"no row has a picture in the column {self.column!r} (data_args.images); name the column that holds "
+                f"{', '.join(self._sources)}: no row has a picture in the column {self.column!r} (data_args.images); name the column that holds "
                 "them, or remove the key if the model shall learn from text alone"
             )
 
@@ -138,6 +140,11 @@ class PictureColumns(RowColumns):
     def _parsed(self, message: Any, name: str) -> Any:
         """Return a message as a data set has it with parts that are pictures replaced by places."""
         key = "value" if isinstance(message, Mapping) and "from" in message else "content"
+        if isinstance(message, Mapping) and message.get(PICTURES):
+            raise BadRowError(
+                f"{self.where}: {name} has the key {PICTURES!r}, which nothing reads; a row's pictures stand in a "
+                "column, or in parts of type image: move them there"
+            )
         parts = message.get(key) if isinstance(message, Mapping) else None
         if not isinstance(parts, list | tuple) or not any(_is_picture_part(part) for part in parts):
             return message

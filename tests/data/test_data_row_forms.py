@@ -362,6 +362,8 @@ def test_llavas_rows_and_pictures_beside_a_messages_content_are_refused(tmp_path
         read(tmp_path, {"id": "1", "image": "coco/train2017/1.jpg", "conversations": turns})
     with pytest.raises(DataError, match=r"data.jsonl:1: messages\[0\] has 'images', which holds pictures"):
         read(tmp_path, {"messages": [{**USER, "images": ["x"]}, ANSWER]})
+    with pytest.raises(DataError, match=r"data.jsonl:1: messages\[0\] has 'pictures', which holds pictures"):
+        read(tmp_path, {"messages": [{**USER, "pictures": ["x"]}, ANSWER]})
 
 
 def test_a_decoded_picture_of_a_saved_data_set_is_refused(tmp_path: Path) -> None:

@@ -157,7 +157,9 @@ def test_rows_of_a_saved_data_set_and_of_parquet_show_theirs(tmp_path: Path) -> 
         ({"messages": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}, ANSWER]},
          "a part of type 'video', which holds pictures, videos or sounds"),
         ({"messages": [USER, ANSWER], "images": ["0.png"], "video": "a.mp4"}, "column 'video' holds pictures, videos"),
-        ({"messages": [USER, ANSWER]}, "no row has a picture in the column 'images'"),
+        ({"messages": [{**USER, "pictures": ["0.png"]}, ANSWER], "images": ["0.png"]},
+         r"messages\[0\] has the key 'pictures', which nothing reads"),
+        ({"messages": [USER, ANSWER]}, "data.jsonl: no row has a picture in the column 'images'"),
     ],
 )  # fmt: skip
 def test_rows_whose_pictures_do_not_fit_are_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -402,6 +404,8 @@ def test_prompts_whose_pictures_nobody_reads_are_refused(tmp_path: Path) -> None
     prompts_in(tmp_path, VERL)
     with pytest.raises(DataError, match="the column 'images' holds pictures.*name their column in data_args.images"):
         load_tasks(str(tmp_path / "prompts.jsonl"), seed=0)
+    with pytest.raises(DataError, match=r"messages\[0\] has the key 'pictures', which nothing reads"):
+        prompts_in(tmp_path, {"messages": [{**USER, "pictures": ["0.png"]}], "answer": "1"})
     with pytest.raises(DataError, match="no row has a picture in the column 'images'"):
         prompts_in(tmp_path, {"prompt": "w", "answer": "1"})
 
