@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from roll.rewards.base import Reward
+from roll.types.picture import Picture
 from roll.types.trajectory import FinishReason, Task
 
 PROTOCOL = 1
@@ -56,7 +57,7 @@ async def http(
         raise ValueError(
             f"http: attempts is at least 1, request_timeout_s above 0, got {attempts}, {request_timeout_s}"
         )
-    body = json.dumps(_question(response, task, finish_reason), default=str).encode("utf-8")
+    body = json.dumps(_question(response, task, finish_reason), default=_json_form).encode("utf-8")
     request = urllib.request.Request(
         url, body, {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}, method="POST"
     )
@@ -83,6 +84,11 @@ def _question(response: str, task: Task, finish_reason: str) -> dict[str, Any]:
     asked = {key: columns.pop(key, None) for key in _OWN_KEYS}
     about = {"protocol": PROTOCOL, "id": task.id, "domain": task.domain, "tag": task.tag}
     return {**about, "response": response, "finish_reason": finish_reason, **asked, "columns": columns}
+
+
+def _json_form(value: Any) -> str:
+    """Return what stands in JSON for a value that JSON hasn't: a picture as a data URL, so that the server sees it."""
+    return value.data_url() if isinstance(value, Picture) else str(value)
 
 
 def _post(request: urllib.request.Request, timeout: float) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 from dataclasses import dataclass, field
@@ -36,6 +37,11 @@ class Picture:
         image.save(file, format="PNG")
         data = file.getvalue()
         return cls(data, hashlib.sha256(data).hexdigest(), *image.size)
+
+    def data_url(self) -> str:
+        """Return the file as a data URL."""
+        kind = "png" if self.data.startswith(b"\x89PNG") else "jpeg"
+        return f"data:image/{kind};base64,{base64.b64encode(self.data).decode('ascii')}"
 
     def rgb(self) -> Image.Image:
         """Return the decoded image, mode RGB."""

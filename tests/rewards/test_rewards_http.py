@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -11,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from roll.data.picture_reader import picture_of_file
 from roll.rewards import http as module
 from roll.rewards.base import Reward, RewardSpec
 from roll.rewards.http import RewardServerError, http
 from roll.rewards.reward_registry import load_reward
+from roll.types.picture import Picture
 from roll.types.trajectory import Task
 
 TASK = Task(
@@ -143,3 +147,16 @@ def test_a_reward_process_calls_it_like_any_other(server: Server):
     server.replies = [(200, '{"score": 0.25}')]
     loaded = load_reward(RewardSpec(name="http", kwargs={"url": f"http://127.0.0.1:{server.server_port}"}))
     assert loaded("x", TASK).value == 0.25
+
+
+def test_a_server_is_sent_the_pictures_of_a_prompt(server: Server) -> None:
+    image = pytest.importorskip("PIL.Image")
+    server.replies = [(200, '{"score": 1}')]
+    shown = Picture.of(image.new("RGB", (3, 2), "red"))
+    message = {"role": "user", "content": "\ufffcWhat is it?", "pictures": (shown,)}
+    task = dataclasses.replace(TASK, payload={"messages": [message], "images": (shown,), "ground_truth": "red"})
+    asyncio.run(http("red", task, url=f"http://127.0.0.1:{server.server_port}/score"))
+    (asked,) = server.asked
+    (sent,) = asked["messages"][0]["pictures"]
+    assert picture_of_file(base64.b64decode(sent.removeprefix("data:image/png;base64,"))) == shown
+    assert asked["columns"]["images"] == [sent]
