@@ -79,11 +79,6 @@ class PictureTokens:
         others = (getattr(config, "video_token_id", None),)
         return cls(processor, config.image_token_id, [config.image_token_id, *(i for i in others if i is not None)])
 
-    @property
-    def processor_class(self) -> str:
-        """Return the name of the image processor: trainer and engine must have the same one."""
-        return type(self._processor).__name__
-
     def patches(self, picture: SizedPicture) -> int:
         """Return the patches that the tower computes; raises `ValueError` for a picture that is too thin."""
         size = picture.height, picture.width
