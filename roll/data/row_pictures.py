@@ -62,8 +62,8 @@ class PictureFolder:
         """Raise `DataError` if no row that was read had a picture."""
         if not self.count:
             raise DataError(
-                f"{', '.join(self._sources)}: no row has a picture in the column {self.column!r} (data_args.images); name the column that holds "
-                "them, or remove the key if the model shall learn from text alone"
+                f"{', '.join(self._sources)}: no row has a picture in the column {self.column!r} (data_args.images); "
+                "name the column that holds them, or remove the key if the model shall learn from text alone"
             )
 
 
