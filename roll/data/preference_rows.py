@@ -108,11 +108,14 @@ class PreferenceRow:
             yield from sequence.parts()
 
 
-def read_preferences(data: PreferenceDataArgs, *, pairs: bool) -> list[Preference]:
-    """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one."""
+def read_preferences(data: PreferenceDataArgs, *, pairs: bool, some_shown: bool = True) -> list[Preference]:
+    """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one.
+
+    `some_shown`: with a column of pictures, also if no row has any.
+    """
     folder = picture_folder_of(data)
     rows = read_all(data.file_name, lambda source, row: preference_of(source, row, data, folder, pairs=pairs))
-    if folder is not None:
+    if folder is not None and some_shown:
         folder.refuse_none()
     return rows
 

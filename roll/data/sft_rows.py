@@ -101,11 +101,14 @@ class TaughtRow:
 TaughtRows: TypeAlias = EncodedRows[TaughtRow]
 
 
-def read_conversations(data: SFTDataArgs) -> list[SFTConversation]:
-    """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one."""
+def read_conversations(data: SFTDataArgs, *, some_shown: bool = True) -> list[SFTConversation]:
+    """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one.
+
+    `some_shown`: with a column of pictures, also if no row has any.
+    """
     folder = picture_folder_of(data)
     rows = read_all(data.file_name, lambda source, row: conversation_of(source, row, data, folder))
-    if folder is not None:
+    if folder is not None and some_shown:
         folder.refuse_none()
     return rows
 

@@ -116,6 +116,7 @@ class RunData:
         sections: list[tuple[str, str, OfflineDataArgs]] = [(TRAIN, "actor_train.data_args", train)]
         sections += [(VAL, "validation.data_args", config.validation.data_args)] if config.validation else []
         for name, key, data in sections:
+            names_pictures = data.images is not None  # by itself, as the run asks
             data = config.data_args_of(data)
             findings = Findings(name)
             self.findings.append(findings)
@@ -134,7 +135,7 @@ class RunData:
                 progress=self._progress,
             )
             known = known or findings.prompts
-            self._common(findings, 0, key)
+            self._common(findings, 0, key, some_shown=names_pictures)
             self._too_long(findings, "sequence_length", config.truncation)
             if findings.untaught:
                 sentence = f"{findings.untaught} rows without a token of the assistant within sequence_length"
@@ -182,7 +183,9 @@ class RunData:
 
         findings.pictures = PictureFindings(getattr(encoder, "picture_tokens", None))
 
-    def _common(self, findings: Findings, max_bad_rows: float, key: str, *, prompts: bool = False) -> None:
+    def _common(
+        self, findings: Findings, max_bad_rows: float, key: str, *, prompts: bool = False, some_shown: bool = True
+    ) -> None:
         if findings.failure:
             self._say("stop", f"{findings.name}: {findings.failure}", f"{key}.file_name")
         if findings.bad:
@@ -193,7 +196,8 @@ class RunData:
             text = listing(f"{findings.name}: {findings.bad} bad rows; {so}", findings.bad_listed)
             fix = "mend or drop these rows" + (f"; {key}.max_bad_rows=... leaves as many out" if prompts else "")
             self._say("stop" if stops else "loss", text, f"{key}.file_name", fix)
-        if findings.pictures is not None and findings.pictures.is_empty and findings.rows and not findings.unread:
+        shown = findings.pictures
+        if some_shown and shown is not None and shown.is_empty and findings.rows and not findings.unread:
             text = f"{findings.name}: no row has a picture in the column that images names"
             self._say("stop", text, f"{key}.images", "name the column that holds them, or remove the key")
         for what, count in findings.odd.items():

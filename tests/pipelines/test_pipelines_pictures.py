@@ -208,6 +208,19 @@ def test_data_check_finds_a_column_without_pictures(folder: Path, tmp_path: Path
     assert found["other"] == ["training data: no row has a picture in the column that images names"]
 
 
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_validation_may_be_of_text_alone_where_training_shows_pictures(folder: Path, tmp_path: Path, name: str) -> None:
+    rows = [{"prompt": "what", "completion": "yes", "chosen": "yes", "rejected": "no"}] * 4
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    text = f"validation.data_args.file_name={tmp_path}/text.jsonl"
+    assert "val/loss" in run(folder, name, text, "max_steps=1", "eval_steps=1")[-1]
+    config = load_config(folder, name, [text])
+    assert isinstance(config, OfflineConfig)
+    check = RunData(Progress(None), None)
+    check.offline(config)
+    assert [remark.text for remark in check.remarks if remark.level == "stop"] == []
+
+
 def test_images_with_a_model_of_text_are_refused_before_the_start(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     violations = prerequisite_violations(load_config(folder, "sft", [f"pretrain={tmp_path}"]))

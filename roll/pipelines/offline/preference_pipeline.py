@@ -50,12 +50,13 @@ def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -
     """
 
     def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
+        names_pictures = data.images is not None  # by itself: a validation without any may be of text alone
         data = config.data_args_of(data)
         assert isinstance(data, PreferenceDataArgs)
         encoder = conversation_encoder(config, data, tokenizer)
         logger.info("%s", encoder.describe_ends())
         return encode_preferences(
-            read_preferences(data, pairs=config.pairs),
+            read_preferences(data, pairs=config.pairs, some_shown=names_pictures),
             encoder,
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,

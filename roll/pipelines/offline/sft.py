@@ -59,12 +59,13 @@ def sft_data(config: SFTConfig, tokenizer: Any) -> OfflineData[TaughtRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line."""
 
     def read(data: OfflineDataArgs) -> TaughtRows:
+        names_pictures = data.images is not None  # by itself: a validation without any may be of text alone
         data = config.data_args_of(data)
         assert isinstance(data, SFTDataArgs)
         encoder = conversation_encoder(config, data, tokenizer, train_on=config.train_on)
         logger.info("%s", encoder.describe_ends())
         return encode_rows(
-            read_conversations(data),
+            read_conversations(data, some_shown=names_pictures),
             encoder,
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
