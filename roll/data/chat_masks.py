@@ -169,7 +169,7 @@ class ConversationEncoder:
             sequences = tuple(self._encode_chat(messages, flags or {}))
         if self._embedding is not None:
             for marked in sequences:
-                self._embedding.refuse_beyond(marked.token_ids, self._tokenizer, "the conversation")
+                self._embedding.refuse_unread(marked.token_ids, self._tokenizer, "the conversation")
         return sequences
 
     def unused_keys(self, messages: Messages) -> set[str]:

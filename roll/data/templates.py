@@ -128,7 +128,7 @@ class PromptEncoder:
             raise TemplateError(f"task {task.id!r}: the prompt has no tokens")
         refuse_two_starts(ids, self._tokenizer, f"task {task.id!r}: the prompt")
         if self._embedding is not None:
-            self._embedding.refuse_beyond(ids, self._tokenizer, f"task {task.id!r}: the prompt")
+            self._embedding.refuse_unread(ids, self._tokenizer, f"task {task.id!r}: the prompt")
         return ids
 
     def _shown(self, task: Task, ids: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002 - for prompts with pictures
@@ -195,9 +195,17 @@ class EmbeddingRows(NamedTuple):
     rows: int
     model: str
     """Its folder."""
+    places: tuple[int, ...] = ()
+    """Tokens that stand for pictures, where rows show none."""
 
-    def refuse_beyond(self, ids: Sequence[int], tokenizer: Any, what: str) -> None:
-        """Raise `TemplateError` for a token that the model has no embedding of."""
+    def refuse_unread(self, ids: Sequence[int], tokenizer: Any, what: str) -> None:
+        """Raise `TemplateError` for a token that the model has no embedding of, or reads a picture in place of."""
+        if (odd := next((place for place in self.places if place in ids), None)) is not None:
+            raise TemplateError(
+                f"{what} has the token {tokenizer.convert_ids_to_tokens(odd)!r}, in whose place {self.model} reads a "
+                "picture, and it shows none; name the column of its pictures in data_args.images, or take the token "
+                "out of the text"
+            )
         if ids and (token := max(ids)) >= self.rows:
             text = tokenizer.convert_ids_to_tokens(token)
             raise TemplateError(

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("PIL")
 from PIL import Image
-from tiny_pictures import build_tiny_picture_model
+from tiny_pictures import PLACE, build_tiny_picture_model
+from transformers import AutoTokenizer
 
 from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.errors import ConfigError
@@ -206,6 +207,21 @@ def test_data_check_finds_a_column_without_pictures(folder: Path, tmp_path: Path
         ]
     assert found["images"] == []
     assert found["other"] == ["training data: no row has a picture in the column that images names"]
+
+
+@pytest.mark.parametrize("name", ["sft", "rlvr"])
+def test_rows_of_text_with_a_pictures_token_are_found_before_the_start(folder: Path, tmp_path: Path, name: str) -> None:
+    texts = ["what", f"what {PLACE}"]
+    rows = [{"prompt": text, "completion": "yes", "answer": "yes"} for text in texts]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    data = f"actor_train.data_args={{file_name: {tmp_path}/text.jsonl, images: null}}"
+    config = load_config(folder, name, [data, "validation=null", "eval_steps=0"])
+    check = RunData(Progress(None), AutoTokenizer.from_pretrained(folder / "model"))
+    check.offline(config) if isinstance(config, OfflineConfig) else check.rlvr(config, {})
+    (stop,) = (remark.text for remark in check.remarks if remark.level == "stop")
+    assert ":2" in stop and PLACE in stop and "name the column of its pictures in data_args.images" in stop
+    with pytest.raises(ValueError, match="in whose place"):
+        run(folder, name, data, "validation=null", "eval_steps=0")
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo"])

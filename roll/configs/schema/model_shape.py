@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from roll.configs.catalog.family_table import family_of
 
 RECURRENT_LAYERS = ("linear_attention", "mamba", "conv")
 """Types of layers with a state that goes through the row in place of attention, as config.json has them."""
@@ -34,6 +36,8 @@ class ModelShape:
     """Whether every token also passes an expert of its own."""
     attending: float = 1.0
     """Share of the layers that are attention; a recurrent one takes a token as long wherever it stands."""
+    places: tuple[int, ...] = ()
+    """Tokens that stand for pictures and videos, of a model that is given pictures."""
 
     @property
     def attention_share(self) -> float:
@@ -66,7 +70,11 @@ def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
     if not isinstance(tree, dict):
         return None
     text = tree.get("text_config")
-    return shape_of({**tree, **(text if isinstance(text, dict) else {}), **overrides})
+    shape = shape_of({**tree, **(text if isinstance(text, dict) else {}), **overrides})
+    if family_of(tree.get("model_type")).pictures is None:
+        return shape
+    places = (tree.get(name) for name in ("image_token_id", "video_token_id"))
+    return replace(shape, places=tuple(place for place in places if isinstance(place, int)))
 
 
 def config_file(name: str) -> Path | None:

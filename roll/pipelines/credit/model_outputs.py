@@ -180,15 +180,18 @@ def vocabulary_of(config: RunConfig, tokenizer: Any) -> int:
     return min([len(tokenizer), *(shape.vocab for shape in shapes if shape is not None and shape.vocab)])
 
 
-def smallest_embedding(config: RunConfig) -> EmbeddingRows | None:
-    """Return the smallest embedding that the rows' tokens meet; None where no model's config.json is at hand."""
+def smallest_embedding(config: RunConfig, *, pictures: bool = False) -> EmbeddingRows | None:
+    """Return the smallest embedding that the rows' tokens meet; None where no model's config.json is at hand.
+
+    `pictures`: rows may show some.
+    """
     readers = ["actor_train", "actor_infer", "reference", "critic", *teacher_roles(config)]
     sizes = []
     for role in (role for role in readers if role in config.roles):
         model = config.model_path(role)
         shape = read_shape(model, config.roles[role].model_args.model_config_kwargs)
         if shape is not None and shape.vocab:
-            sizes.append(EmbeddingRows(shape.vocab, str(model)))
+            sizes.append(EmbeddingRows(shape.vocab, str(model), () if pictures else shape.places))
     return min(sizes, key=lambda each: each.rows, default=None)
 
 

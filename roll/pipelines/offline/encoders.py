@@ -15,7 +15,8 @@ def conversation_encoder(
     """Return what encodes rows of `data`, a result of `data_args_of`; raises `ValueError` where template, tokenizer or
     image processor don't fit."""
     template = data.template or "native"
-    variables, embedding = config.chat_template_kwargs, smallest_embedding(config)
+    variables = config.chat_template_kwargs
+    embedding = smallest_embedding(config, pictures=data.images is not None)
     if data.images is None:
         return ConversationEncoder(
             tokenizer, template=template, train_on=train_on, variables=variables, embedding=embedding

@@ -232,7 +232,7 @@ def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any, toolbox: 
         with_tools=with_tools,
         variables=config.chat_template_kwargs,
         domain_variables={domain: config.template_variables(domain) for domain in config.rewards},
-        embedding=smallest_embedding(config),
+        embedding=smallest_embedding(config, pictures=data.images is not None),
     )
 
 

@@ -154,7 +154,7 @@ def forward(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions if moved is None else positions + moved[:, None],
-        **{cache_argument(type(model)): cache.cache},
+        **{cache_argument(model.__class__): cache.cache},
         use_cache=True,
         logits_to_keep=keep or 1,
     )

@@ -81,9 +81,9 @@ class PicturePrompts:
             places += shown[len(shown) - computed :]
         mask = cache.mask(extra=width)
         ids = ids.to(self._device)
-        inputs = {"input_ids": ids} if not places else read_pictures(model, ids, self._inputs(places))
+        inputs: dict[str, Any] = {"input_ids": ids} if not places else read_pictures(model, ids, self._inputs(places))
         decoder = model.get_decoder()
-        inputs[cache_argument(type(decoder))] = cache.cache
+        inputs[cache_argument(decoder.__class__)] = cache.cache
         hidden = decoder(
             **inputs, attention_mask=mask, position_ids=positions.to(self._device), use_cache=True
         ).last_hidden_state
