@@ -237,6 +237,13 @@ def test_validation_may_be_of_text_alone_where_training_shows_pictures(folder: P
     assert [remark.text for remark in check.remarks if remark.level == "stop"] == []
 
 
+def test_a_column_of_pictures_that_the_rows_have_not_is_named_with_those_that_they_have(folder: Path) -> None:
+    config = load_config(folder, "sft", ["actor_train.data_args.images=imgs", "validation=null", "eval_steps=0"])
+    (violation,) = prerequisite_violations(config)
+    assert violation.path == "actor_train.data_args.images"
+    assert "images" in str(violation) and "rows.jsonl" in str(violation) and "'imgs'" in str(violation)
+
+
 def test_images_with_a_model_of_text_are_refused_before_the_start(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     violations = prerequisite_violations(load_config(folder, "sft", [f"pretrain={tmp_path}"]))

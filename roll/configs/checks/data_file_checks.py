@@ -79,7 +79,10 @@ def _columns(
         texts = [value for value in row.values.values() if isinstance(value, str)]
         refuse_pictures(row, texts, shown=() if images is None else (images,))
     except DataError as error:
-        if not lenient:
+        if images is not None and not has_column(row.values, images):
+            expected = f"a column of {source.location}: {', '.join(row.values)}"
+            yield Violation(f"{path}.images", expected, f"{path}.images=<the one with the pictures>", images)
+        elif not lenient:
             yield problem(f"{path}.file_name", str(error), "", source.location)
     for key, column in columns.items():
         names = (column,) if isinstance(column, str) else column
