@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 from roll.data.rendered_keys import SAYING_KEYS
 from roll.types.chat import Message, ToolCall
-from roll.types.picture import Picture
 from roll.utils.pictures import is_media_part, no_pictures
 from roll.utils.rows import BadRowError
 
@@ -85,6 +84,8 @@ def _parsed(message: Any, where: str, name: str) -> dict[str, Any]:
 
 def _is_read(value: Any) -> bool:
     """Return whether a value of a message is what `roll/data/row_pictures.py` puts there; None is a place."""
+    from roll.types.picture import Picture
+
     return isinstance(value, tuple) and all(item is None or isinstance(item, Picture) for item in value)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from roll.rewards.base import Reward
-from roll.types.picture import Picture
 from roll.types.trajectory import FinishReason, Task
 
 PROTOCOL = 1
@@ -88,6 +87,8 @@ def _question(response: str, task: Task, finish_reason: str) -> dict[str, Any]:
 
 def _json_form(value: Any) -> str:
     """Return what stands in JSON for a value that JSON hasn't: a picture as a data URL, so that the server sees it."""
+    from roll.types.picture import Picture
+
     return value.data_url() if isinstance(value, Picture) else str(value)
 
 
