@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.data.chat_masks import ConversationEncoder, MarkedTokens, Messages, TrainOn
-from roll.data.row_pictures import PICTURES, PLACE, pictures_of
+from roll.data.row_pictures import PLACE
 from roll.data.templates import EmbeddingRows, PromptEncoder, TemplateError, is_plain, missing_from, resolve_template
+from roll.types.chat import PICTURES, pictures_of
 from roll.types.picture import Picture
 from roll.types.trajectory import Task
 from roll.utils.picture_tokens import PictureTokens

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from roll.types.picture import Picture
+from roll.utils.picture_tokens import INSTALL
 
 MAX_BYTES = 64 << 20
 """Of a picture's file."""
@@ -26,7 +27,6 @@ MAX_PIXELS = 64 << 20
 """Of a picture: 8192 x 8192. Decoded it takes three bytes a pixel."""
 MAX_RATIO = 200
 """Of the longer side to the shorter one: beyond it, image processors refuse."""
-INSTALL = "pip install 'roll-rl[images]'"
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """That are tried: others of Pillow's run programs (EPS), or hardly anybody has them."""

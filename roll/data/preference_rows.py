@@ -36,6 +36,7 @@ from roll.data.sft_rows import TaughtRow, picture_folder_of
 from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
+from roll.types.chat import pictures_of
 from roll.utils.rows import DataError, Row, Source
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Preference:
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """What its first conversation shows."""
-        return tuple(picture for message in self.conversations[0] for picture in message.get("pictures", ()))
+        return pictures_of(self.conversations[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,32 +13,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from roll.data.messages import RowMessage
 from roll.data.picture_reader import PictureError, PictureReader
 from roll.data.row_conversations import CONVERSATION_COLUMNS, Messages, RowColumns
+from roll.types.chat import PICTURES, pictures_of
 from roll.types.picture import Picture
 from roll.utils.pictures import is_media_part
 from roll.utils.rows import BadRowError, DataError, Row, Source, column_value
 
 PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for a picture in a text, as Unicode has it."""
-PICTURES = "pictures"
-"""Key of a message with the pictures that it shows."""
 
 _PLACEHOLDER = "<image>"
 _PICTURE_PARTS = ("image", "image_url", "input_image")
 _PICTURE_KEYS = ("image", "image_url", "source", "bytes", "path", "url")
 _HEEDLESS_KEYS = ("type", "text", "detail", "cache_control")
 """Beside a picture, and without a meaning for what a model sees."""
-
-
-def pictures_of(messages: Iterable[RowMessage]) -> tuple[Picture, ...]:
-    """Return the pictures that messages show, in the order of their places."""
-    return tuple(picture for message in messages for picture in message.get(PICTURES, ()))
 
 
 class PictureFolder:

@@ -31,6 +31,7 @@ from roll.data.row_conversations import (
 from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
+from roll.types.chat import pictures_of
 from roll.utils.rows import DataError, Row, Source
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class SFTConversation:
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """What its messages show."""
-        return tuple(picture for message in self.messages for picture in message.get("pictures", ()))
+        return pictures_of(self.messages)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

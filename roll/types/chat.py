@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from roll.types.picture import Picture
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 THINK_TAGS = ("<think>", "</think>")
 """Around a thought, unless a configuration names other tags."""
+PICTURES = "pictures"
+"""Key of a row's message with the pictures that it shows."""
+
+
+def pictures_of(messages: Iterable[Mapping[str, Any]]) -> tuple[Picture, ...]:
+    """Return the pictures that messages of a row show, in the order of their places."""
+    return tuple(picture for message in messages for picture in message.get(PICTURES, ()))
 
 
 @dataclass(frozen=True, slots=True)

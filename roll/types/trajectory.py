@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from roll.types.chat import pictures_of
 from roll.types.columns import Column, PackedColumns
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class Task:
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """Return what its prompt shows, in the order of their places."""
-        messages = self.payload.get("messages") or ()
-        return tuple(picture for message in messages for picture in message.get("pictures", ()))
+        return pictures_of(self.payload.get("messages") or ())
 
 
 @dataclass(frozen=True, kw_only=True)

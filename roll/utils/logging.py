@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from roll.utils.secrets import RedactingFormatter
@@ -65,3 +66,15 @@ def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path |
     for handler in handlers:
         handler.setFormatter(_Formatter(_FORMAT.format(name=name)))
     logging.basicConfig(level=level, handlers=handlers, force=True)
+
+
+@contextlib.contextmanager
+def errors_only(name: str) -> Iterator[None]:
+    """Let a library's logger say nothing below an error."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

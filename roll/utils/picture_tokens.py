@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _CACHE_BYTES = 256 << 20
 """Of pixels that are kept: the rows of a group and the passes of an optimizer step show the same pictures."""
 
+INSTALL = "pip install 'roll-rl[images]'"
+"""What brings Pillow."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Of a model's folder, those that say how pictures and videos become pixels."""
 

@@ -27,12 +27,13 @@ from roll.data.preference_rows import batch_of as pairs_batch
 from roll.data.preference_rows import encode_preferences, read_preferences
 from roll.data.prompts import LengthRule, encode_prompts
 from roll.data.quarantine import Quarantine
-from roll.data.row_pictures import PLACE, pictures_of
+from roll.data.row_pictures import PLACE
 from roll.data.sft_rows import SFTConversation, batch_of, encode_rows, read_conversations
 from roll.data.sources import load_tasks
 from roll.data.streaming import Streamer
 from roll.data.task_tables import ListTable
 from roll.data.templates import TemplateError
+from roll.types.chat import pictures_of
 from roll.utils.picture_tokens import PictureTokens
 from roll.utils.rows import DataError
 

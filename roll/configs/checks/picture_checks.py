@@ -10,9 +10,7 @@ from roll.configs.catalog.family_table import family_of
 from roll.configs.checks.model_file_checks import model_tree, picture_families
 from roll.configs.errors import Violation, problem
 from roll.configs.schema.run_config import RunConfig
-from roll.utils.picture_tokens import PROCESSOR_FILES
-
-INSTALL = "pip install 'roll-rl[images]'"
+from roll.utils.picture_tokens import INSTALL, PROCESSOR_FILES
 
 
 def row_picture_checks(config: RunConfig, path: str, column: str) -> Iterator[Violation]:

@@ -7,9 +7,7 @@ Megatron's optimizers, gradient buffers and packed rows are used by what both ha
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,10 @@ from packaging.version import Version
 from torch import Tensor
 
 from roll.strategies.state_files import StateFiles
+from roll.utils.logging import errors_only
 
 TRIED = ("0.16.1", "0.19.2")
-"""Releases that the layout contract passes on (docs/dependencies.md)."""
+"""docs/dependencies.md says how far."""
 _COMMON = "common.pt"
 """Where 0.16.1 keeps what is no tensor; 0.19.2 reads it, and itself writes an object among the tensors instead."""
 
@@ -85,13 +84,6 @@ def copy_storage(target: Tensor, source: Tensor) -> None:
     storage.copy_(numbers)
 
 
-@contextlib.contextmanager
-def quiet_models() -> Iterator[None]:
+def quiet_models() -> AbstractContextManager[None]:
     """Build models without the warning of 0.19.2 that `GPTModel` gets no new features."""
-    logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    return errors_only("megatron.core.models.gpt.gpt_model")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.training.picture_folder import RENAMED, is_picture_model, language_config, require_copies
 from roll.utils.importing import load_module, long_imports
+from roll.utils.logging import errors_only
 from roll.utils.models import leave_deepspeed_out
 from roll.utils.response_ends import response_ends
 from roll.utils.staging import staged
@@ -59,18 +59,6 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _no_report() -> Iterator[None]:
-    """Silence transformers' list of all weights of a tower, which aren't loaded on purpose."""
-    log = logging.getLogger("transformers")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def load_tokenizer(args: ModelArgs) -> Any:
@@ -150,7 +138,8 @@ def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> A
     if of_picture_model:
         require_copies(weights_folder(args))
         options["key_mapping"] = RENAMED
-    with quiet_transformers(), _no_report() if of_picture_model else contextlib.nullcontext():
+    # Of a tower, whose weights aren't loaded on purpose, transformers would list them all.
+    with quiet_transformers(), errors_only("transformers") if of_picture_model else contextlib.nullcontext():
         source = source_of(args)
         if args.use_shm:
             source["pretrained_model_name_or_path"] = weights_folder(args)
